@@ -1,0 +1,1 @@
+"""By which model? The only folder that may import diffusers or transformers."""

@@ -1,0 +1,161 @@
+"""Which picture sizes exist in a cache: the bucket table, made once from a few integers.
+
+Guarantee: the same settings give the same table everywhere, in one canonical order; every side is a multiple
+of ``multiple`` and within the limits; a table made from a resolution never exceeds its area.
+Cost: ``nearest`` is a binary search over aspect ratios compared as integers, about 3 µs for 50 buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from latentcache.errors import RecipeError
+from latentcache.geometry.sizes import Size, floor_to
+
+#: Bumped when the same settings would give other integers; part of every recipe id.
+GEOMETRY_RULE = 1
+#: Largest side a key can name (u16).
+MAX_SIDE = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTable:
+    """The target sizes of one resolution.
+
+    ``sizes`` is canonical: by aspect ratio (width / height) upwards, then by area downwards, without repeats.
+    Of several buckets with one aspect ratio only the largest is ever chosen.
+    """
+
+    sizes: tuple[Size, ...]
+    _distinct: tuple[Size, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.sizes:
+            raise RecipeError("a bucket table needs at least one bucket", fix="give --resolution or --bucket")
+        ordered = _canonical(self.sizes)
+        object.__setattr__(self, "sizes", ordered)
+        object.__setattr__(self, "_distinct", _largest_of_each_aspect(ordered))
+
+    def nearest(self, image: Size) -> Size:
+        """The bucket that keeps most of ``image`` under cover-resize and crop.
+
+        What is kept, ``min(a, b) / max(a, b)`` of the two aspect ratios, falls on both sides of the image's
+        own ratio, so the best bucket is one of its two neighbours. Ties: the larger area, then the wider.
+        """
+        candidates = self._distinct
+        low, high = 0, len(candidates)
+        while low < high:  # first bucket that is at least as wide, relative to its height, as the image
+            middle = (low + high) // 2
+            bucket = candidates[middle]
+            if bucket.width * image.height < image.width * bucket.height:
+                low = middle + 1
+            else:
+                high = middle
+        pair = candidates[max(low - 1, 0) : low + 1]
+        best = pair[0]
+        for bucket in pair[1:]:
+            best = _better(image, best, bucket)
+        return best
+
+
+def bucket_table(
+    *, resolution: int, multiple: int, min_side: int | None = None, max_side: int | None = None
+) -> BucketTable:
+    """All buckets of at most ``resolution`` squared pixels, one per side length on the grid.
+
+    For every side ``s`` from ``min_side`` to ``max_side`` (defaults: half and twice the resolution, brought to
+    the grid) in steps of ``multiple``: ``s`` by the largest multiple that keeps the area within
+    ``resolution ** 2``, in both orientations. All values in pixels.
+
+    Raises:
+        RecipeError: No bucket fits these settings.
+    """
+    low, high = _side_limits(resolution, multiple, min_side, max_side)
+    area = resolution * resolution
+    sizes: set[Size] = set()
+    for side in range(low, high + 1, multiple):
+        other = min(high, floor_to(area // side, multiple))
+        if other >= low:
+            sizes.update((Size(side, other), Size(other, side)))
+    if not sizes:
+        raise RecipeError(
+            f"no bucket fits: resolution {resolution}, multiple {multiple}, sides {low} to {high}",
+            why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
+            fix="raise --resolution or lower --min-side",
+        )
+    return BucketTable(tuple(sizes))
+
+
+def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
+    """A table from an explicit list, checked against the model's size multiple.
+
+    Raises:
+        RecipeError: The list is empty, or a side is no multiple or too large.
+    """
+    listed = tuple(sizes)
+    for size in listed:
+        if size.height % multiple or size.width % multiple or max(size.height, size.width) > MAX_SIDE:
+            good = Size(
+                max(floor_to(size.height, multiple), multiple), max(floor_to(size.width, multiple), multiple)
+            )
+            raise RecipeError(
+                f"bucket {size} does not fit the grid of {multiple} pixels",
+                why=f"the model needs sides that are multiples of {multiple}, up to {MAX_SIDE}",
+                fix=f"use --bucket {good}",
+            )
+    return BucketTable(listed)
+
+
+def kept(image: Size, bucket: Size) -> tuple[int, int]:
+    """Fraction of ``image`` that survives cover-resize and crop to ``bucket``: (numerator, denominator)."""
+    a, b = image.width * bucket.height, bucket.width * image.height
+    return (a, b) if a <= b else (b, a)
+
+
+def _better(image: Size, first: Size, second: Size) -> Size:
+    """Whichever keeps more of the image; a tie goes to the larger area, then to the wider bucket."""
+    (a, b), (c, d) = kept(image, first), kept(image, second)
+    if a * d != c * b:
+        return first if a * d > c * b else second
+    return max(first, second, key=lambda size: (size.area, size.width))
+
+
+def _canonical(sizes: Iterable[Size]) -> tuple[Size, ...]:
+    """Sorted by aspect ratio upwards, then area downwards; exact, because fractions are compared as integers."""
+    return tuple(sorted(set(sizes), key=lambda size: (Fraction(size.width, size.height), -size.area)))
+
+
+def _largest_of_each_aspect(ordered: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The first of each run of equal aspect ratios."""
+    chosen: list[Size] = []
+    for size in ordered:
+        if not chosen or chosen[-1].width * size.height != size.width * chosen[-1].height:
+            chosen.append(size)
+    return tuple(chosen)
+
+
+def _side_limits(
+    resolution: int, multiple: int, min_side: int | None, max_side: int | None
+) -> tuple[int, int]:
+    """The first and last side on the grid.
+
+    Raises:
+        RecipeError: The settings leave no side.
+    """
+    if resolution < multiple or multiple < 1:
+        raise RecipeError(
+            f"resolution {resolution} is below the model's size multiple {multiple}",
+            fix=f"use --resolution {multiple} or more",
+        )
+    low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
+    high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
+    low = max(low, multiple)
+    if low > high or high > MAX_SIDE:
+        raise RecipeError(
+            f"no side between {min_side} and {max_side} on a grid of {multiple} pixels",
+            why=f"the grid leaves {low} to {high}; keys hold sides up to {MAX_SIDE}",
+            fix="widen --min-side and --max-side",
+        )
+    return low, high

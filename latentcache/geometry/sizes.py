@@ -1,0 +1,64 @@
+"""Sizes and boxes in pixels or latent cells, and the only rounding this project does.
+
+Guarantee: a size is always ``Size(height, width)``, in this order; no float ever decides one. Width-first
+libraries (Pillow) are converted where they are called and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size:
+    """Height and width, in pixels unless a name says ``latent``."""
+
+    height: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ValueError(f"a size has at least one pixel on each side, got {self.height}x{self.width}")
+
+    @property
+    def area(self) -> int:
+        """Number of pixels (or cells)."""
+        return self.height * self.width
+
+    def __str__(self) -> str:
+        return f"{self.height}x{self.width}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A rectangle inside a picture, in pixels of that picture."""
+
+    top: int
+    left: int
+    size: Size
+
+    def fits(self, outer: Size) -> bool:
+        """Whether the box lies inside a picture of size ``outer``."""
+        bottom, right = self.top + self.size.height, self.left + self.size.width
+        return self.top >= 0 and self.left >= 0 and bottom <= outer.height and right <= outer.width
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Smallest integer not below ``numerator / denominator`` (both positive)."""
+    return -(-numerator // denominator)
+
+
+def floor_to(value: int, multiple: int) -> int:
+    """Largest multiple of ``multiple`` not above ``value``: the rounding of bucket sides."""
+    return value // multiple * multiple
+
+
+def latent_size(pixels: Size, factor: int) -> Size:
+    """Size of the latent grid of a picture whose sides are multiples of ``factor``.
+
+    Raises:
+        ValueError: A side is no multiple: such a size never enters a bucket table.
+    """
+    if pixels.height % factor or pixels.width % factor:
+        raise ValueError(f"{pixels} is no multiple of the spatial factor {factor}")
+    return Size(pixels.height // factor, pixels.width // factor)

@@ -1,0 +1,43 @@
+"""The stat memo: when a file may be taken for unchanged without reading it.
+
+Rule (after ccache and git's racy index): size, mtime, ctime, inode and device are all *equal* to what they
+were when the content was hashed, and the file was not written within two seconds of that moment. Times are
+compared for equality only, so a clock that jumps does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import astuple, dataclass
+
+#: A file younger than this when it was hashed may have changed again within its timestamp's resolution.
+RACY_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatMemo:
+    """What ``lstat`` said when a source was hashed. Bytes, nanoseconds; ``seen_ns`` is when it was hashed."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+    device: int
+    seen_ns: int = 0
+
+    @classmethod
+    def of(cls, result: os.stat_result, *, seen_ns: int = 0) -> StatMemo:
+        """From a stat result."""
+        return cls(
+            size=result.st_size,
+            mtime_ns=result.st_mtime_ns,
+            ctime_ns=result.st_ctime_ns,
+            inode=result.st_ino,
+            device=result.st_dev,
+            seen_ns=seen_ns,
+        )
+
+    def trusts(self, now: StatMemo) -> bool:
+        """Whether ``now``, a fresh stat of the same path, proves the content unchanged."""
+        racy = self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS
+        return not racy and astuple(self)[:5] == astuple(now)[:5]

@@ -1,0 +1,153 @@
+"""How many steps, of which bucket, and what becomes of the samples that fill no batch.
+
+Decides the length of an epoch before anything is read. Guarantee: a step holds one bucket, the same on every
+rank, and the same number of samples on every rank; every sample is counted as used, repeated or dropped, none
+is left out in silence. Reports R1 (OneTrainer: steps fly by at 0.0 it/s) and R2 end here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import EmptyPlanError, PlanError, UsageError
+from latentcache.geometry.sizes import Size
+
+SmallBuckets = Literal["repeat", "drop", "partial", "error"]
+"""What happens to samples that do not fill a batch.
+
+``repeat``: the last batch is filled with samples of the same bucket. ``drop``: they are left out.
+``partial``: the last batch is smaller, filled only up to equal shares for all ranks. ``error``: refuse.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """Sizes of batches: how many samples a rank gets in a step, on how many ranks."""
+
+    batch_size: int
+    """Samples per rank and step."""
+    world_size: int = 1
+    small_buckets: SmallBuckets = "repeat"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.world_size < 1:
+            raise UsageError(
+                f"batch size {self.batch_size} on {self.world_size} ranks",
+                why="both are at least 1",
+                fix="use --batch-size 1 or more and --world-size 1 or more",
+            )
+        if self.small_buckets not in get_args(SmallBuckets):
+            raise UsageError(
+                f"unknown policy {self.small_buckets!r} for small buckets",
+                fix=f"use one of {', '.join(get_args(SmallBuckets))}",
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all ranks in one step."""
+        return self.batch_size * self.world_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """What one epoch does with one bucket."""
+
+    size: Size
+    samples: int
+    steps: int
+    """Steps of this bucket in an epoch; on each rank one batch a step."""
+    repeated: int
+    dropped: int
+    last: int
+    """Samples per rank in the bucket's last step (the batch size, or less under ``partial``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """What an epoch does, bucket by bucket."""
+
+    batches: BatchPlan
+    buckets: tuple[BucketPlan, ...]
+
+    @property
+    def steps(self) -> int:
+        """Loader steps of an epoch, the same on every rank."""
+        return sum(bucket.steps for bucket in self.buckets)
+
+    @property
+    def samples_used(self) -> int:
+        """Distinct entries that an epoch serves."""
+        return sum(bucket.samples - bucket.dropped for bucket in self.buckets)
+
+    @property
+    def samples_dropped(self) -> int:
+        """Entries that an epoch leaves out."""
+        return sum(bucket.dropped for bucket in self.buckets)
+
+    @property
+    def samples_repeated(self) -> int:
+        """Servings beyond the first."""
+        return sum(bucket.repeated for bucket in self.buckets)
+
+
+def plan_report(bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan) -> PlanReport:
+    """Count the steps of an epoch.
+
+    Args:
+        bucket: (N,) bucket of every entry, as a position in ``sizes``.
+        sizes: The buckets.
+        batches: Batch size, ranks and policy.
+
+    Raises:
+        PlanError: Under ``error``, a bucket does not divide into full batches.
+    """
+    counts = np.bincount(bucket, minlength=len(sizes)).tolist()
+    plans = tuple(_bucket_plan(size, count, batches) for size, count in zip(sizes, counts, strict=True) if count)
+    return PlanReport(batches=batches, buckets=plans)
+
+
+def require_steps(report: PlanReport) -> PlanReport:
+    """The report, if it has a step.
+
+    Raises:
+        EmptyPlanError: It has none; the message lists buckets, counts and what would mend it.
+    """
+    if report.steps:
+        return report
+    batches = report.batches
+    short = ", ".join(f"{bucket.size}: {bucket.samples}" for bucket in report.buckets[:8]) or "no entries"
+    raise EmptyPlanError(
+        f"no full batch can be formed (0 steps per epoch) at batch size {batches.batch_size}"
+        f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
+        where=f"buckets (height x width: samples) {short}",
+        why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
+        fix=f"--small-buckets repeat, or a --batch-size of at most {_largest_batch(report)}, or more pictures",
+    )
+
+
+def _largest_batch(report: PlanReport) -> int:
+    most = max((bucket.samples for bucket in report.buckets), default=1)
+    return max(most // report.batches.world_size, 1)
+
+
+def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
+    """Steps of one bucket of ``count`` entries."""
+    whole, rest = divmod(count, batches.global_batch_size)
+    policy, full = batches.small_buckets, batches.batch_size
+    if rest == 0 or policy == "drop":
+        return BucketPlan(size=size, samples=count, steps=whole, repeated=0, dropped=rest, last=full)
+    if policy == "error":
+        raise PlanError(
+            f"bucket {size} does not divide into full batches",
+            where=f"bucket {size}: {count} samples",
+            why=f"{rest} samples are left over by steps of {batches.global_batch_size}",
+            fix="--small-buckets repeat, drop or partial",
+        )
+    last = full if policy == "repeat" else -(-rest // batches.world_size)
+    repeated = last * batches.world_size - rest
+    return BucketPlan(size=size, samples=count, steps=whole + 1, repeated=repeated, dropped=0, last=last)

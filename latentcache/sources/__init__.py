@@ -1,0 +1,1 @@
+"""From where? Folders of pictures with captions, and tables beside them."""

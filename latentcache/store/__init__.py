@@ -1,0 +1,1 @@
+"""As what bytes? Entry headers, LMDB shards, generations and the column index. No torch."""

@@ -1,0 +1,247 @@
+"""A generation: the ordered samples of one finished build, where each entry lies, and the recipe behind them.
+
+Decides what a reader sees. A generation is written whole, then ``CURRENT`` is switched to it, so a reader opens
+the old one or the new one and keeps it. Everything ``info``, ``plan`` and the fast ``verify`` need is in its
+columns: no payload is read. Shards are shared between generations; entries are never rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import canonical_json, checksum
+from latentcache.identity.stat import StatMemo
+from latentcache.recipe import Recipe
+from latentcache.store.columns import StringColumn, load_columns, save_columns
+from latentcache.store.layout import CacheLayout, make_folder, read_json, sync_folder, write_atomically, write_json
+
+#: Bumped when an older reader could misread a newer cache.
+FORMAT_VERSION = 1
+_STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The entries of a generation, one row for each sample and resolution. N rows."""
+
+    key: NDArray[np.uint8]
+    """(N, 32) entry keys."""
+    shard: NDArray[np.int32]
+    """(N,) position in the manifest's list of shards."""
+    offset: NDArray[np.uint64]
+    """(N,) byte offset of the entry's header in the shard's ``data.mdb``."""
+    bucket: NDArray[np.int32]
+    """(N,) position in the manifest's list of buckets."""
+    sample: NDArray[np.int32]
+    """(N,) position in the samples."""
+    crop: NDArray[np.uint32]
+    """(N, 2) top and left of the crop in the resized picture, pixels."""
+    resize: NDArray[np.uint32]
+    """(N, 2) height and width the picture was resized to, pixels."""
+    pixel_hash: NDArray[np.uint8]
+    """(N, 16) xxh3-128 of the cropped pixels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The usable samples of a generation. S samples, in the byte order of their names."""
+
+    names: StringColumn
+    captions: StringColumn
+    content: NDArray[np.uint8]
+    """(S, 16) content hashes."""
+    original_size: NDArray[np.uint32]
+    """(S, 2) height and width in pixels, after EXIF orientation."""
+    stat: NDArray[np.uint64]
+    """(S, 6) the stat memo of each source file."""
+
+    def memo(self, index: int) -> StatMemo:
+        """The stat memo of one sample."""
+        return unpack_memo(self.stat[index].tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One finished build."""
+
+    number: int
+    recipe: Recipe
+    rows: Rows
+    samples: Samples
+    buckets: tuple[Size, ...]
+    shards: tuple[str, ...]
+    refused: tuple[Mapping[str, Any], ...]
+    """Quarantined samples: name, cause, detail, hint, content (hex), stat."""
+    notes: tuple[Mapping[str, Any], ...]
+    manifest: Mapping[str, Any]
+
+    @property
+    def source_root(self) -> str:
+        """The data folder it was built from, as an absolute path."""
+        return str(self.manifest["source"]["root"])
+
+    @property
+    def demo(self) -> bool:
+        """True where the entries are for trying the tool, not for training."""
+        return bool(self.manifest.get("demo", False))
+
+
+def pack_memo(memo: StatMemo) -> list[int]:
+    """A stat memo as six unsigned 64-bit numbers."""
+    return [getattr(memo, name) & 0xFFFF_FFFF_FFFF_FFFF for name in _STAT_FIELDS]
+
+
+def unpack_memo(values: Sequence[int]) -> StatMemo:
+    """Inverse of :func:`pack_memo`; times before 1970 come back negative."""
+    fields = dict(zip(_STAT_FIELDS, values, strict=True))
+    for name in ("mtime_ns", "ctime_ns", "seen_ns"):
+        fields[name] -= (fields[name] >> 63) << 64
+    return StatMemo(**fields)
+
+
+def publish(
+    layout: CacheLayout,
+    *,
+    recipe: Recipe,
+    rows: Rows,
+    samples: Samples,
+    buckets: Sequence[Size],
+    shards: Sequence[str],
+    refused: Sequence[Mapping[str, Any]],
+    notes: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+) -> int:
+    """Write the next generation and switch ``CURRENT`` to it. Returns its number.
+
+    Args:
+        layout: The cache, whose builder lock the caller holds.
+        recipe: What the entries were made by.
+        rows: One row per entry.
+        samples: One row per usable sample.
+        buckets: The sizes that ``rows.bucket`` points into.
+        shards: The shard names that ``rows.shard`` points into.
+        refused: Quarantined samples.
+        notes: Files neither used nor refused.
+        facts: More for the manifest: ``source``, ``provenance``, ``demo``.
+
+    Raises:
+        DiskFullError: No space; the old generation stays.
+        CacheReadOnlyError: The cache cannot be written.
+    """
+    number = layout.current_generation() + 1
+    folder = layout.generation(number)
+    make_folder(folder)
+    columns = save_columns(folder, _arrays(rows, samples))
+    write_json(folder / "refused.json", {"refused": list(refused), "notes": list(notes)})
+    manifest = {
+        "format": {"name": "latentcache", "version": FORMAT_VERSION},
+        "generation": number,
+        "complete": True,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "recipe": recipe.as_json(),
+        "recipe_id": recipe.recipe_id.hex(),
+        "buckets": [[size.height, size.width] for size in buckets],
+        "shards": list(shards),
+        "counts": {"samples": len(samples.names), "rows": len(rows.shard), "quarantined": len(refused)},
+        "columns": columns,
+        **facts,
+    }
+    write_json(folder / "manifest.json", manifest | {"checksum": _manifest_checksum(manifest)})
+    sync_folder(folder.parent)
+    write_atomically(layout.current, f"{number:06d}\n".encode("ascii"))
+    return number
+
+
+def load_generation(cache: Path, number: int | None = None) -> Generation:
+    """Open a generation of a cache, the current one unless a number is given.
+
+    Raises:
+        CacheNotFoundError: No cache there, or no finished build in it yet.
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: A manifest or a column is not what was written.
+    """
+    layout = CacheLayout(cache)
+    number = layout.current_generation() if number is None else number
+    if not number:
+        raise CacheNotFoundError(
+            f"no finished build in {cache}",
+            where=str(cache),
+            why="a build was started here and has not ended",
+            fix="run the same `latentcache build` again: it goes on where it stopped",
+            slug="cache-unfinished",
+        )
+    folder = layout.generation(number)
+    manifest = read_json(folder / "manifest.json")
+    _check_manifest(manifest, folder)
+    columns = load_columns(folder, manifest["columns"])
+    lists = read_json(folder / "refused.json")
+    return Generation(
+        number=number,
+        recipe=Recipe.from_json(manifest["recipe"]),
+        rows=Rows(**{name: columns[name] for name in Rows.__dataclass_fields__}),
+        samples=_samples(columns),
+        buckets=tuple(Size(height, width) for height, width in manifest["buckets"]),
+        shards=tuple(manifest["shards"]),
+        refused=tuple(lists.get("refused", ())),
+        notes=tuple(lists.get("notes", ())),
+        manifest=manifest,
+    )
+
+
+def _check_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what is newer or damaged; the version comes first, so that a newer checksum rule is not "damage"."""
+    form = manifest.get("format")
+    version = form.get("version") if isinstance(form, dict) else None
+    if not isinstance(version, int):
+        raise CacheFormatError("not a latentcache manifest", where=str(folder), fix="check the path")
+    if version > FORMAT_VERSION:
+        raise CacheFormatError(
+            f"this cache has format {version}; this version of latentcache reads up to {FORMAT_VERSION}",
+            where=str(folder),
+            why="it was written by a newer version",
+            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+        )
+    unsigned = {name: value for name, value in manifest.items() if name != "checksum"}
+    if manifest.get("checksum") != _manifest_checksum(unsigned):
+        raise CacheDamagedError("the manifest is damaged", where=str(folder / "manifest.json"), why="checksum")
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """xxh3-64 over the manifest's canonical JSON, with floats by their shortest spelling."""
+    return f"{checksum(canonical_json(_spelled(manifest))):016x}"
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {name: _spelled(child) for name, child in value.items()}
+    return [_spelled(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _arrays(rows: Rows, samples: Samples) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {name: getattr(rows, name) for name in Rows.__dataclass_fields__}
+    arrays |= {name: getattr(samples, name) for name in ("content", "original_size", "stat")}
+    for name in ("names", "captions"):
+        column: StringColumn = getattr(samples, name)
+        arrays |= {f"{name}_bytes": column.data, f"{name}_ends": column.ends}
+    return arrays
+
+
+def _samples(columns: Mapping[str, NDArray[Any]]) -> Samples:
+    return Samples(
+        names=StringColumn(columns["names_bytes"], columns["names_ends"]),
+        captions=StringColumn(columns["captions_bytes"], columns["captions_ends"]),
+        content=columns["content"],
+        original_size=columns["original_size"],
+        stat=columns["stat"],
+    )

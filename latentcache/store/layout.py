@@ -1,0 +1,175 @@
+"""Where things lie inside a cache folder, and how a file is put there so that a crash leaves old or new, never half.
+
+CACHE/generations/000007/   manifest.json and the columns
+CACHE/CURRENT               the generation that readers open
+CACHE/shards/<id>.open/     LMDB environment being written; readers ignore it
+CACHE/shards/<id>/          sealed: data.mdb, index.npy, shard.json, never written again
+CACHE/quarantine/           shards too damaged to be used, kept for a look
+CACHE/BUILDING              present from the start of a build to its end: what it set out to do
+CACHE/builder.lock          our own lock, held by the process that builds
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError
+
+#: Error numbers that mean "no space": LMDB reports a full disk as EIO.
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Error numbers that mean "not yours to write".
+READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+OPEN_SUFFIX = ".open"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The paths of one cache."""
+
+    root: Path
+
+    @property
+    def current(self) -> Path:
+        """The file that names the generation readers open."""
+        return self.root / "CURRENT"
+
+    @property
+    def building(self) -> Path:
+        """The marker of a build that has not ended."""
+        return self.root / "BUILDING"
+
+    @property
+    def lock(self) -> Path:
+        """The builder's lock file; never deleted."""
+        return self.root / "builder.lock"
+
+    @property
+    def shards(self) -> Path:
+        """Folder of the shards."""
+        return self.root / "shards"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of shards that cannot be used."""
+        return self.root / "quarantine"
+
+    def generation(self, number: int) -> Path:
+        """Folder of one generation."""
+        return self.root / "generations" / f"{number:06d}"
+
+    def sealed_shards(self) -> list[Path]:
+        """Sealed shards in the order of their names."""
+        return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
+
+    def open_shards(self) -> list[Path]:
+        """Shards that are being written, or were when their builder died."""
+        return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
+
+    def current_generation(self) -> int:
+        """Number of the generation readers open, 0 when no build has ended yet.
+
+        Raises:
+            CacheNotFoundError: This folder is no cache.
+            CacheDamagedError: ``CURRENT`` does not name a generation.
+        """
+        try:
+            text = self.current.read_text("ascii").strip()
+        except FileNotFoundError:
+            if self.building.exists() or self.shards.is_dir():
+                return 0
+            raise CacheNotFoundError(
+                f"no cache at {self.root}",
+                where=str(self.root),
+                why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
+                fix="make one with `latentcache build DATA`, or check the path",
+            ) from None
+        except (NotADirectoryError, UnicodeDecodeError) as error:
+            raise CacheNotFoundError(
+                f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
+            ) from error
+        if not text.isdigit():
+            raise CacheDamagedError("CURRENT names no generation", where=str(self.current), why=f"it holds {text!r}")
+        return int(text)
+
+    def _shard_folders(self) -> list[Path]:
+        return sorted(path for path in self.shards.glob("*") if path.is_dir())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one.
+
+    Raises:
+        DiskFullError: No space.
+        CacheReadOnlyError: The folder cannot be written.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise as_store_error(error, path) from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """One JSON object, ASCII, put there atomically. Errors as :func:`write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object.
+
+    Raises:
+        CacheDamagedError: Missing, unreadable or no JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
+    if not isinstance(value, dict):
+        raise CacheDamagedError(f"{path.name} holds no JSON object", where=str(path))
+    return value
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents.
+
+    Raises:
+        CacheReadOnlyError: The parent cannot be written, or is a file.
+        DiskFullError: No space.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise as_store_error(error, path) from error
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def as_store_error(error: OSError, path: Path) -> DiskFullError | CacheReadOnlyError:
+    """The error of ours that says what the operating system meant."""
+    if error.errno in DISK_FULL:
+        return DiskFullError("the disk is full", where=str(path), why=str(error))
+    reason = "read-only" if error.errno in READ_ONLY else "not usable"
+    return CacheReadOnlyError(
+        f"the cache folder cannot be written: {path}",
+        where=str(path),
+        why=f"{reason}: {error}",
+        fix="give another folder with --out, or change its permissions",
+    )

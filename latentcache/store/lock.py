@@ -1,0 +1,68 @@
+"""One builder per cache: our own flock, taken before LMDB is touched.
+
+LMDB's writer lock waits for ever, ignores SIGINT and names nobody. This one answers at once, names the holder,
+and vanishes with its process, so a killed build leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import CacheLockedError
+from latentcache.store.layout import as_store_error
+
+
+@contextmanager
+def builder_lock(path: Path) -> Iterator[None]:
+    """Hold the cache for building.
+
+    Raises:
+        CacheLockedError: Another process holds it; ``holder`` says which.
+        CacheReadOnlyError: The cache folder cannot be written.
+        DiskFullError: No space for the lock file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise as_store_error(error, path) from error
+    try:
+        _take(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _read_holder(descriptor)
+        raise CacheLockedError(
+            f"another build holds this cache: process {holder['pid']} on {holder['host']}",
+            holder=holder,
+            where=str(path),
+            why=f"it has been running since {holder['since']}",
+            fix="wait until it ends; it is safe to run this command again then",
+        ) from None
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text, 0)
+
+
+def _read_holder(descriptor: int) -> dict[str, Any]:
+    """What the holder wrote; a holder that has only just taken the lock may not have written yet."""
+    try:
+        value = json.loads(os.pread(descriptor, 4096, 0))
+    except (OSError, ValueError):
+        value = {}
+    found = value if isinstance(value, dict) else {}
+    return {name: found.get(name, "unknown") for name in ("pid", "host", "since")}
