@@ -33,6 +33,7 @@ attributes and the JSON form carries them unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 
@@ -209,6 +210,10 @@ class CacheLockedError(StoreError):
         self.holder = dict(holder)
         super().__init__(what, **parts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The way between processes: ``args`` alone would not do for a required keyword."""
+        return partial(type(self), holder=self.holder), self.args, self.__dict__
+
     def as_json(self) -> dict[str, Any]:
         """As in the base class, with the holder."""
         return {**super().as_json(), "holder": self.holder}
@@ -249,3 +254,7 @@ class InterruptedBuildError(LatentcacheError):
     def __init__(self, what: str, *, signal_number: int, **parts: str) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(what, **parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The way between processes: ``args`` alone would not do for a required keyword."""
+        return partial(type(self), signal_number=self.exit_code - 128), self.args, self.__dict__

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from latentcache.recipe import EncoderSpec
 
 Pixels = NDArray[np.uint8]
-"""RGB pixels, (B, H, W, 3), C-contiguous: these bytes are a channels-last (B, 3, H, W) tensor as they stand."""
+"""RGB pixels, (B, H, W, 3), C-contiguous: the bytes of a channels-last (B, 3, H, W) tensor as they stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,8 +65,8 @@ def bucket_table(
 ) -> BucketTable:
     """All buckets of at most ``resolution`` squared pixels, one per side length on the grid.
 
-    For every side ``s`` from ``min_side`` to ``max_side`` (defaults: half and twice the resolution, brought to
-    the grid) in steps of ``multiple``: ``s`` by the largest multiple that keeps the area within
+    For every side ``s`` from ``min_side`` to ``max_side`` (defaults: half and twice the resolution, brought
+    to the grid) in steps of ``multiple``: ``s`` by the largest multiple that keeps the area within
     ``resolution ** 2``, in both orientations. All values in pixels.
 
     Raises:
@@ -97,9 +97,7 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
     listed = tuple(sizes)
     for size in listed:
         if size.height % multiple or size.width % multiple or max(size.height, size.width) > MAX_SIDE:
-            good = Size(
-                max(floor_to(size.height, multiple), multiple), max(floor_to(size.width, multiple), multiple)
-            )
+            good = Size(_on_grid(size.height, multiple), _on_grid(size.width, multiple))
             raise RecipeError(
                 f"bucket {size} does not fit the grid of {multiple} pixels",
                 why=f"the model needs sides that are multiples of {multiple}, up to {MAX_SIDE}",
@@ -114,6 +112,11 @@ def kept(image: Size, bucket: Size) -> tuple[int, int]:
     return (a, b) if a <= b else (b, a)
 
 
+def _on_grid(side: int, multiple: int) -> int:
+    """The nearest usable side below ``side``, or the smallest there is."""
+    return max(floor_to(min(side, MAX_SIDE), multiple), multiple)
+
+
 def _better(image: Size, first: Size, second: Size) -> Size:
     """Whichever keeps more of the image; a tie goes to the larger area, then to the wider bucket."""
     (a, b), (c, d) = kept(image, first), kept(image, second)
@@ -123,7 +126,7 @@ def _better(image: Size, first: Size, second: Size) -> Size:
 
 
 def _canonical(sizes: Iterable[Size]) -> tuple[Size, ...]:
-    """Sorted by aspect ratio upwards, then area downwards; exact, because fractions are compared as integers."""
+    """Sorted by aspect ratio upwards, then area downwards; exact, because fractions compare as integers."""
     return tuple(sorted(set(sizes), key=lambda size: (Fraction(size.width, size.height), -size.area)))
 
 
@@ -136,9 +139,7 @@ def _largest_of_each_aspect(ordered: tuple[Size, ...]) -> tuple[Size, ...]:
     return tuple(chosen)
 
 
-def _side_limits(
-    resolution: int, multiple: int, min_side: int | None, max_side: int | None
-) -> tuple[int, int]:
+def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side: int | None) -> tuple[int, int]:
     """The first and last side on the grid.
 
     Raises:

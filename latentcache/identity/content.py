@@ -1,7 +1,7 @@
 """Content hashes: the only honest answer to "is this still the same file?".
 
-xxh3-128 of all bytes, never of a part: one flipped bit in a JPEG decodes without an error in 147 of 150 tries,
-so nothing but a hash of the source detects a damaged source. Cost: 14 GB/s on bytes already in memory.
+xxh3-128 of all bytes, never of a part: one flipped bit in a JPEG decodes without an error in 147 of 150
+tries, so nothing but a hash of the source detects a damaged source. Cost: 14 GB/s on bytes in memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def canonical_json(value: Any) -> bytes:
 
     Raises:
         TypeError: A float is inside: its spelling would depend on the writer. Pass ``repr()`` or ``hex()``.
+            Or a name is no text: JSON would spell ``1`` and ``"1"`` alike.
     """
-    _refuse_floats(value)
+    _refuse_ambiguous(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
@@ -40,9 +41,13 @@ def json_hash(value: Any) -> bytes:
     return content_hash(canonical_json(value))
 
 
-def _refuse_floats(value: Any) -> None:
+def _refuse_ambiguous(value: Any) -> None:
     if isinstance(value, float):
         raise TypeError(f"a float ({value!r}) cannot be part of an identity")
+    names = value if isinstance(value, dict) else ()
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a name in an identity must be text, got {name!r}")
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     for child in children:
-        _refuse_floats(child)
+        _refuse_ambiguous(child)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from latentcache.geometry.buckets import MAX_SIDE
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES
 
@@ -23,7 +24,11 @@ _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryKey:
-    """What an entry is made from. ``bucket`` in pixels; ``content`` 16 bytes; ``recipe`` 8 bytes."""
+    """What an entry is made from. ``bucket`` in pixels; ``content`` 16 bytes; ``recipe`` 8 bytes.
+
+    Raises:
+        ValueError: A hash has another length, or a side is beyond 65535 pixels.
+    """
 
     content: bytes
     bucket: Size
@@ -31,6 +36,14 @@ class EntryKey:
     kind: int = KIND_LATENTS
     variant: int = 0
     frames: int = 1
+
+    def __post_init__(self) -> None:
+        # struct would cut or pad a hash of another length in silence: two inputs, one key.
+        if (len(self.content), len(self.recipe)) != (HASH_BYTES, RECIPE_BYTES):
+            expected, found = f"{HASH_BYTES} + {RECIPE_BYTES}", f"{len(self.content)} + {len(self.recipe)}"
+            raise ValueError(f"a key needs {expected} bytes of content hash and recipe, got {found}")
+        if max(self.bucket.height, self.bucket.width) > MAX_SIDE:
+            raise ValueError(f"a key holds sides up to {MAX_SIDE} pixels, got {self.bucket}")
 
     def pack(self) -> bytes:
         """The 32 bytes under which the entry is stored."""

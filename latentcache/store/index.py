@@ -63,7 +63,7 @@ def write_index(folder: Path) -> int:
     """
     data = folder / "data.mdb"
     meta = read_meta(data)
-    rows = _collect(data)
+    rows = collect_rows(data)
     payload = rows.tobytes()
     write_atomically(folder / "index.npy", _npy_bytes(rows))
     write_json(
@@ -110,7 +110,7 @@ def _check_identity(folder: Path, facts: dict[str, Any], meta: Meta) -> None:
             )
 
 
-def _collect(data: Path) -> NDArray[Any]:
+def collect_rows(data: Path) -> NDArray[Any]:
     """One row per entry, from the two databases, which must name the same keys."""
     heads, blobs = _slots_or_none(data, "head"), _slots_or_none(data, "blob")
     if [slot.key for slot in heads] != [slot.key for slot in blobs]:

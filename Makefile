@@ -1,0 +1,76 @@
+# Start with `make demo`. Every target runs in .venv, which is made when it is missing or out of date.
+PYTHON ?= python3
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
+DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
+DOC_TOOLS := $(wildcard tools/check_*.py)
+BENCHES := $(wildcard tools/bench_*.py)
+
+.PHONY: help setup format lint types imports docs check test test-slow bench demo clean
+
+help:  ## print this list
+	@echo "latentcache: make <target>"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# torch goes first and alone: it is nearly all of the download, and pip takes whichever build (CPU or CUDA)
+# of the pinned version this machine's index or local files offer, before anything else can ask for another.
+.venv/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "error: latentcache needs Python 3.11 or newer; $(PYTHON) is $$(command -v $(PYTHON) >/dev/null && $(PYTHON) -V 2>&1 || echo not there)" >&2; \
+	  echo "fix: make PYTHON=python3.12 $(or $(firstword $(MAKECMDGOALS)),setup)" >&2; exit 1; }
+	@echo "setup: making .venv with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv .venv
+	@echo "setup: installing $$(grep '^torch' constraints.txt), the largest part"
+	@$(PIP) torch
+	@echo "setup: installing latentcache and its developer tools"
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+setup: .venv/.stamp  ## make .venv and install the project in it
+	@echo "setup: ready. Next: make demo, make test, or $(BIN)/latentcache build YOUR_PICTURES"
+
+format: .venv/.stamp  ## rewrite the code in the house format
+	@$(BIN)/ruff format -q .
+	@$(BIN)/ruff check -q --fix .
+
+lint: .venv/.stamp  ## ruff: style, mistakes, complexity
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check . || { echo "fix: make format" >&2; exit 1; }
+	@echo "lint: clean"
+
+types: .venv/.stamp  ## mypy, strict
+	@$(BIN)/mypy
+
+imports: .venv/.stamp  ## the layers: who may import whom
+	@$(BIN)/lint-imports --no-logo
+
+docs: .venv/.stamp  ## the pages and the tree say what is there
+	@$(BIN)/pytest $(DOC_TESTS)
+	@set -e; for tool in $(DOC_TOOLS); do echo "docs: $$tool"; $(BIN)/python $$tool; done
+
+check: lint types imports docs  ## all checks that need no run of the program
+	@echo "check: all clean. Next: make test"
+
+test: .venv/.stamp  ## the test suite, a few minutes
+	@echo "test: running everything but the slow tests and those that need a GPU"
+	@$(BIN)/pytest -m "not slow and not gpu"
+	@echo "test: all passed. Next: make demo, make check, or make test-slow"
+
+test-slow: .venv/.stamp  ## the tests that take minutes each
+	@$(BIN)/pytest -m slow
+
+bench: .venv/.stamp  ## the measurements of docs/log.md
+	@set -e; for tool in $(BENCHES); do echo "bench: $$tool"; $(BIN)/python $$tool; done
+	@test -n "$(BENCHES)" || echo "bench: no tools/bench_*.py yet"
+
+demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
+	@$(BIN)/python tools/demo.py
+
+clean:  ## remove what can be made again (but .venv)
+	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean: done. .venv stays; remove it with: rm -rf .venv"

@@ -1,0 +1,149 @@
+"""What a diffusers configuration says about a latent: channels, factor, size multiple, normalisation, identity.
+
+Decides which fields of a configuration move the bytes that ``encode`` gives (they are hashed into the identity)
+and which only say how latents are read (they are not, so mending a scaling factor encodes nothing again).
+Pure functions of a parsed ``config.json`` and, for two families, of a few small tensors in the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.encoders.families import Family
+from latentcache.errors import UnsupportedModelError
+from latentcache.identity.content import json_hash
+from latentcache.recipe import Normalisation
+
+Config = Mapping[str, Any]
+ReadTensor = Callable[[str], NDArray[np.float32]]
+"""Reads one small tensor of the weights by its name."""
+
+#: Fields no encoder of a generic class can depend on; all its other fields enter the identity.
+_READ_ONLY = {
+    *("scaling_factor", "shift_factor", "latents_mean", "latents_std", "invert_scale_latents"),
+    *("out_channels", "out_ch", "sample_size", "sample_height", "sample_width", "force_upcast", "dropout"),
+    *("use_post_quant_conv", "upsample_match_channel", "timestep_conditioning", "num_dec_blocks"),
+}
+_DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per_up_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels."""
+
+    channels: int
+    factor: int
+    multiple: int
+
+
+def facts_of(family: Family, config: Config, where: str) -> Facts:
+    """Channels, factor and size multiple of a configuration.
+
+    Raises:
+        UnsupportedModelError: A field is missing or cannot be, or the model does not take RGB pictures.
+    """
+    patch = _number(_field(family, config, family.patch), default=1)
+    factor, channels = _factor(family, config), _number(_field(family, config, family.channels), default=0)
+    if factor < 1 or channels < 1 or patch < 1:
+        raise UnsupportedModelError(
+            f"the configuration of {_class(config)} does not say how large a latent is",
+            where=where,
+            why=f"looked for the fields: {family.channels}; {family.factor}",
+            fix="use the config.json that was published with the model",
+        )
+    colours = _number(_field(family, config, family.colours), default=3)
+    if colours not in (3, 3 * patch * patch):
+        raise UnsupportedModelError(
+            f"{_class(config)} with {colours} input channels does not take RGB pictures",
+            where=where,
+            fix="give the VAE that encodes the pictures of your model",
+        )
+    packs = family.packs_from is not None and channels >= family.packs_from
+    return Facts(channels=channels, factor=factor * patch, multiple=factor * patch * (2 if packs else 1))
+
+
+def config_hash(family: Family, config: Config) -> str:
+    """Hex hash of the class and of the fields that ``encode`` uses, defaults filled in."""
+    if family.generic:
+        names = [n for n in config if n not in _READ_ONLY and not n.startswith(_DECODER_PREFIXES)]
+    else:
+        names = list(family.encode)
+    fields = {name: _plain(_field(family, config, name)) for name in names}
+    return json_hash({"class": _class(config), "fields": fields}).hex()
+
+
+def normalisation_of(family: Family, config: Config, read_tensor: ReadTensor) -> Normalisation:
+    """How latents of this model are normalised when they are read.
+
+    Per-channel means win over a scale wherever a configuration has them, as in the diffusers pipelines:
+    ``(z - mean) * scaling_factor / std``.
+    """
+    if family.normalisation == "batch-norm":
+        return _batch_norm(family, config, read_tensor)
+    mean, std = _field(family, config, "latents_mean"), _field(family, config, "latents_std")
+    scale, shift = (_field(family, config, name) for name in ("scaling_factor", "shift_factor"))
+    if family.normalisation == "buffers":
+        mean, std = read_tensor("latents_mean").tolist(), read_tensor("latents_std").tolist()
+    if mean and std:
+        return Normalisation(kind="mean-std", mean=_floats(mean), std=_floats(std), scale=float(scale or 1.0))
+    if scale is None and shift is None:
+        return Normalisation()
+    return Normalisation(kind="scale-shift", scale=float(scale or 1.0), shift=float(shift or 0.0))
+
+
+def _batch_norm(family: Family, config: Config, read_tensor: ReadTensor) -> Normalisation:
+    """``(z - running_mean) / sqrt(running_var + eps)`` over 2x2 patches (diffusers pipeline_flux2.py)."""
+    variance = read_tensor("bn.running_var").astype(np.float64) + _field(family, config, "batch_norm_eps")
+    return Normalisation(
+        kind="batch-norm",
+        mean=_floats(read_tensor("bn.running_mean").tolist()),
+        std=_floats(np.sqrt(variance).tolist()),
+        patch=_number(_field(family, config, "patch_size"), default=2),
+    )
+
+
+def _field(family: Family, config: Config, names: str) -> Any:
+    """The first of some fields that has a value, else the class's default."""
+    for name in names.split():
+        if config.get(name) is not None:
+            return config[name]
+    return next((d[n] for n in names.split() for d in (family.encode, family.read) if n in d), None)
+
+
+def _factor(family: Family, config: Config) -> int:
+    """A number is the factor; a list of flags halves at each true one; other lists have one entry per level."""
+    value = _field(family, config, family.factor)
+    if isinstance(value, list | tuple):
+        return 1 << (sum(value) if all(isinstance(v, bool) for v in value) else len(value) - 1)
+    return _number(value, default=0)
+
+
+def _number(value: Any, *, default: int) -> int:
+    """A count from a configuration; the first of a list (patch sizes are written both ways)."""
+    if isinstance(value, list | tuple) and value:
+        value = value[0]
+    if value is None:
+        return default
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _plain(value: Any) -> Any:
+    """A value without floats and tuples, so that it has one spelling."""
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return repr(value) if isinstance(value, float) else value
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _class(config: Config) -> str:
+    return str(config.get("_class_name", ""))

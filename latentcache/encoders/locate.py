@@ -1,0 +1,229 @@
+"""From what a user calls a model to files on this disk: one ``config.json`` and its weights.
+
+Decides whether a word is a path or a hub id, and which files of a folder count. Guarantee: a path that does
+not exist is never looked up on the network; pickle weights are never chosen; a hub id is looked for in the
+local hub cache first, and the network is asked once. No torch; huggingface_hub only for a hub id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentcache.encoders.weights import shards_of, sniff
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+
+#: Name under which diffusers saves the weights of a model.
+WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
+_PICKLES = (".bin", ".ckpt", ".pt", ".pth")
+_OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("config.json", "model_index.json", "*.safetensors", "*.safetensors.index.json")
+_HUB_PATTERNS = [*(name for name in _HUB_FILES if name != "*.safetensors"), "diffusion_pytorch_model*.safetensors",
+                 *(f"vae/{name}" for name in _HUB_FILES)]  # fmt: skip
+_HUB_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """The files of one model."""
+
+    config_path: Path
+    config: dict[str, Any]
+    weights: tuple[Path, ...]
+
+
+def locate(model: str, config: str | None = None) -> Located:
+    """Files of a model.
+
+    Args:
+        model: Folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
+        config: A ``config.json`` (or its folder) to use in place of the one beside the weights.
+
+    Raises:
+        ModelNotFoundError: Nothing at this path, or no such model within reach.
+        UnsupportedModelError: What is there cannot be a picture encoder.
+        EncoderError: A lone file without a configuration.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        return _from_file(path, config)
+    if path.is_dir():
+        return _from_folder(path, config)
+    if _looks_like_path(model):
+        raise ModelNotFoundError(
+            f"there is no model at {model}",
+            where=str(path.absolute()),
+            fix="check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
+        )
+    return _from_folder(_snapshot(model), config)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A parsed configuration of a diffusers model.
+
+    Raises:
+        UnsupportedModelError: No JSON object, or of no diffusers model.
+    """
+    config = _read_json(path)
+    if not isinstance(config.get("_class_name"), str):
+        kind = config.get("model_type") or "unknown"
+        raise UnsupportedModelError(
+            f"{path.name} is of another kind of model ({kind})",
+            where=str(path),
+            why="the field _class_name, which names the diffusers class, is not there",
+            fix="give the folder of the VAE: for a pipeline its own folder or its vae/",
+        )
+    return config
+
+
+def _from_file(path: Path, config: str | None) -> Located:
+    sniff(path)
+    config_path = _given_config(config) if config else path.parent / "config.json"
+    if not config_path.is_file():
+        raise EncoderError(
+            f"{path.name} alone does not say what it is",
+            where=str(path),
+            why="a lone file carries neither its class nor its normalisation; no config.json is beside it",
+            fix=f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON",
+        )
+    return Located(config_path=config_path, config=read_config(config_path), weights=(path,))
+
+
+def _from_folder(folder: Path, config: str | None) -> Located:
+    folder = _encoder_folder(folder)
+    config_path = _given_config(config) if config else folder / "config.json"
+    if not config_path.is_file():
+        raise UnsupportedModelError(
+            f"{folder} has no config.json",
+            where=str(folder),
+            why="the class and the settings of a model are read from it, never guessed",
+            fix="put the config.json of the VAE beside its weights, or name it with --model-config",
+        )
+    return Located(config_path=config_path, config=read_config(config_path), weights=_weights_in(folder))
+
+
+def _encoder_folder(folder: Path) -> Path:
+    """The folder itself, or the ``vae/`` of a pipeline.
+
+    Raises:
+        UnsupportedModelError: A pipeline without one.
+    """
+    vae = folder / "vae"
+    index = folder / "model_index.json"
+    if not index.is_file():
+        return vae if not (folder / "config.json").exists() and (vae / "config.json").is_file() else folder
+    if not vae.is_dir():
+        parts = sorted(name for name in _read_json(index) if not name.startswith("_"))
+        raise UnsupportedModelError(
+            f"the pipeline in {folder} has no vae/",
+            where=str(index),
+            why=f"its parts are: {', '.join(parts) or 'none'}",
+            fix="give the folder of the VAE itself",
+        )
+    return vae
+
+
+def _weights_in(folder: Path) -> tuple[Path, ...]:
+    """Weights of a model folder; diffusers' own name wins, then an index of shards, then a single file."""
+    index = folder / f"{WEIGHTS_NAME}.index.json"
+    if (folder / WEIGHTS_NAME).is_file():
+        return (folder / WEIGHTS_NAME,)
+    if index.is_file():
+        return shards_of(index)
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    if len(found) == 1:
+        return (found[0],)
+    if found:
+        raise UnsupportedModelError(
+            f"{folder} has {len(found)} weights files and none is called {WEIGHTS_NAME}",
+            where=str(folder),
+            why=f"found {', '.join(path.name for path in found[:5])}",
+            fix=f"give one of them: --model {found[0]}",
+        )
+    raise _without_weights(folder)
+
+
+def _without_weights(folder: Path) -> UnsupportedModelError:
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
+    pickles = [name for name in others if name.endswith(_PICKLES)]
+    kind = "only pickle weights" if pickles else "no safetensors weights"
+    return UnsupportedModelError(
+        f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
+        where=str(folder),
+        why="pickle files can run code when they are opened" if pickles else f"expected {WEIGHTS_NAME}",
+        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER",
+    )
+
+
+def _given_config(config: str) -> Path:
+    path = Path(config).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"there is no configuration at {config}",
+            where=str(path.absolute()),
+            fix="give --model-config a config.json, or a folder that has one",
+        )
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    raw = path.read_bytes()
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        pointer = raw.startswith(b"version https://git-lfs")
+        raise UnsupportedModelError(
+            f"{path.name} is {'a git-lfs pointer' if pointer else 'no JSON'}",
+            where=str(path),
+            why=str(error),
+            fix="run `git lfs pull` in its folder" if pointer else "download the file again",
+        ) from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path.name} is no JSON object", where=str(path), fix="download the file again")
+    return value
+
+
+def _looks_like_path(model: str) -> bool:
+    """Whether a word that names nothing here was meant as a path: all but ``org/name``."""
+    if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+        return True
+    return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(model).parts[0] in _folders_here()
+
+
+def _folders_here() -> set[str]:
+    return {path.name for path in Path.cwd().iterdir() if path.is_dir()}
+
+
+def _snapshot(model: str) -> Path:
+    """Folder of a hub id: what the local hub cache holds is used as it is, else one download is tried.
+
+    Raises:
+        ModelNotFoundError: Not in the cache, and not within reach.
+    """
+    # Half a second that only users of a hub id should pay.
+    from huggingface_hub import snapshot_download
+
+    try:
+        cached = Path(snapshot_download(model, local_files_only=True))
+        if any(cached.glob("*.safetensors")) or any(cached.glob("vae/*.safetensors")):
+            return cached
+    except (OSError, ValueError):
+        pass  # not in the cache: ask the network
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS, etag_timeout=_HUB_TIMEOUT_S))
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(
+            f"{model} is neither a folder here nor a model within reach",
+            where=model,
+            why=f"this machine is offline, or the repository does not exist or is closed: {_first_line(error)}",
+            fix=f"where there is a network: `hf download {model} --local-dir FOLDER`; then --model FOLDER",
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,188 @@
+"""Loading the encoder half of an autoencoder with torch and diffusers, whole or not at all.
+
+Decides how files become a module on the CPU: folders as diffusers saved them through its own
+``from_pretrained``, single files tensor by tensor (only the encoder half of a full checkpoint is read).
+Guarantee: names and shapes are compared with the class before a weight is read, so nothing is ever left at its
+random start; values are finite; no pickle, no remote code, no network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.families import FAMILIES, GENERIC
+from latentcache.encoders.layouts import encoder_names, encoder_shape, is_encoder
+from latentcache.encoders.locate import WEIGHTS_NAME
+from latentcache.encoders.weights import TensorInfo, read_headers
+from latentcache.errors import EncoderError
+
+_DECODER_PARTS = ("decoder", "post_quant_conv")
+_AGAIN = "download the weights again, or use the config.json that belongs to them"
+
+
+def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
+    """The encoder half in evaluation mode on the CPU, weights frozen.
+
+    Raises:
+        EncoderError: The class is not in the installed diffusers, or a tensor is missing, unexpected, of
+            another shape or not finite.
+    """
+    model_class = _class(description)
+    tensors = read_headers(description.weights)
+    names = encoder_names(tensors, ldm=FAMILIES.get(description.spec.family, GENERIC).ldm)
+    with _quiet():
+        _check_names(_skeleton(model_class, description), names, tensors, description)
+        if _is_saved_by_diffusers(description, names):
+            module = _from_folder(model_class, _config_path(description).parent, dtype)
+        else:
+            module = _from_files(_skeleton(model_class, description), names, tensors, dtype)
+    _check_finite(module, description)
+    module = module.eval().requires_grad_(False)
+    flat = all(parameter.ndim != 5 for parameter in module.parameters())
+    if flat:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+def drop_decoder(module: nn.Module) -> nn.Module:
+    """Put empty modules where the decoder half was (some classes count its layers in every ``encode``)."""
+    for part in _DECODER_PARTS:
+        if getattr(module, part, None) is not None:
+            setattr(module, part, nn.Identity())
+    return module
+
+
+def _config_path(description: ModelDescription) -> Path:
+    if description.config_path is None:
+        raise EncoderError(f"{description.label} is not loaded from files", fix="open it with open_encoder()")
+    return description.config_path
+
+
+def _class(description: ModelDescription) -> Any:
+    found = getattr(diffusers, description.spec.family, None)
+    if found is None:
+        raise EncoderError(
+            f"diffusers {diffusers.__version__} has no class {description.spec.family}",
+            where=str(description.config_path),
+            fix="pip install --upgrade diffusers",
+        )
+    return found
+
+
+def _skeleton(model_class: Any, description: ModelDescription) -> nn.Module:
+    """The encoder half with the right shapes and no values.
+
+    Raises:
+        EncoderError: The class does not accept the configuration.
+    """
+    config = json.loads(_config_path(description).read_bytes())
+    try:
+        with torch.device("meta"):
+            module: nn.Module = model_class.from_config(config)
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
+        raise EncoderError(
+            f"{description.spec.family} cannot be made from its configuration",
+            where=str(description.config_path),
+            why=str(error),
+            fix="use the config.json that was published with the model",
+        ) from error
+    return drop_decoder(module)
+
+
+def _check_names(
+    skeleton: nn.Module, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], description: ModelDescription
+) -> None:
+    """Compare what the class needs with what the files have."""
+    needed = {name: tuple(t.shape) for name, t in skeleton.state_dict().items() if is_encoder(name)}
+    missing, extra = sorted(needed.keys() - names.keys()), sorted(names.keys() - needed.keys())
+    where, family = str(description.weights[0]), description.spec.family
+    if missing:
+        what = f"{len(missing)} tensors of {family} are not in the weights; the first is {missing[0]}"
+        raise EncoderError(what, where=where, why=f"{len(needed)} are needed", fix=_AGAIN)
+    if extra:
+        what = f"the weights hold {len(extra)} tensors that {family} does not have; the first is {extra[0]}"
+        raise EncoderError(what, where=where, why="they belong to another class or configuration", fix=_AGAIN)
+    for name, shape in needed.items():
+        found = encoder_shape(name, tensors[names[name]].shape)
+        if found != shape:
+            what = f"tensor {name} has shape {found}, {family} needs {shape}"
+            raise EncoderError(what, where=where, fix=_AGAIN)
+
+
+def _is_saved_by_diffusers(description: ModelDescription, names: Mapping[str, str]) -> bool:
+    """Whether files and tensors are named as ``save_pretrained`` names them."""
+    config_path = _config_path(description)
+    folder, stem = config_path.parent, WEIGHTS_NAME.removesuffix(".safetensors")
+    if config_path.name != "config.json" or {p.parent for p in description.weights} != {folder}:
+        return False
+    if any(name != full for name, full in names.items()):
+        return False
+    sharded = (folder / f"{WEIGHTS_NAME}.index.json").is_file()
+    names = [path.name for path in description.weights]
+    return names == [WEIGHTS_NAME] or (sharded and all(name.startswith(f"{stem}-") for name in names))
+
+
+def _from_folder(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
+    lean = importlib.util.find_spec("accelerate") is not None
+    try:
+        module: nn.Module = model_class.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, torch_dtype=dtype, low_cpu_mem_usage=lean
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        what = f"diffusers cannot load {model_class.__name__} from {folder}"
+        raise EncoderError(what, where=str(folder), why=str(error), fix=_AGAIN) from error
+    return drop_decoder(module)
+
+
+def _from_files(
+    skeleton: nn.Module, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], dtype: torch.dtype
+) -> nn.Module:
+    """Fill a skeleton with the encoder half of the files, whatever layout they have."""
+    state: dict[str, Tensor] = {}
+    for path in sorted({info.path for info in tensors.values()}):
+        with safe_open(path, framework="pt") as file:
+            for name, full in names.items():
+                if tensors[full].path == path:
+                    tensor = file.get_tensor(full)
+                    state[name] = tensor.reshape(encoder_shape(name, tensors[full].shape))
+    needed = skeleton.state_dict()
+    counters = {name: torch.zeros_like(t, device="cpu") for name, t in needed.items() if name not in state}
+    skeleton.load_state_dict({**state, **counters}, strict=True, assign=True)
+    return skeleton.to(dtype)
+
+
+def _check_finite(module: nn.Module, description: ModelDescription) -> None:
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise EncoderError(
+                f"tensor {name} has values that are not finite",
+                where=str(description.weights[0]),
+                why=f"read as {str(tensor.dtype).removeprefix('torch.')}",
+                fix="download the weights again; if they are whole, add --compute-dtype float32",
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what diffusers says about fields we have checked ourselves off the terminal."""
+    log = diffusers.utils.logging
+    verbosity = log.get_verbosity()
+    log.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(verbosity)

@@ -1,0 +1,77 @@
+"""From a description to an encoder that works, and the proof that it does before a build starts.
+
+Guarantee: the demo and the stub open without torch; a VAE is opened only here. ``check_encoder`` encodes one
+fixed picture, so a model that gives nothing usable is an error before the first sample is read.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from latentcache.encoders.demo import DemoEncoder
+from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.stub import StubEncoder
+from latentcache.errors import EncoderError
+
+_STEP = 64
+
+
+def open_encoder(description: ModelDescription, *, device: str = "auto") -> Encoder:
+    """Open what a description names.
+
+    Args:
+        description: From :func:`latentcache.encoders.describe.describe_model`.
+        device: ``auto``, ``cpu`` or a torch device.
+
+    Raises:
+        EncoderError: The weights do not fit the class, or are damaged.
+        DeviceError: The device is not there or failed.
+        DeviceMemoryError: The encoder does not fit into its memory.
+    """
+    storage_dtype = description.spec.storage_dtype
+    if description.kind == "demo":
+        return DemoEncoder(storage_dtype=storage_dtype)
+    if description.kind == "stub":
+        return StubEncoder(description.delay_ms, storage_dtype=storage_dtype)
+    # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
+    from latentcache.encoders.vae import load_vae
+
+    return load_vae(description, device=device)
+
+
+def check_encoder(encoder: Encoder) -> None:
+    """Encode one fixed picture and look at the result.
+
+    Raises:
+        EncoderError: Latents are not finite in any precision, or are the same everywhere.
+        DeviceError: The device failed.
+        DeviceMemoryError: One small picture does not fit into its memory.
+    """
+    picture = sample_picture(math.lcm(_STEP, encoder.spec.multiple))
+    batch = encoder.encode(picture)
+    family, compute = encoder.spec.family, encoder.spec.compute_dtype
+    if not batch.finite.all():
+        helped = compute != "float32" and encoder.encode(picture, precise=True).finite.all()
+        raise EncoderError(
+            f"{family} gives values that are not finite in {compute}",
+            where="one test picture, before the build",
+            why="it overflows in this precision" if helped else "its weights are damaged, or its range is too wide",
+            fix="add --compute-dtype bfloat16 or float32" if helped else "download the weights again",
+        )
+    if (batch.latents == batch.latents[:, :, :1, :1]).all():
+        raise EncoderError(
+            f"{family} gives the same latent for every part of a picture",
+            where="one test picture, before the build",
+            why="the weights are all zero, or not those of this class",
+            fix="download the weights again",
+        )
+
+
+def sample_picture(side: int) -> Pixels:
+    """The fixed picture, (1, side, 2 * side, 3): two ramps and a fine pattern, so no two parts are alike."""
+    y, x = np.mgrid[0:side, 0 : 2 * side]
+    channels = [255 * x // (2 * side - 1), 255 * y // (side - 1), (7 * x + 13 * y + x * y // 16) % 256]
+    return np.ascontiguousarray(np.stack(channels, axis=-1)[None], dtype=np.uint8)

@@ -1,0 +1,68 @@
+"""A documented stand-in for a model: 8x8 block means. For tests of everything but models.
+
+Channels are the means of red, green and blue and the mean of all three, each over a block of 8x8 pixels and
+mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of 64 or 192.
+Guarantee: the same picture gives the same bytes in any batch on any machine, because the sums are integers.
+``delay_ms`` makes it as slow as a model, per picture. NumPy only.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.encoders.storage import stored
+from latentcache.identity.content import json_hash
+from latentcache.recipe import EncoderSpec
+
+_BLOCK = 8
+_CHANNELS = 4
+#: Bumped when the same picture would give other values.
+_VERSION = 1
+
+
+def stub_spec(storage_dtype: str = "float16") -> EncoderSpec:
+    """What the stub is. The delay is no part of it."""
+    return EncoderSpec(
+        family="stub",
+        fingerprint=json_hash({"stub": "block means", "version": _VERSION}).hex(),
+        config=json_hash({"block": _BLOCK}).hex(),
+        channels=_CHANNELS,
+        factor=_BLOCK,
+        multiple=_BLOCK,
+        storage_dtype=storage_dtype,
+    )
+
+
+class StubEncoder:
+    """Encoder of block means.
+
+    Args:
+        delay_ms: Milliseconds to sleep per picture.
+        storage_dtype: float16, bfloat16 or float32.
+    """
+
+    def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16") -> None:
+        self._delay_s = delay_ms / 1000
+        self._spec = stub_spec(storage_dtype)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """What this encoder is."""
+        return self._spec
+
+    def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
+        """Block means of (B, H, W, 3) as (B, 4, H/8, W/8). ``precise`` changes nothing."""
+        batch, height, width, colours = pixels.shape
+        blocks = pixels.reshape(batch, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK, colours)
+        sums = blocks.sum(axis=(2, 4), dtype=np.int64)
+        everything = sums.sum(axis=3, keepdims=True)
+        area = _BLOCK * _BLOCK * 127.5
+        means = np.concatenate([sums / area - 1, everything / (3 * area) - 1], axis=3)
+        time.sleep(self._delay_s * batch)
+        return stored(np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32), self._spec.storage_dtype)
+
+    def close(self) -> None:
+        """Nothing to give back."""

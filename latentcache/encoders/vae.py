@@ -1,0 +1,204 @@
+"""The encoder half of a diffusers autoencoder on a device: uint8 pixels in, raw latents out.
+
+Decides how pixels become raw latents: ``x / 127.5 - 1`` in float32 on the device, the mode of the posterior,
+no tiling, no slicing, no autocast. Guarantee: before anything runs, every tensor of the encoder is there, has
+the right shape and is finite; the decoder is dropped before the encoder moves; an output of another shape than
+described is an error, never stored. Cost: one copy of uint8 pixels up and one of latents down per batch.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.families import FAMILIES, GENERIC
+from latentcache.encoders.modules import load_module
+from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, LatentcacheError
+from latentcache.recipe import EncoderSpec
+
+T = TypeVar("T")
+_OUTPUTS = ("latent_dist", "latent", "latents")
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_DEVICE_FAILED = ("cuda error", "cudnn", "cublas", "nccl", "device-side assert", "hip error", "acceleratorerror")
+
+
+def load_vae(description: ModelDescription, *, device: str = "auto") -> VaeEncoder:
+    """Load the encoder half and move it to a device.
+
+    Raises:
+        EncoderError: A tensor is missing, unexpected, of another shape or not finite.
+        DeviceError: The device is not there or failed.
+        DeviceMemoryError: The encoder does not fit into its memory.
+    """
+    return VaeEncoder(description, choose_device(device))
+
+
+def choose_device(device: str) -> torch.device:
+    """``auto`` is CUDA where torch can use it, else the CPU.
+
+    Raises:
+        DeviceError: No such device on this machine.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DeviceError(
+            f"torch cannot use the device {device}",
+            where=f"--device {device}",
+            why=_first_line(error),
+            fix="use --device cpu, or install a torch build for this device",
+        ) from error
+    return chosen
+
+
+class VaeEncoder:
+    """Encoder half of one autoencoder on one device.
+
+    Args:
+        description: A description of kind ``diffusers``.
+        device: Where it runs.
+    """
+
+    def __init__(self, description: ModelDescription, device: torch.device) -> None:
+        self._description = description
+        self._device = device
+        self._family = FAMILIES.get(description.spec.family, GENERIC)
+        self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
+        self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
+        self._modules: dict[torch.dtype, nn.Module] = {}
+        self._guarded(lambda: self._module(self._dtype), "the weights")
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """What this encoder is."""
+        return self._description.spec
+
+    def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
+        """Encode (B, H, W, 3) to raw latents (B, C, H/f, W/f).
+
+        Args:
+            pixels: One batch of one size.
+            precise: Run in float32, with the weights as they are in the file.
+
+        Raises:
+            DeviceMemoryError: The batch does not fit; nothing of it is left on the device.
+            DeviceError: The device failed.
+            EncoderError: The model cannot encode this size, or gives another shape than described.
+        """
+        dtype = torch.float32 if precise else self._dtype
+        batch, height, width, _ = pixels.shape
+        return self._guarded(lambda: self._run(pixels, dtype), f"{batch} pictures of {height}x{width}")
+
+    def close(self) -> None:
+        """Give the memory of the device back."""
+        self._modules.clear()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def _run(self, pixels: Pixels, dtype: torch.dtype) -> EncodedBatch:
+        module = self._module(dtype)
+        writable = pixels if pixels.flags.writeable else pixels.copy()
+        # These bytes are a channels-last picture already: permute is a view, nothing is transposed on the host.
+        images = torch.from_numpy(writable).permute(0, 3, 1, 2).to(self._device)
+        values = images.to(torch.float32).div_(127.5).sub_(1).to(dtype)
+        clips = is_video(module) if self._family.video is None else self._family.video
+        latents = self._latents(module, values.unsqueeze(2) if clips else values)
+        latents = latents.squeeze(2) if clips and latents.ndim == 5 else latents
+        self._check_shape(latents, pixels.shape)
+        kept = latents.float().to(self._storage)
+        finite = torch.isfinite(kept).flatten(1).all(1)
+        return EncodedBatch(latents=_to_numpy(kept), finite=finite.cpu().numpy())
+
+    def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
+        """What the class's own ``encode`` gives: the mode of its posterior, or its latent."""
+        output: Any = module.encode(values)  # type: ignore[operator]
+        names = (self._family.output,) if self._family.output else _OUTPUTS
+        found = next((getattr(output, name) for name in names if hasattr(output, name)), output)
+        found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
+        if not isinstance(found, Tensor):
+            raise EncoderError(
+                f"{self.spec.family} returns {type(output).__name__}, which holds no latents",
+                where=self._description.label,
+                fix="use a model of one of these classes: " + ", ".join(FAMILIES),
+            )
+        return found
+
+    def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
+        batch, height, width, _ = pixels
+        spec = self.spec
+        expected = (batch, spec.channels, height // spec.factor, width // spec.factor)
+        if tuple(latents.shape) != expected:
+            raise EncoderError(
+                f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",
+                where=self._description.label,
+                why=f"for pictures of {height}x{width}; its configuration says {spec.channels} channels, "
+                f"factor {spec.factor}",
+                fix="use the config.json that was published with the weights",
+            )
+
+    def _module(self, dtype: torch.dtype) -> nn.Module:
+        """The encoder half in one precision, loaded from the files on first need.
+
+        float32 is never made from rounded weights, so a precise latent is the one a float32 build would store.
+        """
+        if dtype not in self._modules:
+            self._modules[dtype] = load_module(self._description, dtype).to(self._device)
+        return self._modules[dtype]
+
+    def _guarded(self, action: Callable[[], T], subject: str) -> T:
+        """Run; translate what torch raises. Raised outside ``except``, so that no frame keeps a tensor alive."""
+        failure: LatentcacheError
+        try:
+            return action()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            failure = _memory_error(subject, error)
+        except RuntimeError as error:
+            failure = self._translated(subject, error)
+        if isinstance(failure, DeviceMemoryError) and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise failure
+
+    def _translated(self, subject: str, error: RuntimeError) -> LatentcacheError:
+        text = f"{type(error).__name__}: {error}".lower()
+        if any(sign in text for sign in _OUT_OF_MEMORY):
+            return _memory_error(subject, error)
+        if any(sign in text for sign in _DEVICE_FAILED):
+            return DeviceError(f"the device {self._device} failed on {subject}", why=_first_line(error))
+        return EncoderError(
+            f"{self.spec.family} cannot encode {subject}",
+            where=self._description.label,
+            why=_first_line(error),
+            fix=f"use sides that are multiples of {self.spec.multiple}, or another model",
+        )
+
+
+def is_video(module: nn.Module) -> bool:
+    """Whether an encoder takes clips: it has a three-dimensional convolution."""
+    return any(parameter.ndim == 5 for parameter in module.parameters())
+
+
+def _to_numpy(latents: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """To the host; bfloat16 as uint16."""
+    contiguous = latents.contiguous()
+    bits = contiguous.view(torch.uint16) if contiguous.dtype == torch.bfloat16 else contiguous
+    return bits.cpu().numpy()
+
+
+def _memory_error(subject: str, error: Exception) -> DeviceMemoryError:
+    return DeviceMemoryError(f"no memory left on the device for {subject}", why=_first_line(error))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

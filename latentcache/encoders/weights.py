@@ -1,0 +1,223 @@
+"""Weights files as bytes: what they are, which tensors they hold, and the hash that names an encoder.
+
+Decides, before any library opens it, whether a file is safetensors and complete. Guarantee: a file that is
+something else (GGUF, pickle, HTML, a git-lfs pointer, half a download) is refused by name with a remedy; the
+fingerprint covers tensor bytes, names, types and shapes, so sharding, metadata and the decoder do not move it.
+Format: huggingface/safetensors README (u64 little-endian header length, JSON header, tensor bytes without
+gaps). Cost: reading the encoder half once at disk speed. Nothing is memoised on disk. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.encoders.layouts import encoder_shape
+from latentcache.encoders.storage import from_bfloat16
+from latentcache.errors import UnsupportedModelError
+from latentcache.identity.content import canonical_json
+
+#: Longest header accepted, the limit of the safetensors library.
+MAX_HEADER_BYTES = 100_000_000
+_CHUNK_BYTES = 4 << 20
+_ITEM_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "C64": 64} | {
+    "U64": 64,
+    "U32": 32,
+    "U16": 16,
+    "U8": 8,
+    "BOOL": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+}
+_FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+_RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
+_AGAIN = "download the file again and compare its size with the page it comes from"
+#: First bytes of what people hand over by mistake: magic -> (what it is, why it cannot be used, remedy).
+_MAGICS: tuple[tuple[tuple[bytes, ...], str, str, str], ...] = (
+    ((b"GGUF",), "a GGUF file", "GGUF holds language and transformer models, not picture encoders",
+     "give the safetensors VAE that belongs to the model (its vae/ folder)"),
+    ((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a pickle checkpoint",
+     "pickle files can run code when they are opened", _RESAVE),
+    ((b"version https://git-lfs",), "a git-lfs pointer", "git has not fetched the file itself",
+     "run `git lfs pull` in its folder"),
+    ((b"<!doctype", b"<html", b"<?xml"), "an HTML page", "a web page was saved in place of the file", _AGAIN),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    """Where one tensor lies."""
+
+    path: Path
+    dtype: str
+    """As safetensors spells it: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    start: int
+    """Offset of its first byte in the file."""
+    num_bytes: int
+
+
+def sniff(path: Path) -> None:
+    """Refuse what is no complete safetensors file, by its first bytes and its size.
+
+    Raises:
+        UnsupportedModelError: It is something else, empty or cut short; named with a remedy.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not size:
+        raise _refused(path, "empty", "it has no bytes", _AGAIN)
+    start = head.lstrip().lower()
+    for magics, kind, why, fix in _MAGICS:
+        if head.startswith(magics) or start.startswith(magics):
+            raise _refused(path, kind, why, fix)
+    length = int.from_bytes(head[:8], "little")
+    if size < 8 or head[8:9] not in (b"{", b""):
+        raise _refused(path, "no safetensors file", "it does not begin with a safetensors header", _RESAVE)
+    if length > MAX_HEADER_BYTES:
+        raise _refused(path, "no safetensors file", f"its header would have {length} bytes", _RESAVE)
+    if 8 + length > size:
+        raise _truncated(path, 8 + length, size)
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Tensors of one safetensors file by name.
+
+    Raises:
+        UnsupportedModelError: Not safetensors, cut short, or a header that contradicts itself.
+    """
+    sniff(path)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_without_duplicates)
+        header.pop("__metadata__", None)
+        tensors = {name: _info(path, 8 + length, entry) for name, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _refused(path, "a damaged safetensors file", f"header: {error}", _AGAIN) from error
+    end, size = max((t.start + t.num_bytes for t in tensors.values()), default=8 + length), path.stat().st_size
+    if end > size:
+        raise _truncated(path, end, size)
+    if end < size:
+        raise _refused(path, "a damaged safetensors file", f"{size - end} bytes belong to no tensor", _AGAIN)
+    return tensors
+
+
+def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
+    """Tensors of all shards of one model by name.
+
+    Raises:
+        UnsupportedModelError: As in :func:`read_header`, or one name is in two shards.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for path in paths:
+        for name, info in read_header(path).items():
+            if name in tensors:
+                raise _refused(path, "a damaged model", f"tensor {name} is in two shards", _AGAIN)
+            tensors[name] = info
+    return tensors
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    """Files that a ``*.safetensors.index.json`` names, in the order of their names.
+
+    Raises:
+        UnsupportedModelError: The index cannot be read, leaves its folder, or names a file that is not there.
+    """
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        paths = tuple(index.parent / name for name in names)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _refused(index, "no index of weights", f"no weight_map: {error}", _AGAIN) from error
+    for path in paths:
+        if path.parent != index.parent or not path.is_file():
+            raise _refused(index, "an incomplete model", f"shard {path.name} is not there", _AGAIN)
+    return paths
+
+
+def tensor_hashes(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> list[list[Any]]:
+    """``[name, dtype, shape, xxh3-64 in hex]`` of each tensor, in name order.
+
+    Args:
+        names: Name to hash under -> name in the file (:func:`latentcache.encoders.layouts.encoder_names`).
+        tensors: Tensors by their name in the file.
+    """
+    return [[name, *_fact(name, tensors[names[name]])] for name in sorted(names)]
+
+
+def fingerprint(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> str:
+    """Hex of xxh3-128 over the canonical JSON of :func:`tensor_hashes`."""
+    return xxhash.xxh3_128_hexdigest(canonical_json(tensor_hashes(names, tensors)))
+
+
+def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
+    """One small tensor as float32, exact, in its own shape.
+
+    Raises:
+        UnsupportedModelError: It is not float32, float16 or bfloat16.
+    """
+    if info.dtype not in _FLOATS:
+        raise _refused(info.path, "a model of another number type", f"a tensor is {info.dtype}", _RESAVE)
+    with info.path.open("rb") as file:
+        file.seek(info.start)
+        values = np.frombuffer(file.read(info.num_bytes), _FLOATS[info.dtype])
+    floats = from_bfloat16(values) if info.dtype == "BF16" else values.astype(np.float32)
+    return floats.reshape(info.shape)
+
+
+def _fact(name: str, info: TensorInfo) -> tuple[str, list[int], str]:
+    digest = xxhash.xxh3_64()
+    for chunk in _chunks(info):
+        digest.update(chunk)
+    return info.dtype, list(encoder_shape(name, info.shape)), digest.hexdigest()
+
+
+def _chunks(info: TensorInfo) -> Iterator[bytes]:
+    left = info.num_bytes
+    with info.path.open("rb") as file:
+        file.seek(info.start)
+        while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
+    if left > 0:
+        raise _truncated(info.path, info.start + info.num_bytes, info.start + info.num_bytes - left)
+
+
+def _info(path: Path, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
+    """One header entry, checked: the bytes it spans are those its type and shape need."""
+    (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError(f"offsets {begin}, {end} and shape {shape} are no sizes")
+    if dtype not in _ITEM_BITS:
+        raise ValueError(f"unknown type {dtype}")
+    if end - begin != math.prod(shape) * _ITEM_BITS[dtype] // 8:
+        raise ValueError(f"{end - begin} bytes for {dtype} of shape {shape}")
+    return TensorInfo(path=path, dtype=dtype, shape=shape, start=data_start + begin, num_bytes=end - begin)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different: which of two tensors would be loaded depends on the reader."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("one name is there twice")
+    return result
+
+
+def _refused(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{path.name} is {kind}", where=str(path), why=why, fix=fix)
+
+
+def _truncated(path: Path, expected: int, found: int) -> UnsupportedModelError:
+    why = f"the header speaks of {expected} bytes, the file has {found}"
+    return _refused(path, "cut short", why, _AGAIN)

@@ -1,0 +1,100 @@
+"""``open_cache``: a finished cache, pinned to the generation that was current when it was opened."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from latentcache.geometry.sizes import Size
+from latentcache.loader.loader import CacheLoader
+from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
+from latentcache.recipe import Recipe
+from latentcache.store.generation import Generation, load_generation
+from latentcache.store.layout import CacheLayout
+from latentcache.store.reader import EntryReader
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A finished cache. Builds that end later do not change what it serves."""
+
+    layout: CacheLayout
+    generation: Generation
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return len(self.generation.rows.shard)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the entries were made by."""
+        return self.generation.recipe
+
+    @property
+    def buckets(self) -> dict[Size, int]:
+        """Entries per bucket, sizes in pixels."""
+        counts = torch.bincount(torch.from_numpy(self.generation.rows.bucket.copy()), minlength=0).tolist()
+        return dict(zip(self.generation.buckets, counts, strict=True))
+
+    def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
+        """What an epoch would do, before training starts.
+
+        Raises:
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
+        return plan_report(self.generation.rows.bucket, self.generation.buckets, batches)
+
+    def loader(
+        self,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        small_buckets: SmallBuckets = "repeat",
+        scaled: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> CacheLoader:
+        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
+
+        Args:
+            batch_size: Samples per rank and step.
+            seed: Changes the order of all epochs.
+            rank: Which share of each step this process gets.
+            world_size: Number of ranks; all of them see the same steps.
+            small_buckets: What becomes of samples that fill no batch: ``repeat`` (default), ``drop``,
+                ``partial`` or ``error``.
+            scaled: Latents as the model trains on them; False gives them as they are stored.
+            dtype: Type of the latents; by default the type they are stored in.
+
+        Raises:
+            UsageError: A number or policy that cannot be.
+            EmptyPlanError: An epoch would have no step.
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
+        return CacheLoader(
+            EntryReader(self.layout, self.generation), report, seed=seed, rank=rank, scaled=scaled, dtype=dtype
+        )
+
+
+def open_cache(path: str | os.PathLike[str]) -> Cache:
+    """Open the current generation of a cache.
+
+    Raises:
+        CacheNotFoundError: No cache there, or no finished build in it.
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: Its manifest or a column is damaged.
+    """
+    root = Path(path)
+    generation = load_generation(root)
+    if generation.demo:
+        warnings.warn(
+            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2
+        )
+    return Cache(CacheLayout(root), generation)

@@ -1,0 +1,109 @@
+"""The loader: an iterable of batches with an exact length, one shape per batch, every entry checked.
+
+Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
+are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
+Cost: one positional read and one xxh3 pass per entry, straight into the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from latentcache.errors import UsageError
+from latentcache.geometry.sizes import latent_size
+from latentcache.loader.normalise import normalise
+from latentcache.plan.batches import PlanReport
+from latentcache.plan.epoch import EpochPlan, plan_epoch
+from latentcache.store.entry import numpy_dtype
+from latentcache.store.reader import EntryReader
+
+Batch = dict[str, Any]
+"""``latents`` (B, C, h, w); ``original_size``, ``crop_top_left``, ``target_size`` (B, 2) int64, height or top
+first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
+
+_TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class CacheLoader:
+    """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable."""
+
+    def __init__(
+        self,
+        reader: EntryReader,
+        report: PlanReport,
+        *,
+        seed: int = 0,
+        rank: int = 0,
+        scaled: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not 0 <= rank < report.batches.world_size:
+            raise UsageError(
+                f"rank {rank} of {report.batches.world_size}",
+                why="ranks count from 0",
+                fix="pass rank and world_size of this process",
+            )
+        self.report = report
+        self.seed, self.rank, self.epoch = seed, rank, 0
+        self._reader, self._scaled = reader, scaled
+        spec = reader.generation.recipe.encoder
+        self._stored = _TORCH[spec.storage_dtype]
+        self._dtype = dtype or self._stored
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank (the same on every rank)."""
+        return self.report.steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration serves."""
+        self.epoch = epoch
+
+    def epoch_plan(self) -> EpochPlan:
+        """The order of the current epoch."""
+        bucket = self._reader.generation.rows.bucket
+        return plan_epoch(bucket, self.report, seed=self.seed, epoch=self.epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Serve the epoch.
+
+        Raises:
+            CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
+            MissingEntryError: A shard is gone.
+        """
+        plan = self.epoch_plan()
+        for step in range(len(plan)):
+            yield self.batch(plan.batch(step, self.rank).tolist())
+
+    def batch(self, rows: list[int]) -> Batch:
+        """One batch of the given entries, which share a bucket."""
+        generation = self._reader.generation
+        columns, samples = generation.rows, generation.samples
+        owners = columns.sample[rows].tolist()
+        bucket = generation.buckets[int(columns.bucket[rows[0]])]
+        return {
+            "latents": self._latents(rows),
+            "keys": [columns.key[row].tobytes().hex() for row in rows],
+            "names": [samples.names[owner] for owner in owners],
+            "captions": [samples.captions[owner] for owner in owners],
+            "original_size": torch.from_numpy(samples.original_size[owners].astype(np.int64)),
+            "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
+            "target_size": torch.tensor([(bucket.height, bucket.width)] * len(rows)),
+        }
+
+    def _latents(self, rows: list[int]) -> torch.Tensor:
+        """(B, C, h, w) in memory of its own."""
+        generation = self._reader.generation
+        spec = generation.recipe.encoder
+        cells = latent_size(generation.buckets[int(generation.rows.bucket[rows[0]])], spec.factor)
+        shape = (len(rows), spec.channels, cells.height, cells.width)
+        stored = np.empty(shape, dtype=numpy_dtype(spec.storage_dtype))
+        for position, row in enumerate(rows):
+            self._reader.read_into(row, stored[position])
+        latents = torch.from_numpy(stored)
+        if spec.storage_dtype == "bfloat16":
+            latents = latents.view(torch.bfloat16)
+        return normalise(latents, spec.normalisation, self._dtype) if self._scaled else latents.to(self._dtype)

@@ -1,0 +1,1 @@
+"""How made? Decode, batch, encode, write: bounded in memory, resumable at any moment."""

@@ -1,0 +1,229 @@
+"""``build_cache``: the whole story on one screen. Scan, plan, encode what is missing, publish.
+
+Guarantee: run twice, the second run encodes nothing; killed at any moment, the next run goes on with all that
+was acknowledged; sources are only read. It composes the other modules and computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from latentcache.encoders.describe import ModelDescription, cuda_available
+from latentcache.encoders.opening import open_encoder
+from latentcache.encoders.protocol import Encoder
+from latentcache.errors import UsageError
+from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
+from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
+from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
+from latentcache.pipeline.events import EventLog
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.preflight import (
+    Before,
+    check_places,
+    check_resample,
+    check_space,
+    default_threads,
+    read_before,
+    source_facts,
+)
+from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
+from latentcache.pipeline.run import EncodeRun, RunResult
+from latentcache.pipeline.settings import BuildSettings, resolve_recipe
+from latentcache.pipeline.survey import Memory, Survey, survey
+from latentcache.pipeline.work import Progress
+from latentcache.pipeline.writing import WriterThread
+from latentcache.recipe import Recipe
+from latentcache.sources.resolve import scan
+from latentcache.sources.sample import Scan
+from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.generation import publish
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, write_json
+from latentcache.store.lock import builder_lock
+from latentcache.store.shard import NewEntry, ShardWriter, recover_shard
+
+#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
+DEFAULT_BATCH = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class _Build:
+    """One build in progress."""
+
+    settings: BuildSettings
+    observer: Observer
+    stop: StopSignal
+    layout: CacheLayout
+    started: float = field(default_factory=time.monotonic)
+
+    def plan(self, locks: ExitStack) -> tuple[Scan, Recipe, ModelDescription, Before]:
+        """Look at everything that can refuse the build, before anything is made; then take the lock."""
+        check_places(self.settings.data, self.layout.root)
+        dry = self.settings.dry_run
+        if self.layout.root.exists() and not dry:
+            locks.enter_context(builder_lock(self.layout.lock))
+        found = scan(self.settings.data)
+        before = read_before(self.layout)
+        has_cuda = self.settings.device.startswith("cuda") or (self.settings.device == "auto" and cuda_available())
+        recipe, description = resolve_recipe(
+            self.settings.recipe, before.recipe, cached_model=before.model, has_cuda=has_cuda
+        )
+        if not self.layout.root.exists() and not dry:
+            make_folder(self.layout.root)
+            locks.enter_context(builder_lock(self.layout.lock))
+        return found, recipe, description, before
+
+    def run(self) -> BuildReport:
+        """Plan, encode, publish."""
+        with ExitStack() as locks:
+            found, recipe, description, before = self.plan(locks)
+            if not self.settings.dry_run:
+                make_folder(self.layout.shards)
+                for folder in self.layout.open_shards():
+                    recover_shard(folder, self.layout.quarantine)
+            catalog = load_catalog(self.layout)
+            memory = Memory.of(before.generation, recipe)
+            work = survey(
+                found,
+                recipe,
+                catalog,
+                memory,
+                max_pixels=self.settings.max_pixels,
+                retry_failed=self.settings.retry_failed,
+            )
+            plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
+            self.observer.planned(plan)
+            if self.settings.dry_run:
+                return build_report(plan, started=self.started, dry_run=True)
+            check_space(plan)
+            return self.finish(found, recipe, description, before, work, plan, catalog)
+
+    def finish(
+        self,
+        found: Scan,
+        recipe: Recipe,
+        description: ModelDescription,
+        before: Before,
+        work: Survey,
+        plan: BuildPlan,
+        catalog: Catalog,
+    ) -> BuildReport:
+        """Encode what is to do and publish what came of it."""
+        committed = catalog.keys()
+        result = RunResult()
+        if work.todo:
+            check_resample(recipe)
+            marker = {"recipe": recipe.as_json(), "model": description.label, "samples": plan.samples}
+            write_json(self.layout.building, marker)
+            result = self.encode(found, recipe, description, work, catalog)
+            catalog = load_catalog(self.layout)
+        draft = assemble(found, work, result, recipe, catalog)
+        root = str(found.root.resolve())
+        generation = before.generation
+        same = unchanged(draft, recipe, generation, root)
+        if generation is None or not same:
+            number = self.publish(draft, recipe, description, found)
+        else:
+            number = generation.number
+        self.layout.building.unlink(missing_ok=True)
+        return build_report(
+            plan,
+            started=self.started,
+            draft=draft,
+            encoded=result.encoded,
+            committed=frozenset(committed),
+            generation=number,
+            published=not same,
+        )
+
+    def encode(
+        self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
+    ) -> RunResult:
+        """Run decode threads, device loop and writer over the work that is to do."""
+        settings, progress = self.settings, Progress(total=len(work.todo), stage="encoding")
+        budget = ByteBudget(settings.host_memory or default_budget_bytes())
+        decoder = Decoder(
+            root=found.root,
+            recipe=recipe,
+            max_pixels=settings.max_pixels,
+            catalog=catalog,
+            claims=Claims(catalog.__contains__),
+            budget=budget,
+        )
+        with EventLog(settings.events) as events:
+
+            def committed(entries: Sequence[NewEntry]) -> None:
+                events.commit([entry.key for entry in entries])
+                progress.payload_bytes += sum(len(entry.value) for entry in entries)
+
+            run = EncodeRun(
+                recipe=recipe,
+                catalog=catalog,
+                pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
+                writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
+                open_encoder=_encoder_opener(description, settings.device),
+                batch_size=settings.batch_size or DEFAULT_BATCH,
+                stop=self.stop,
+                progress=progress,
+                advanced=self.observer.advanced,
+                warn=self.observer.warned,
+            )
+            self.stop.orderly = True
+            result = run(work.todo)
+        if self.stop.requested:
+            raise self.stop.error()
+        return result
+
+    def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
+        """Write the next generation."""
+        return publish(
+            self.layout,
+            recipe=recipe,
+            rows=draft.rows,
+            samples=draft.samples,
+            buckets=draft.buckets,
+            shards=draft.shards,
+            refused=[refusal_json(item) for item in draft.refused],
+            notes=[refusal_json(item) for item in draft.notes],
+            facts=source_facts(found, description, self.layout.root),
+        )
+
+
+def build_cache(settings: BuildSettings, *, observer: Observer | None = None) -> BuildReport:
+    """Make a cache true for a data folder: encode what is missing, reuse the rest, publish a generation.
+
+    Args:
+        settings: What to build, and from what.
+        observer: Told of the plan and of progress; silent where it is not given.
+
+    Raises:
+        UsageError: Settings that cannot be, or an output folder inside the data.
+        SourceError: The data folder cannot be used, or holds no picture.
+        EncoderError: The model cannot be used.
+        CacheLockedError: Another build holds the cache.
+        StoreError: The disk is full or fails, or the cache was written by a newer version.
+        DeviceError: The device failed.
+        InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
+    """
+    if settings.commit_every is not None and settings.commit_every < 1:
+        raise UsageError("--commit-every must be at least 1", fix="leave it out for the default")
+    with StopSignal() as stop:
+        layout = CacheLayout(settings.cache)
+        return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()
+
+
+def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
+    def make() -> ShardWriter:
+        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
+
+    return make
+
+
+def _encoder_opener(description: ModelDescription, device: str) -> Callable[[], Encoder]:
+    def opened() -> Encoder:
+        return open_encoder(description, device=device)
+
+    return opened

@@ -1,0 +1,126 @@
+"""The device loop's arithmetic: batches of one size, halved when memory runs out, retried when not finite.
+
+Guarantee: every piece that goes in comes out as an entry or as a refusal with its cause; latents that are not
+finite are never stored and never zeroed. The device's memory is given back only in the out-of-memory path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
+from latentcache.errors import DeviceMemoryError, EncoderError
+from latentcache.geometry.sizes import Size, latent_size
+from latentcache.identity.content import checksum
+from latentcache.identity.key import KIND_LATENTS
+from latentcache.pipeline.work import Piece
+from latentcache.recipe import Recipe
+from latentcache.store.entry import EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.shard import NewEntry
+
+Refuse = Callable[[Piece, str, str], None]
+"""Called with a piece, the cause and the detail when a piece cannot be encoded."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchEncoder:
+    """Encodes pieces of one bucket at a time.
+
+    Args:
+        encoder: What does the work.
+        recipe: Whose id goes into the headers.
+        batch_size: Pieces per call at most.
+        refuse: Told of pieces that cannot be encoded.
+        warn: Told, once per bucket, that a batch was halved.
+    """
+
+    encoder: Encoder
+    recipe: Recipe
+    batch_size: int
+    refuse: Refuse
+    warn: Callable[[str], None]
+    _limits: dict[Size, int] = field(default_factory=dict)
+
+    def limit(self, bucket: Size) -> int:
+        """Pieces per call for this bucket: the batch size, or less after the device ran out of memory."""
+        return self._limits.get(bucket, self.batch_size)
+
+    def encode(self, pieces: Sequence[Piece]) -> list[NewEntry]:
+        """Entries of the pieces, all of one bucket, without those that were refused."""
+        entries: list[NewEntry] = []
+        waiting = list(pieces)
+        while waiting:
+            bucket = waiting[0].placement.bucket
+            batch = waiting[: self.limit(bucket)]
+            try:
+                entries += self._batch(batch)
+            except DeviceMemoryError as error:
+                if len(batch) > 1:
+                    self._halve(bucket, len(batch))
+                    continue  # the same pieces again
+                self.refuse(batch[0], "out-of-memory", error.why or error.what)
+            del waiting[: len(batch)]
+        return entries
+
+    def _batch(self, batch: Sequence[Piece]) -> list[NewEntry]:
+        """One call of the encoder, and a second, precise one for what was not finite."""
+        encoded = self._checked(_slab(batch), precise=False)
+        good = [self._entry(piece, encoded, i) for i, piece in enumerate(batch) if encoded.finite[i]]
+        again = [piece for i, piece in enumerate(batch) if not encoded.finite[i]]
+        for piece in again:  # one by one: the retry in float32 needs twice the memory
+            second = self._checked(_slab([piece]), precise=True)
+            if second.finite[0]:
+                good.append(self._entry(piece, second, 0))
+            else:
+                self.refuse(piece, "non-finite", "the encoder gives NaN or infinity for it, also in float32")
+        return good
+
+    def _checked(self, slab: Pixels, *, precise: bool) -> EncodedBatch:
+        """What the encoder gives, after a look at its shape.
+
+        Raises:
+            EncoderError: The shape is not the one the geometry asks for: a fault of the encoder, not of a file.
+        """
+        encoded = self.encoder.encode(slab, precise=precise)
+        spec = self.recipe.encoder
+        cells = latent_size(Size(slab.shape[1], slab.shape[2]), spec.factor)
+        expected = (len(slab), spec.channels, cells.height, cells.width)
+        if encoded.latents.shape != expected:
+            raise EncoderError(
+                "the encoder gives latents of another shape than its description says",
+                where=spec.family,
+                why=f"expected {expected}, found {encoded.latents.shape}",
+                fix="report this model: its row in encoders/families.py is wrong",
+            )
+        return encoded
+
+    def _entry(self, piece: Piece, encoded: EncodedBatch, position: int) -> NewEntry:
+        latents = np.ascontiguousarray(encoded.latents[position])
+        return new_entry(piece, self.recipe, latents.shape, latents.tobytes())
+
+    def _halve(self, bucket: Size, size: int) -> None:
+        self._limits[bucket] = max(size // 2, 1)
+        self.warn(f"out of memory at batch {size} of {bucket}; going on with {self._limits[bucket]}")
+
+
+def new_entry(piece: Piece, recipe: Recipe, shape: tuple[int, ...], payload: bytes) -> NewEntry:
+    """The stored form of a piece's latents."""
+    header = EntryHeader(
+        kind=KIND_LATENTS,
+        dtype=recipe.encoder.storage_dtype,
+        shape=shape,
+        payload_checksum=checksum(payload),
+        content=piece.content,
+        recipe_id=recipe.recipe_id,
+        original_size=piece.original_size,
+    )
+    facts = EntryFacts(pixel_hash=piece.pixel_hash, placement=piece.placement)
+    return NewEntry(key=piece.key, value=pack_header(header, piece.key) + payload, facts=pack_facts(facts))
+
+
+def _slab(batch: Sequence[Piece]) -> Pixels:
+    """(B, H, W, 3), C-contiguous."""
+    return np.stack([piece.pixels for piece in batch])

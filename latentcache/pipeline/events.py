@@ -1,0 +1,47 @@
+"""The event file: one line per durable commit, for programs that follow a build from outside.
+
+Guarantee: a line is written, with a single ``write``, after the commit it speaks of has returned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from latentcache.errors import UsageError
+
+
+class EventLog:
+    """Appends events to a file; without a path it does nothing.
+
+    Raises:
+        UsageError: The file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._descriptor: int | None = None
+        if path is None:
+            return
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(
+                "the event file cannot be written", where=str(path), why=str(error), fix="give another --events FILE"
+            ) from error
+
+    def commit(self, keys: Sequence[bytes]) -> None:
+        """Say that these keys are durable."""
+        if self._descriptor is not None:
+            line = json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n"
+            os.write(self._descriptor, line.encode("ascii"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

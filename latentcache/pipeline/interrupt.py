@@ -1,0 +1,55 @@
+"""SIGINT and SIGTERM: the first one ends the build in order, a second one leaves at once.
+
+Guarantee: what was acknowledged is committed either way. While a build is only planning, nothing is open, so
+the first signal ends it there and then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+from latentcache.errors import InterruptedBuildError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopSignal:
+    """Context manager that turns the two signals into a flag. Outside the main thread it only holds the flag."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.orderly = False
+        """Set once entries are in flight: from then on a signal only raises the flag."""
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the build was asked to end."""
+        return self.number != 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def error(self) -> InterruptedBuildError:
+        """What the build ends with."""
+        name = signal.Signals(self.number).name
+        return InterruptedBuildError(
+            f"interrupted by {name}", why="everything committed so far is kept", signal_number=self.number
+        )
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and self.orderly:
+            os._exit(128 + number)  # asked twice: commits are durable, there is nothing to tidy
+        self.number = number
+        if not self.orderly:
+            raise self.error()

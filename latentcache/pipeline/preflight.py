@@ -1,0 +1,151 @@
+"""What is looked at before a build starts: places, the cache as it is, free space, this machine's abilities.
+
+Guarantee: everything here refuses in words before a picture is decoded or a model is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from latentcache.encoders.describe import ModelDescription
+from latentcache.errors import CacheNotFoundError, DiskFullError, SourceNotFoundError, UsageError
+from latentcache.pipeline.report import BuildPlan
+from latentcache.pipeline.resize import resample_self_test
+from latentcache.recipe import Recipe
+from latentcache.sources.sample import Scan
+from latentcache.store.generation import Generation, load_generation
+from latentcache.store.layout import CacheLayout, read_json
+
+#: Left free on the disk beyond what the plan needs, in bytes.
+RESERVE_BYTES = 64 << 20
+_LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg", "lmdb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """The cache as a build finds it."""
+
+    generation: Generation | None = None
+    recipe: Recipe | None = None
+    model: str | None = None
+
+
+def check_places(data: Path, cache: Path) -> None:
+    """Refuse a cache that would lie inside the data, or in a folder that holds something else.
+
+    Raises:
+        SourceNotFoundError: The data folder does not exist.
+        UsageError: As said.
+    """
+    if not data.exists():
+        raise SourceNotFoundError(
+            f"no data folder at {data}", where=str(data), why="no such folder", fix="check the path"
+        )
+    inside = cache.resolve()
+    if inside == data.resolve() or data.resolve() in inside.parents:
+        raise UsageError(
+            f"the cache would lie inside the data folder: {cache}",
+            where=str(cache),
+            why="data folders are only read; a cache in one would be taken for data",
+            fix=f"use --out {data.resolve().with_name(data.resolve().name + '.latentcache')}",
+        )
+    if cache.exists() and not cache.is_dir():
+        raise UsageError(f"--out {cache} is a file", where=str(cache), fix="give a folder")
+    layout = CacheLayout(cache)
+    ours = any(path.exists() for path in (layout.current, layout.building, layout.lock, layout.shards))
+    if cache.is_dir() and not ours and any(cache.iterdir()):
+        raise UsageError(
+            f"--out {cache} is no cache and not empty",
+            where=str(cache),
+            why="a cache is never mixed with other files",
+            fix="give an empty or a new folder",
+        )
+
+
+def read_before(layout: CacheLayout) -> Before:
+    """What the cache holds already; a build that was killed counts with its recipe.
+
+    Raises:
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: Its manifest is damaged.
+    """
+    generation = None
+    if layout.building.exists():
+        marker = read_json(layout.building)
+        recipe, model = Recipe.from_json(marker["recipe"]), str(marker["model"])
+    else:
+        recipe, model = None, None
+    try:
+        generation = load_generation(layout.root)
+    except CacheNotFoundError:
+        return Before(recipe=recipe, model=model)
+    recorded = str(generation.manifest["provenance"]["model"])
+    return Before(generation=generation, recipe=recipe or generation.recipe, model=model or recorded)
+
+
+def check_space(plan: BuildPlan) -> None:
+    """Refuse a build that cannot fit.
+
+    Raises:
+        DiskFullError: The plan needs more than is free.
+    """
+    if plan.entries_to_make and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
+        raise DiskFullError(
+            "the disk is too full for this build",
+            where=str(plan.cache),
+            why=f"the plan needs {plan.bytes_to_write:,} bytes and a tenth, {plan.free_bytes:,} are free",
+            fix="free some space, or give another disk with --out",
+        )
+
+
+def check_resample(recipe: Recipe) -> None:
+    """Refuse a recipe whose resize this machine cannot reproduce.
+
+    Raises:
+        UsageError: torch here has no uint8 Lanczos, or one that disagrees with Pillow.
+    """
+    if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
+        raise UsageError(
+            "this machine cannot do the resize of this recipe (lanczos-u8)",
+            why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
+            fix="install torch 2.13 or newer, or use --resample lanczos-pil (encodes everything again)",
+        )
+
+
+def default_threads() -> int:
+    """Decode threads: all cores but one, at least two."""
+    return max(len(os.sched_getaffinity(0)) - 1, 2)
+
+
+def source_facts(found: Scan, description: ModelDescription, cache: Path) -> dict[str, Any]:
+    """What the manifest says of where the entries come from."""
+    root = found.root.resolve()
+    relative = os.path.relpath(root, cache.resolve())
+    return {
+        "source": {"root": str(root), "relative": relative, "captions": found.caption_source},
+        "demo": description.kind == "demo",
+        "provenance": provenance(description.label),
+    }
+
+
+def provenance(model: str) -> dict[str, Any]:
+    """Versions and machine: shown, never part of a recipe."""
+    return {
+        "model": model,
+        "latentcache": _version("latentcache"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,115 @@
+"""From decoded pixels to the pixels of a bucket: cover-resize, then cut, as the placement says.
+
+Decides nothing about sizes; they are in the placement. Guarantee: the result has exactly the bucket's size; a
+picture that has the resized size already is not resampled; both kernels are 8-bit Lanczos with antialiasing
+and differ by at most two levels in less than 1 % of samples (checked by a self-test before torch is used).
+Costs for 12 MP to 1 MP on one core: about 20 ms with torch, 140 ms with Pillow; both let go of the GIL.
+
+torch is imported where it is used: a build whose encoder needs no torch must not pay 5 s for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from latentcache.errors import RecipeError
+from latentcache.geometry.placement import Placement
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+
+#: The two kernels agree when no sample differs by more levels, and no larger share of samples differs at all.
+MAX_LEVELS, MAX_SHARE = 2, 0.01
+
+_THREADS = threading.Lock()
+
+
+def resize_crop(pixels: NDArray[np.uint8], placement: Placement, resample: str) -> NDArray[np.uint8]:
+    """Resize a picture to ``placement.resize`` and cut ``placement.crop`` out of it.
+
+    Args:
+        pixels: (H, W, 3), RGB, 0 to 255.
+        placement: Where the picture goes.
+        resample: ``lanczos-pil`` or ``lanczos-u8``, as in the pixel profile.
+
+    Returns:
+        Pixels (h, w, 3) of the bucket's size, C-contiguous.
+
+    Raises:
+        RecipeError: ``resample`` is not known.
+    """
+    if resample not in ("lanczos-pil", "lanczos-u8"):
+        raise RecipeError(f"resampling {resample!r} is not known", fix="use lanczos-pil or lanczos-u8")
+    if pixels.shape[:2] != (placement.resize.height, placement.resize.width):
+        pixels = (_pillow if resample == "lanczos-pil" else _torch)(pixels, placement.resize)
+    top, left, size = placement.crop.top, placement.crop.left, placement.crop.size
+    return np.ascontiguousarray(pixels[top : top + size.height, left : left + size.width])
+
+
+def pixel_hash(pixels: NDArray[np.uint8]) -> bytes:
+    """xxh3-128 of the shape (3 x u32, little endian) and of the xxh3-128 of the bytes: 16 bytes.
+
+    Equal for two files that differ only in metadata.
+    """
+    body = content_hash(np.ascontiguousarray(pixels).data.cast("B"))
+    return content_hash(np.array(pixels.shape, "<u4").tobytes() + body)
+
+
+@lru_cache(maxsize=1)
+def resample_self_test() -> bool:
+    """Whether torch has a Lanczos kernel for uint8 that agrees with Pillow's; asked once per process.
+
+    False for torch before 2.13, and where the processor's code path gives something else. Imports torch.
+    """
+    y, x = np.mgrid[0:131, 0:97]
+    waves = 120 + 100 * np.sin(x * y / 300)
+    picture = np.stack([waves, (x * 5 + y * 3) % 256, 255 * ((x // 9 + y // 7) % 2)], -1).astype(np.uint8)
+    try:
+        return all(_kernels_agree(picture, size) for size in (Size(56, 40), Size(201, 150)))
+    except (NotImplementedError, ValueError, RuntimeError):
+        return False
+
+
+def thread_setup() -> None:
+    """Call first in every decode thread: torch then works in this thread alone, without helpers of its own.
+
+    ``torch.set_num_threads`` is half global: it sets the calling thread's own limit (OpenMP) and the value
+    that threads take over when they first use torch. Only the first half is wanted, so a passing thread
+    puts the second back. Does nothing while torch is not imported.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    with _THREADS:
+        threads = torch.get_num_threads()
+        if threads > 1:
+            torch.set_num_threads(1)
+            keeper = threading.Thread(target=torch.set_num_threads, args=(threads,))
+            keeper.start()
+            keeper.join()
+
+
+def _kernels_agree(picture: NDArray[np.uint8], size: Size) -> bool:
+    apart = np.abs(_torch(picture, size).astype(np.int16) - _pillow(picture, size))
+    return bool(apart.max() <= MAX_LEVELS and np.count_nonzero(apart) <= MAX_SHARE * apart.size)
+
+
+def _pillow(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """Pillow's Lanczos on the whole frame, (H, W, 3) to ``size``."""
+    return np.asarray(Image.fromarray(pixels).resize((size.width, size.height), Image.Resampling.LANCZOS))
+
+
+def _torch(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """The uint8 Lanczos of torch on the whole frame; the pixels are a channels-last tensor as they stand."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    frame = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
+    scaled = interpolate(frame, size=(size.height, size.width), mode="lanczos", antialias=True)
+    result: NDArray[np.uint8] = scaled[0].permute(1, 2, 0).numpy()
+    return result

@@ -1,0 +1,159 @@
+"""The encoding run: decode threads on one side, the writer thread on the other, the device loop between them.
+
+Decides nothing about content; it moves pieces. Guarantee: bounded memory (the byte budget, a short writer
+queue); when decoders starve because half-filled buckets hold the budget, the fullest is flushed, so nothing
+waits for ever; after a stop request the batch in hand is committed.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from latentcache.encoders.protocol import Encoder
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.decoding import DecodePool, raise_outcome
+from latentcache.pipeline.encoding import BatchEncoder, new_entry
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.work import Failed, Looked, Piece, Planned, Progress
+from latentcache.pipeline.writing import WriterThread
+from latentcache.recipe import Recipe
+from latentcache.store.catalog import Catalog
+
+#: How often the loop looks whether it was asked to stop, in seconds.
+_TICK_S = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """What a run found and made."""
+
+    looked: dict[int, Looked] = field(default_factory=dict)
+    """By sample index; pieces dropped."""
+    failed: list[Failed] = field(default_factory=list)
+    unencodable: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    """Content hash -> cause and detail, for pictures that decode and cannot be encoded."""
+    encoded: set[bytes] = field(default_factory=set)
+    """Keys computed by this run."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EncodeRun:
+    """One pass over the samples that have to be read."""
+
+    recipe: Recipe
+    catalog: Catalog
+    pool: DecodePool
+    writer: WriterThread
+    open_encoder: Callable[[], Encoder]
+    """Called when the first piece is to be encoded: a run that finds everything committed loads no model."""
+    batch_size: int
+    stop: StopSignal
+    progress: Progress
+    advanced: Callable[[Progress], None]
+    warn: Callable[[str], None]
+    result: RunResult = field(default_factory=RunResult)
+    _waiting: dict[Size, list[Piece]] = field(default_factory=dict)
+    _batches: BatchEncoder | None = None
+    _encoder: Encoder | None = None
+
+    def __call__(self, todo: Sequence[Planned]) -> RunResult:
+        """Do it all, or as much as there is time for before a stop request.
+
+        Raises:
+            StoreError: The disk is full or fails; what was committed stays.
+            EncoderError: The model cannot be used.
+            DeviceError: The device failed.
+        """
+        try:
+            self.pool.start(todo)
+            self._loop(len(todo))
+        finally:
+            self.pool.stop()
+            try:
+                self.writer.finish()
+            finally:
+                if self._encoder is not None:
+                    self._encoder.close()
+        return self.result
+
+    def _loop(self, remaining: int) -> None:
+        while remaining and not self.stop.requested:
+            try:
+                outcome = raise_outcome(self.pool.outcomes.get(timeout=_TICK_S))
+            except queue.Empty:
+                if self.pool.decoder.budget.starving:
+                    self._flush_fullest()
+                self.advanced(self.progress)
+                continue
+            remaining -= 1
+            self._take(outcome)
+            self.advanced(self.progress)
+        while self._waiting and not self.stop.requested:
+            self._flush_fullest()
+            self.advanced(self.progress)
+
+    def _take(self, outcome: Looked | Failed) -> None:
+        """Note one outcome and queue its pieces."""
+        self.progress.looked += 1
+        if isinstance(outcome, Failed):
+            self.result.failed.append(outcome)
+            self.progress.quarantined += 1
+            return
+        pieces = outcome.pieces
+        self.result.looked[outcome.index] = Looked(
+            index=outcome.index, content=outcome.content, memo=outcome.memo, size=outcome.size
+        )
+        for piece in pieces:
+            if not self._copy_twin(piece):
+                self._queue(piece)
+
+    def _queue(self, piece: Piece) -> None:
+        bucket = piece.placement.bucket
+        waiting = self._waiting.setdefault(bucket, [])
+        waiting.append(piece)
+        limit = self._batches.limit(bucket) if self._batches is not None else self.batch_size
+        if len(waiting) >= limit:
+            self._encode(self._waiting.pop(bucket))
+
+    def _copy_twin(self, piece: Piece) -> bool:
+        """Store the latents of an entry with equal pixels under the new key, where there is one."""
+        payload = None if piece.twin is None else self.catalog.payload(piece.twin)
+        if piece.twin is None or payload is None:
+            return False
+        self.writer.put([new_entry(piece, self.recipe, piece.twin.header.shape, payload)])
+        self.pool.decoder.budget.release(piece.pixels.nbytes)
+        self.progress.cached += 1
+        return True
+
+    def _flush_fullest(self) -> None:
+        if self._waiting:
+            bucket = max(self._waiting, key=lambda size: sum(piece.pixels.nbytes for piece in self._waiting[size]))
+            self._encode(self._waiting.pop(bucket))
+
+    def _encode(self, pieces: list[Piece]) -> None:
+        """Encode pieces of one bucket and hand them to the writer."""
+        entries = self._batch_encoder().encode(pieces)
+        self.pool.decoder.budget.release(sum(piece.pixels.nbytes for piece in pieces))
+        self.result.encoded.update(entry.key for entry in entries)
+        self.progress.encoded += len(entries)
+        self.progress.pixels += sum(piece.placement.bucket.area for piece in pieces)
+        if entries:
+            self.writer.put(entries)
+
+    def _batch_encoder(self) -> BatchEncoder:
+        if self._batches is None:
+            self._encoder = self.open_encoder()
+            self._batches = BatchEncoder(
+                encoder=self._encoder,
+                recipe=self.recipe,
+                batch_size=self.batch_size,
+                refuse=self._refuse,
+                warn=self.warn,
+            )
+        return self._batches
+
+    def _refuse(self, piece: Piece, cause: str, detail: str) -> None:
+        self.result.unencodable[piece.content] = (cause, detail)
+        self.progress.quarantined += 1

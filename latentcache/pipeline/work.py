@@ -1,0 +1,90 @@
+"""What flows through a build: planned pictures in, decoded pictures on, finished or refused ones out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from latentcache.encoders.protocol import Pixels
+from latentcache.geometry.placement import Placement
+from latentcache.geometry.sizes import Size
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.reading import hint_for
+from latentcache.sources.sample import Refusal, Sample
+from latentcache.store.catalog import Located
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One sample as the plan sees it, before its bytes are read."""
+
+    index: int
+    """Position in the scan's samples."""
+    sample: Sample
+    size: Size
+    """Pixels after EXIF orientation, from the header or from the last build."""
+    placements: tuple[Placement, ...]
+    """One per resolution, distinct buckets only."""
+    content: bytes = b""
+    """Content hash where the stat memo proves it; else empty."""
+    memo: StatMemo | None = None
+    """The memo that proved it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One picture in one bucket, waiting to be encoded."""
+
+    name: str
+    key: bytes
+    pixels: Pixels
+    """(H, W, 3) RGB."""
+    pixel_hash: bytes
+    placement: Placement
+    original_size: Size
+    content: bytes
+    twin: Located | None = None
+    """A committed entry made from the very same pixels: its latents hold for this file too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A sample whose bytes were read: what it is, and the pieces of it that no cache holds yet."""
+
+    index: int
+    content: bytes
+    memo: StatMemo
+    size: Size
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A sample that cannot be used."""
+
+    index: int
+    refusal: Refusal
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a build stands. Counts of entries unless a name says otherwise."""
+
+    total: int = 0
+    """Samples the run has to look at."""
+    looked: int = 0
+    """Samples looked at so far."""
+    encoded: int = 0
+    cached: int = 0
+    quarantined: int = 0
+    pixels: int = 0
+    """Pixels encoded."""
+    payload_bytes: int = 0
+    """Bytes of latents committed."""
+    stage: Literal["planning", "encoding", "finishing"] = "planning"
+
+
+def refuse(sample: Sample, cause: str, detail: str = "", **found: Any) -> Refusal:
+    """A refusal of one sample with the hint that belongs to its cause."""
+    hint = found.pop("hint", "") or hint_for(cause)
+    return Refusal(name=sample.name, cause=cause, detail=detail, hint=hint, **found)

@@ -1,0 +1,148 @@
+"""What a cause word means: the one table of words for files that are not used, each with what to do about it.
+
+Guarantee: every word that the project puts on a file or a row is in ``HINTS``; words are stable, hints may get
+better. Also names the cause of bytes that no decoder took, from their first bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from latentcache.errors import UnusableSampleError
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.sample import Refusal
+
+#: Cause word -> what the user can do, one line.
+HINTS: Mapping[str, str] = {
+    # the bytes are no picture that is read
+    "truncated": "the file is cut short or damaged: download or export it again",
+    "empty": "the file has no bytes: download or export it again, or remove it",
+    "zeros": "the file holds only zero bytes, as after a failed copy: copy or download it again",
+    "html": "this is a web page saved under a picture's name: download the picture itself",
+    "git-lfs": "this is a pointer, not the picture: run `git lfs pull` in the data folder",
+    "svg": "vector pictures have no pixels: export it as PNG",
+    "heic-needs-plugin": "HEIC is not read: convert it to JPEG or PNG, e.g. `heif-convert in.heic out.png`",
+    "jxl-needs-plugin": "JPEG XL is not read: convert it, e.g. `djxl in.jxl out.png`",
+    "eps": "PostScript is a program and is never run: export it as PNG",
+    "pdf": "PDF is no picture: export its pages as PNG",
+    "unknown": "no known picture format: convert it to PNG or JPEG, or remove it",
+    # it is a picture, but not one to train on as it is
+    "float": "scale the values to 0..255 and save it as an 8-bit or 16-bit picture",
+    "too-small": "use a larger picture, or remove it",
+    "extreme-aspect": "crop it nearer to a square, or add a --bucket of its shape",
+    "too-many-pixels": "make it smaller, or raise --max-pixels",
+    "bomb": "it claims more pixels than any decoder should trust: make it smaller, or remove it",
+    "too-large": "the file is larger than any picture that is read: make it smaller, or remove it",
+    "png-metadata-too-large": "strip its metadata, e.g. `exiftool -all= FILE`, or save it again",
+    # the file system does not give it
+    "not-regular": "this is no regular file (a pipe, socket, device or folder): remove it from the data folder",
+    "symlink-loop": "the link leads back to itself or to a folder above it: remove the link",
+    "not-found": "put the file there, or remove what points to it",
+    "outside-root": "copy the file into the data folder and write its path relative to that folder",
+    "permission": "give read permission, e.g. `chmod -R u+rX DATA`",
+    "io-error": "the file system cannot give it: check the path and the disk, then run again",
+    "changing": "another program is writing the file: run again when it has finished",
+    "vanished": "the file was removed during the run: run again",
+    # its words
+    "caption-encoding": "save the caption as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
+    "caption-unicode": "remove the NUL or the half surrogate pair from the caption",
+    "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
+    "table-row": "correct this row of the table",
+    # the encoder
+    "non-finite": "the model gives no finite latents for it, in float32 neither: remove the picture",
+    "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
+    "out-of-memory": "it does not fit into memory alone: use a smaller picture or --resolution",
+    "decoder-error": "the decoder failed on it: open it in an editor and save it again",
+    # notes: nothing is refused
+    "hidden": "names that begin with a dot are not used: rename it to use it",
+    "cache-folder": "a cache inside the data folder is not read as data",
+    "nested-link": "links inside a linked folder are not followed: the pictures are used under their own names",
+    "caption-conflict": "remove one of the two caption files, or make them equal",
+    "unlisted": "add a row to the table to use it",
+    "duplicate-row": "remove one of the rows",
+    "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
+    "backslash": "write the paths with / to make the table work on every system",
+}
+_GENERIC = "look at the file; replace or remove it"
+
+_ERRNO_CAUSES: Mapping[int, str] = {
+    errno.ENOENT: "not-found",
+    errno.ENOTDIR: "not-found",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.ELOOP: "symlink-loop",
+    errno.ENXIO: "not-regular",
+    errno.ENODEV: "not-regular",
+    errno.EISDIR: "not-regular",
+}
+_HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
+#: First bytes -> cause, for formats that are not read. JPEG XL has a bare and a boxed form (ISO/IEC 18181-2).
+_MAGIC: Mapping[bytes, str] = {
+    b"version https://git-lfs": "git-lfs",
+    b"\xff\x0a": "jxl-needs-plugin",
+    b"\x00\x00\x00\x0cJXL \r\n\x87\n": "jxl-needs-plugin",
+    b"%!PS": "eps",
+    b"\xc5\xd0\xd3\xc6": "eps",
+}
+#: First bytes of the formats that are read: a file that begins so and cannot be decoded is damaged.
+_READ_MAGIC = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+
+
+def hint_for(cause: str) -> str:
+    """What to do about a cause, one line; a general word for a cause that is not in the table."""
+    return HINTS.get(cause, _GENERIC)
+
+
+def cause_of(error: OSError) -> str:
+    """The cause word of an error of the operating system; ``io-error`` where there is no better one."""
+    return _ERRNO_CAUSES.get(error.errno or 0, "io-error")
+
+
+def sniff_cause(data: bytes) -> str:
+    """Why no decoder took these bytes, as a cause word.
+
+    ``truncated`` means that they begin like a format that is read; ``unknown`` that nothing is known of them.
+    """
+    if not data:
+        return "empty"
+    if data[0] == 0 and not data.strip(b"\0"):
+        return "zeros"
+    for magic, cause in _MAGIC.items():
+        if data.startswith(magic):
+            return cause
+    if data[4:8] == b"ftyp":
+        return _sniff_iso(data)
+    if data.startswith(_READ_MAGIC) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
+        return "truncated"
+    return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
+
+
+def refusal(name: str, cause: str, detail: str = "", *, stat: StatMemo | None = None) -> Refusal:
+    """A refusal or note with the hint of its cause."""
+    return Refusal(name=name, cause=cause, detail=detail, hint=hint_for(cause), stat=stat)
+
+
+def as_refusal(name: str, error: UnusableSampleError, *, stat: StatMemo | None = None) -> Refusal:
+    """The same, from the exception that a read or a decode raised."""
+    detail = "; ".join(part for part in (error.what, error.why) if part)
+    return Refusal(name=name, cause=error.slug, detail=detail, hint=error.fix, stat=stat)
+
+
+def _sniff_iso(data: bytes) -> str:
+    """ISO media files (ISO/IEC 14496-12): the ``ftyp`` box lists brands of four bytes after major and version."""
+    end = min(int.from_bytes(data[:4], "big"), 256)
+    brands = {data[8:12], *(data[i : i + 4] for i in range(16, end, 4))}
+    if brands & {b"avif", b"avis"}:
+        return "truncated"
+    return "heic-needs-plugin" if brands & _HEIF_BRANDS else "unknown"
+
+
+def _sniff_text(data: bytes) -> str:
+    """Markup: a web page, a vector picture or neither."""
+    head = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if not head.startswith(b"<"):
+        return "unknown"
+    if head.startswith((b"<!doctype html", b"<head", b"<body")) or b"<html" in head:
+        return "html"
+    return "svg" if b"<svg" in head or b"<!doctype svg" in head else "unknown"

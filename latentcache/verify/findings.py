@@ -1,0 +1,92 @@
+"""What a check can find, and what it means: categories, counts, and whether anything must be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CATEGORIES = (
+    "corrupt",
+    "unverifiable",
+    "drift",
+    "stale",
+    "missing",
+    "quarantined",
+    "orphan",
+    "touched",
+    "provenance",
+    "ok",
+)
+"""In order of precedence: a sample is in the first that fits."""
+PROBLEMS = frozenset({"corrupt", "unverifiable", "drift", "stale", "missing"})
+"""Categories that make a cache unfit for training as it is."""
+
+_HINTS = {
+    "corrupt": "the stored bytes are not what was written",
+    "unverifiable": "it could not be read, so nothing is known about it",
+    "stale": "the entry is whole, and made from something that is no longer so",
+    "missing": "the cache has no entry for it",
+    "orphan": "no sample needs this entry any more; it does no harm",
+    "touched": "the file was written or moved, and its bytes are the same",
+    "provenance": "shown for information: it moves latents by less than one pixel step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing a check found."""
+
+    category: str
+    reason: str
+    path: str = ""
+    """Sample name, relative to the data folder."""
+    key: str = ""
+    """Entry key in hex."""
+    file: str = ""
+    """Relative to the cache, for damage that belongs to no sample."""
+    expected: str = ""
+    found: str = ""
+    hint: str = ""
+    fix: str = ""
+
+    def with_defaults(self, fix: str) -> Finding:
+        """With the category's hint, and ``fix`` where something has to be done and nothing else is said."""
+        hint = self.hint or _HINTS.get(self.category, "")
+        mend = self.fix or (fix if self.category in PROBLEMS else "")
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Finding(**values | {"hint": hint, "fix": mend})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What a verification found."""
+
+    mode: str
+    generation: int
+    findings: tuple[Finding, ...]
+    """Everything but ``ok``."""
+    counts: dict[str, int]
+    """One number per category."""
+    samples: int
+    building: bool
+    """Whether a build has been started here that has not ended."""
+    elapsed_s: float
+
+    def exit_code(self, allowed_failed: int = 0) -> int:
+        """0 when the cache can be trained on as it is, else 1."""
+        problems = any(self.counts[name] for name in PROBLEMS)
+        return int(problems or self.counts["quarantined"] > allowed_failed)
+
+
+def count(findings: Iterable[Finding], num_ok: int) -> dict[str, int]:
+    """One number per category."""
+    counts = dict.fromkeys(CATEGORIES, 0)
+    for finding in findings:
+        counts[finding.category] += 1
+    counts["ok"] = num_ok
+    return counts
+
+
+def worst(findings: Sequence[Finding]) -> Finding | None:
+    """The finding that decides a sample's category."""
+    return min(findings, key=lambda finding: CATEGORIES.index(finding.category), default=None)

@@ -1,0 +1,120 @@
+"""``verify_cache``: is this cache still true? Reads the cache and its sources, changes neither.
+
+``fast`` reads manifest, columns and shard indexes, and stats every source, hashing those whose stat differs.
+``full`` reads every payload and every source as well. Neither needs torch, a model or a GPU.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from latentcache.errors import EmptySourceError, SourceNotFoundError
+from latentcache.recipe import Recipe, differences
+from latentcache.sources.resolve import scan
+from latentcache.sources.sample import Scan
+from latentcache.store.generation import Generation, load_generation
+from latentcache.store.layout import CacheLayout
+from latentcache.verify.entries import check_entries
+from latentcache.verify.findings import Finding, VerifyReport, count, worst
+from latentcache.verify.sources import check_sources
+
+
+def verify_cache(
+    cache: Path, *, data: Path | None = None, requested: Recipe | None = None, full: bool = False
+) -> VerifyReport:
+    """Check a cache against its sources and against itself.
+
+    Args:
+        cache: The cache folder.
+        data: The data folder, where it is not the recorded one.
+        requested: A recipe that a trainer is about to ask for; every sample is stale where it differs.
+        full: Read every payload and every source.
+
+    Raises:
+        CacheNotFoundError: No cache there, or no finished build in it.
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
+        SourceNotFoundError: The data folder is gone; say where it is with ``data``.
+    """
+    started = time.monotonic()
+    layout = CacheLayout(cache)
+    generation = load_generation(cache)
+    found = _scan(data or find_data(cache, generation))
+    by_sample, others = check_sources(generation, found, full=full)
+    damage, loose = check_entries(layout, generation, full=full)
+    recipe = _recipe_findings(generation, requested)
+    findings: list[Finding] = []
+    for number, name in enumerate(generation.samples.names):
+        own = [*damage.get(number, ()), *([by_sample[number]] if number in by_sample else ())]
+        own += [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe[:1]]
+        decided = worst(own)
+        if decided is not None:
+            findings.append(decided)
+    num_ok = len(generation.samples.names) - len(findings)
+    findings += [*others, *loose, *_provenance(generation)]
+    fix = f"latentcache build {shlex.quote(str(found.root))} --out {shlex.quote(str(cache))}"
+    return VerifyReport(
+        mode="full" if full else "fast",
+        generation=generation.number,
+        findings=tuple(finding.with_defaults(fix) for finding in findings),
+        counts=count(findings, num_ok),
+        samples=len(generation.samples.names) + len(generation.refused),
+        building=layout.building.exists(),
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def find_data(cache: Path, generation: Generation) -> Path:
+    """The recorded data folder, or where it would be had cache and data moved together.
+
+    Raises:
+        SourceNotFoundError: Neither is there.
+    """
+    source = generation.manifest["source"]
+    places = [Path(source["root"]), Path(cache, source["relative"])]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise SourceNotFoundError(
+        f"the data folder of this cache is gone: {places[0]}",
+        where=str(places[0]),
+        why=f"it is not at {places[1].resolve()} either",
+        fix=f"say where it is: latentcache verify {shlex.quote(str(cache))} --data DATA",
+    )
+
+
+def _scan(data: Path) -> Scan:
+    """The data folder as it is; an empty one is a scan without samples, not an error."""
+    try:
+        return scan(data)
+    except EmptySourceError:
+        return Scan(root=data, samples=())
+
+
+def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[tuple[str, dict[str, str]]]:
+    """One entry per field that differs: reason, and both sides."""
+    if requested is None:
+        return []
+    rows = differences(generation.recipe, requested)
+    return [(f"recipe:{name}", {"expected": str(theirs), "found": str(mine)}) for name, mine, theirs in rows]
+
+
+def _provenance(generation: Generation) -> list[Finding]:
+    """Library versions that differ from those of the build."""
+    recorded = generation.manifest["provenance"].get("libraries", {})
+    findings = []
+    for name, old in recorded.items():
+        now = _version(name)
+        if now != old:
+            findings.append(Finding(category="provenance", reason=name, expected=str(old), found=now))
+    return findings
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,215 @@
+"""Checks of where entries come from: is every file still the one that was encoded, and is every file encoded?
+
+A file whose stat memo holds is not opened; any other is hashed again, so a change is found also where size and
+modification time were put back. Contents decide, never times: a file that was only touched is not stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import UnusableSampleError
+from latentcache.geometry.buckets import BucketTable
+from latentcache.geometry.placement import place, refusal
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.reading import read_source
+from latentcache.sources.sample import Refusal, Sample, Scan
+from latentcache.store.generation import Generation, unpack_memo
+from latentcache.verify.findings import Finding
+
+_THREADS = 4
+#: Causes of a refusal that mean "could not be looked at" rather than "is not usable".
+_UNREADABLE = frozenset({"permission", "io-error", "symlink-loop"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """One file to be compared with what was recorded of it."""
+
+    name: str
+    memo: StatMemo | None
+    content: bytes
+    now: StatMemo
+
+
+def check_sources(generation: Generation, scan: Scan, *, full: bool) -> tuple[dict[int, Finding], list[Finding]]:
+    """Compare a generation with its data folder as it is now.
+
+    Args:
+        generation: What was built.
+        scan: What is there.
+        full: Hash every file, whatever its stat says.
+
+    Returns:
+        Findings by sample number of the generation, and those for files that are not samples of it.
+    """
+    present = {sample.name: sample for sample in scan.samples}
+    refused_now = {item.name: item for item in scan.refused}
+    contents = _compare(generation, present, scan.root, full=full)
+    tables = generation.recipe.geometry.tables()
+    buckets = _buckets_of(generation)
+    findings: dict[int, Finding] = {}
+    for number, name in enumerate(generation.samples.names):
+        sample = present.get(name)
+        if sample is None:
+            findings[number] = _absent(name, refused_now.get(name))
+            continue
+        found = contents.get(name) or _caption(generation, number, sample)
+        found = _stronger(found, _geometry(generation, number, tables, buckets))
+        if found is not None:
+            findings[number] = found
+    return findings, _others(generation, scan, present, full=full)
+
+
+def _compare(generation: Generation, present: Mapping[str, Sample], root: Path, *, full: bool) -> dict[str, Finding]:
+    """What the bytes of each file say: stale, touched, unverifiable, or nothing where they are as recorded."""
+    samples = generation.samples
+    stats, contents = samples.stat.tolist(), samples.content.tobytes()
+    questions = []
+    for number, name in enumerate(samples.names):
+        if name in present:
+            content = contents[16 * number : 16 * number + 16]
+            now = present[name].stat
+            questions.append(_Question(name=name, memo=unpack_memo(stats[number]), content=content, now=now))
+    return _ask(questions, root, full=full)
+
+
+def _ask(questions: Sequence[_Question], root: Path, *, full: bool) -> dict[str, Finding]:
+    doubtful = [q for q in questions if full or q.memo is None or not q.memo.trusts(q.now)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        answers = pool.map(lambda question: _answer(question, root), doubtful)
+        return {q.name: answer for q, answer in zip(doubtful, answers, strict=True) if answer is not None}
+
+
+def _answer(question: _Question, root: Path) -> Finding | None:
+    """Hash one file again."""
+    try:
+        data, memo = read_source(root / question.name)
+    except UnusableSampleError as error:
+        category = "unverifiable" if error.slug in _UNREADABLE else "stale"
+        reason = error.slug if category == "unverifiable" else "source-changed"
+        return Finding(category=category, reason=reason, path=question.name, found=error.what)
+    found = content_hash(data)
+    if found != question.content:
+        return Finding(
+            category="stale",
+            reason="source-changed",
+            path=question.name,
+            expected=question.content.hex(),
+            found=found.hex(),
+        )
+    if question.memo is None or _identity(question.memo) == _identity(memo):
+        return None
+    return Finding(category="touched", reason="stat-changed", path=question.name)
+
+
+def _identity(memo: StatMemo) -> tuple[int, ...]:
+    return memo.size, memo.mtime_ns, memo.ctime_ns, memo.inode, memo.device
+
+
+def _absent(name: str, refused: Refusal | None) -> Finding:
+    """A sample of the generation that is no usable sample now."""
+    if refused is None:
+        return Finding(
+            category="stale", reason="source-removed", path=name, expected="the file", found="no such file"
+        )
+    if refused.cause in _UNREADABLE:
+        return Finding(category="unverifiable", reason=refused.cause, path=name, found=refused.detail)
+    reason = "caption-changed" if refused.cause.startswith("caption") else "source-changed"
+    return Finding(category="stale", reason=reason, path=name, found=f"{refused.cause}: {refused.detail}")
+
+
+def _caption(generation: Generation, number: int, sample: Sample) -> Finding | None:
+    recorded = generation.samples.captions[number]
+    if recorded == sample.caption:
+        return None
+    return Finding(
+        category="stale",
+        reason="caption-changed",
+        path=sample.name,
+        expected=_short(recorded),
+        found=_short(sample.caption),
+        hint="latents are not touched by this: a build only records the new caption",
+    )
+
+
+def _geometry(
+    generation: Generation, number: int, tables: Sequence[BucketTable], buckets: Mapping[int, set[Size]]
+) -> Finding | None:
+    """Whether today's rule puts the picture where it was put."""
+    size = Size(*generation.samples.original_size[number].tolist())
+    expected = {place(size, table).bucket for table in tables if not refusal(size, table)}
+    found = buckets.get(number, set())
+    if expected == found:
+        return None
+    return Finding(
+        category="stale",
+        reason="geometry-changed",
+        path=generation.samples.names[number],
+        expected=" ".join(sorted(map(str, expected))),
+        found=" ".join(sorted(map(str, found))),
+    )
+
+
+def _stronger(first: Finding | None, second: Finding | None) -> Finding | None:
+    """A stale finding wins over a touched one."""
+    if first is None or (second is not None and first.category == "touched"):
+        return second if second is not None else first
+    return first
+
+
+def _buckets_of(generation: Generation) -> dict[int, set[Size]]:
+    found: dict[int, set[Size]] = {}
+    pairs = zip(generation.rows.sample.tolist(), generation.rows.bucket.tolist(), strict=True)
+    for sample, bucket in pairs:
+        found.setdefault(sample, set()).add(generation.buckets[bucket])
+    return found
+
+
+def _others(generation: Generation, scan: Scan, present: Mapping[str, Sample], *, full: bool) -> list[Finding]:
+    """Files that are no sample of the generation: refused then, refused now, or new."""
+    names = set(generation.samples.names)
+    recorded = {str(item["name"]): item for item in generation.refused}
+    questions = [_question(item, present[name]) for name, item in recorded.items() if name in present]
+    changed = _ask([q for q in questions if q.content], scan.root, full=full)
+    findings = [_quarantined(item) for item in scan.refused if item.name not in names]
+    refused_now = {item.name for item in scan.refused}
+    for name, item in recorded.items():
+        if name in present:
+            answer = changed.get(name)
+            stale = answer is not None and answer.category == "stale"
+            findings.append(answer if answer is not None and stale else _recorded(item))
+        elif name not in refused_now:
+            findings.append(_absent(name, None))
+    new = (name for name in present if name not in names and name not in recorded)
+    findings += [Finding(category="missing", reason="not-built", path=name) for name in new]
+    return findings
+
+
+def _question(item: Mapping[str, Any], sample: Sample) -> _Question:
+    memo = unpack_memo(item["stat"]) if item.get("stat") else None
+    return _Question(name=sample.name, memo=memo, content=bytes.fromhex(item.get("content", "")), now=sample.stat)
+
+
+def _quarantined(item: Refusal) -> Finding:
+    return Finding(category="quarantined", reason=item.cause, path=item.name, found=item.detail, hint=item.hint)
+
+
+def _recorded(item: Mapping[str, Any]) -> Finding:
+    return Finding(
+        category="quarantined",
+        reason=str(item["cause"]),
+        path=str(item["name"]),
+        found=str(item.get("detail", "")),
+        hint=str(item.get("hint", "")),
+    )
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"

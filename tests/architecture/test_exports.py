@@ -1,0 +1,71 @@
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+from package_source import PACKAGE, folders, is_for_type_checkers, modules
+
+import latentcache
+
+HEAVY = ["numpy", "torch", "lmdb", "PIL", "typer", "rich", "pydantic", "diffusers", "transformers"]
+
+
+def run(code):
+    """What a fresh interpreter prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_names_are_sorted_and_unique():
+    assert list(latentcache.__all__) == sorted(set(latentcache.__all__))
+
+
+@pytest.mark.parametrize("name", latentcache.__all__)
+def test_every_name_is_there(name):
+    assert getattr(latentcache, name) is not None
+
+
+def test_dir_offers_what_there_is():
+    assert set(latentcache.__all__) <= set(dir(latentcache))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = latentcache.no_such_name
+
+
+def test_no_name_is_also_a_folder():
+    # importing a sub-package rebinds the attribute, so a function of that name would turn into a module
+    modules_here = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in folders()}
+    assert set(latentcache.__all__) & modules_here == set()
+
+
+def test_a_name_stays_what_it_was_after_everything_is_imported():
+    code = (
+        "import json, importlib, pkgutil, latentcache as l\n"
+        "before = {n: id(getattr(l, n)) for n in l.__all__}\n"
+        "[importlib.import_module('latentcache.' + m.name) for m in pkgutil.iter_modules(l.__path__)"
+        " if m.name != '__main__']\n"
+        "print(json.dumps([n for n in l.__all__ if id(getattr(l, n)) != before[n]]))"
+    )
+    assert run(code) == []
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = f"import json, sys, latentcache; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    assert run(code) == []
+
+
+def test_type_checkers_see_the_same_names():
+    tree = modules()["latentcache/__init__.py"]
+    nodes = [node for block in tree.body for node in (block.body if is_for_type_checkers(block) else [block])]
+    imported = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assigned = {ast.unparse(t) for node in nodes if isinstance(node, ast.Assign) for t in node.targets}
+    assigned |= {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AnnAssign)}
+    assert set(latentcache.__all__) - imported - assigned == set()

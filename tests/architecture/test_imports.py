@@ -1,0 +1,45 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from package_source import PACKAGE, ROOT
+
+LINTER = Path(sys.executable).with_name("lint-imports")
+SEEDED = [
+    ("geometry/sizes.py", "import latentcache.recipe", "imports point down"),
+    ("store/layout.py", "import latentcache.sources.sample", "imports point down"),
+    ("recipe.py", "import torch", "arithmetic is pure"),
+    ("store/layout.py", "import diffusers", "training is light"),
+    ("sources/sample.py", "import torch", "bytes are bytes"),
+    ("errors.py", "import rich.table", "only the front door talks"),
+    ("novelty/__init__.py", "", "imports point down"),
+]
+
+
+def lint(folder):
+    """(exit status, output) of the linter on the package that lies in ``folder``."""
+    command = [LINTER, "--no-logo", "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_all_contracts_are_kept():
+    status, output = lint(ROOT)
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), SEEDED)
+def test_a_violation_breaks_its_contract(tmp_path, file, line, contract):
+    shutil.copytree(PACKAGE, tmp_path / "latentcache", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    seeded = tmp_path / "latentcache" / file
+    seeded.parent.mkdir(exist_ok=True)
+    with seeded.open("a", encoding="utf-8") as stream:
+        stream.write(f"\n{line}\n")
+    status, output = lint(tmp_path)
+    assert status != 0
+    assert f"{contract} BROKEN" in output, output

@@ -1,0 +1,69 @@
+"""Starting is quick: what a command does not need is not imported, as the interpreter itself reports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from make_pictures import make_pictures
+
+PROGRAM = Path(sys.executable).with_name("latentcache")
+MODELS = {"torch", "diffusers", "transformers"}
+ARITHMETIC = {"numpy", "lmdb", "pydantic"}
+
+
+def imported(*words):
+    """(exit status, top-level names of every module that the command imported)."""
+    command = [sys.executable, "-X", "importtime", PROGRAM, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    names = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    assert "latentcache" in names, done.stderr
+    return done.returncode, names
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("light")
+    make_pictures(folder / "pictures", count=5, side=96)
+    command = [PROGRAM, "build", folder / "pictures", "--model", "stub", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["counts"]["encoded"] == 5
+    return str(folder / "pictures.latentcache")
+
+
+def test_help_needs_neither_models_nor_arithmetic():
+    status, names = imported("--help")
+    assert status == 0
+    assert names & (MODELS | ARITHMETIC) == set()
+
+
+@pytest.mark.parametrize("command", ["build", "verify", "info", "plan"])
+def test_the_help_of_a_command_needs_no_model(command):
+    status, names = imported(command, "--help")
+    assert status == 0
+    assert names & MODELS == set()
+
+
+@pytest.mark.parametrize(
+    "words", [["info"], ["plan", "--batch-size", "1"], ["verify"], ["verify", "--full"]], ids=" ".join
+)
+def test_looking_at_a_cache_needs_no_model(cache, words):
+    status, names = imported(words[0], cache, *words[1:])
+    assert status == 0
+    assert names & MODELS == set()
+
+
+def test_refusing_a_folder_that_is_not_there_needs_no_model(tmp_path):
+    status, names = imported("build", str(tmp_path / "nothing"))
+    assert status == 2
+    assert names & MODELS == set()
+
+
+def test_the_module_form_is_the_same_program():
+    command = [sys.executable, "-m", "latentcache", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "build" in done.stdout

@@ -1,0 +1,134 @@
+"""Tiny seeded models of every class in the table, made and saved by diffusers itself, once per session."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+_KL = {
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+}
+_WAN = {"base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 2], "num_res_blocks": 1}
+_WAN |= {"temperal_downsample": [False, True]}
+_DC_SIDES = ("block_types", "block_out_channels", "layers_per_block", "qkv_multiscales")
+_DC_VALUES = (("ResBlock", "EfficientViTBlock"), (8, 8), (1, 1), ((), (5,)))
+
+#: Class name -> arguments of a tiny instance.
+TINY = {
+    "AutoencoderKL": _KL | {"layers_per_block": 1, "scaling_factor": 0.3611, "shift_factor": 0.1159},
+    "AsymmetricAutoencoderKL": {
+        **{name: _KL[name] for name in ("down_block_types", "up_block_types", "norm_num_groups")},
+        "down_block_out_channels": (8, 16),
+        "up_block_out_channels": (8, 16),
+    },
+    "AutoencoderTiny": {
+        "encoder_block_out_channels": (8, 8, 8),
+        "decoder_block_out_channels": (8, 8, 8),
+        "num_encoder_blocks": (1, 1, 1),
+        "num_decoder_blocks": (1, 1, 1),
+    },
+    "AutoencoderDC": {
+        "latent_channels": 8,
+        "attention_head_dim": 4,
+        "scaling_factor": 0.41407,
+        **{f"encoder_{n}": v for n, v in zip(_DC_SIDES, _DC_VALUES, strict=True)},
+        **{f"decoder_{n}": v for n, v in zip(_DC_SIDES, _DC_VALUES, strict=True)},
+    },
+    "AutoencoderKLQwenImage": _WAN,
+    "AutoencoderKLWan": _WAN | {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8},
+    "AutoencoderKLFlux2": _KL | {"layers_per_block": 1, "latent_channels": 4},
+    "AutoencoderKLHunyuanVideo": {
+        **{"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
+    },
+    "AutoencoderKLLTXVideo": {
+        "latent_channels": 8,
+        "block_out_channels": (8, 8),
+        "decoder_block_out_channels": (8, 8),
+        "down_block_types": ("LTXVideoDownBlock3D",) * 2,
+        "layers_per_block": (1, 1, 1),
+        "decoder_layers_per_block": (1, 1, 1),
+        "spatio_temporal_scaling": (True, False),
+        "decoder_spatio_temporal_scaling": (True, False),
+        "decoder_inject_noise": (False,) * 3,
+        "downsample_type": ("conv",) * 2,
+        "upsample_residual": (False,) * 2,
+        "upsample_factor": (1, 1),
+        "patch_size": 2,
+    },
+    "AutoencoderKLCogVideoX": {
+        **{"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Makes (once) and returns the folder of a tiny model: ``tiny("AutoencoderKL")``."""
+    import diffusers
+    import torch
+
+    root, made = tmp_path_factory.mktemp("models"), {}
+
+    def make(name: str, **changes) -> Path:
+        key = json.dumps([name, changes], sort_keys=True)
+        if key not in made:
+            torch.manual_seed(7)
+            model = getattr(diffusers, name)(**{**TINY[name], **changes})
+            if name == "AutoencoderKLFlux2":
+                model.bn.running_mean.normal_()
+                model.bn.running_var.uniform_(0.5, 2.0)
+            if name == "AutoencoderKLLTXVideo":
+                model.latents_mean.normal_()
+                model.latents_std.uniform_(0.5, 2.0)
+            made[key] = root / f"{name}-{len(made)}"
+            model.save_pretrained(made[key], safe_serialization=True)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def copied(tiny, tmp_path):
+    """A private copy of a tiny model's folder with its two files at hand."""
+    import shutil
+
+    def copy(name: str = "AutoencoderKL", **changes) -> SimpleNamespace:
+        folder = tmp_path / "model"
+        shutil.copytree(tiny(name, **changes), folder)
+        weights = folder / "diffusion_pytorch_model.safetensors"
+        return SimpleNamespace(folder=folder, config=folder / "config.json", weights=weights)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def pictures():
+    """Three different pictures of 64x96."""
+    return np.random.default_rng(3).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def reference():
+    """Latents of an untouched model: loaded by diffusers, encoded by its own ``encode`` in float32."""
+    import diffusers
+    import torch
+
+    def encode(folder: Path, pixels):
+        name = json.loads((folder / "config.json").read_text())["_class_name"]
+        model = getattr(diffusers, name).from_pretrained(folder, local_files_only=True).eval()
+        values = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
+        video = any(parameter.ndim == 5 for parameter in model.encoder.parameters())
+        with torch.no_grad():
+            output = model.encode(values.unsqueeze(2) if video else values)
+        if hasattr(output, "latent_dist"):
+            latents = output.latent_dist.mode()
+        else:
+            latents = output.latent if hasattr(output, "latent") else output.latents
+        return (latents.squeeze(2) if video else latents).numpy()
+
+    return encode

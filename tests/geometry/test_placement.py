@@ -1,0 +1,98 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.geometry.buckets import bucket_table, explicit_table
+from latentcache.geometry.placement import MIN_SIDE, place, place_in, refusal
+from latentcache.geometry.sizes import Box, Size
+
+sides = st.integers(1, 20_000)
+sizes = st.builds(Size, sides, sides)
+TABLE = bucket_table(resolution=1024, multiple=64)
+
+
+@given(sizes, sizes)
+def test_the_resize_covers_and_touches_one_side_exactly(image, bucket):
+    placement = place_in(image, bucket)
+    resize = placement.resize
+    assert resize.height >= bucket.height
+    assert resize.width >= bucket.width
+    assert resize.height == bucket.height or resize.width == bucket.width
+
+
+@given(sizes, sizes)
+def test_the_resize_keeps_the_aspect_to_less_than_one_pixel(image, bucket):
+    resize = place_in(image, bucket).resize
+    if resize.height == bucket.height:
+        exact, found, unit = image.width * bucket.height, resize.width * image.height, image.height
+    else:
+        exact, found, unit = image.height * bucket.width, resize.height * image.width, image.width
+    assert exact <= found < exact + unit
+
+
+@given(sizes, sizes)
+def test_the_crop_is_inside_and_in_the_middle(image, bucket):
+    placement = place_in(image, bucket)
+    crop, resize = placement.crop, placement.resize
+    assert crop.fits(resize)
+    assert crop.size == bucket
+    below = resize.height - bucket.height - crop.top
+    right = resize.width - bucket.width - crop.left
+    assert 0 <= below - crop.top <= 1
+    assert 0 <= right - crop.left <= 1
+
+
+@given(sizes, sizes)
+def test_turning_the_picture_turns_the_placement(image, bucket):
+    upright = place_in(image, bucket)
+    turned = place_in(Size(image.width, image.height), Size(bucket.width, bucket.height))
+    assert turned.resize == Size(upright.resize.width, upright.resize.height)
+    assert (turned.crop.top, turned.crop.left) == (upright.crop.left, upright.crop.top)
+
+
+def test_a_picture_of_the_buckets_size_is_taken_as_it_is():
+    size = Size(704, 1088)
+    placement = place_in(size, size)
+    assert placement.resize == size
+    assert placement.crop == Box(top=0, left=0, size=size)
+
+
+def test_an_odd_overhang_loses_one_pixel_more_at_the_end():
+    placement = place_in(Size(100, 105), Size(100, 100))
+    assert placement.crop.left == 2
+
+
+@given(sizes)
+def test_place_is_place_in_the_nearest_bucket(image):
+    assert place(image, TABLE) == place_in(image, TABLE.nearest(image))
+
+
+@pytest.mark.parametrize(
+    ("image", "word"),
+    [
+        (Size(512, 512), ""),
+        (Size(16, 16), ""),
+        (Size(15, 15), "too-small"),
+        (Size(1, 1), "too-small"),
+        (Size(100, 10_000), "extreme-aspect"),
+        (Size(10_000, 100), "extreme-aspect"),
+    ],
+)
+def test_refusal_names_the_cause(image, word):
+    assert refusal(image, TABLE) == word
+
+
+def test_a_quarter_kept_is_enough_and_less_is_not():
+    table = explicit_table([Size(64, 64)], multiple=64)
+    assert refusal(Size(100, 400), table) == ""
+    assert refusal(Size(100, 401), table) == "extreme-aspect"
+
+
+@given(sizes)
+def test_what_is_not_refused_has_something_to_learn_from(image):
+    if not refusal(image, TABLE):
+        bucket = TABLE.nearest(image)
+        visible_height = min(image.height, image.width * bucket.height / bucket.width)
+        visible_width = min(image.width, image.height * bucket.width / bucket.height)
+        assert 4.0001 * visible_height * visible_width >= image.area
+        assert min(image.height, image.width) >= MIN_SIDE

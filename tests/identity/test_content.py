@@ -1,0 +1,76 @@
+import json
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.identity.content import HASH_BYTES, canonical_json, checksum, content_hash, json_hash
+
+scalars = st.none() | st.booleans() | st.integers() | st.text()
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+)
+
+
+def test_the_hashes_are_the_published_ones():
+    # xxHash's own values for the empty input with seed 0
+    assert content_hash(b"").hex() == "99aa06d3014798d86001c324468d497f"
+    assert checksum(b"") == 0x2D06800538D394C2
+
+
+@given(st.binary(max_size=2000))
+def test_the_kind_of_buffer_does_not_matter(data):
+    assert content_hash(data) == content_hash(bytearray(data)) == content_hash(memoryview(data))
+    assert content_hash(data) == xxhash.xxh3_128(data).digest()
+    assert checksum(data) == checksum(memoryview(data)) == xxhash.xxh3_64(data).intdigest()
+    assert len(content_hash(data)) == HASH_BYTES
+
+
+@given(st.binary(min_size=1, max_size=500), st.data())
+def test_one_flipped_bit_changes_the_hash(data, draw):
+    position = draw.draw(st.integers(0, 8 * len(data) - 1))
+    flipped = bytearray(data)
+    flipped[position // 8] ^= 1 << position % 8
+    assert content_hash(flipped) != content_hash(data)
+    assert checksum(flipped) != checksum(data)
+
+
+@given(values)
+def test_canonical_json_means_what_it_was_made_from(value):
+    spelled = canonical_json(value)
+    assert json.loads(spelled) == value
+    assert spelled.isascii()
+
+
+@given(st.dictionaries(st.text(), scalars, min_size=2), st.randoms())
+def test_the_order_of_names_changes_nothing(value, rng):
+    names = list(value)
+    rng.shuffle(names)
+    assert canonical_json({name: value[name] for name in names}) == canonical_json(value)
+
+
+def test_the_spelling_is_pinned():
+    value = {"b": [1, None, True], "a": {"é": "x y"}, "c": (2,)}
+    assert canonical_json(value) == b'{"a":{"\\u00e9":"x y"},"b":[1,null,true],"c":[2]}'
+    assert json_hash(value) == content_hash(canonical_json(value))
+
+
+@pytest.mark.parametrize(
+    "value", [1.0, [1, 2.5], {"a": {"b": 0.1}}, (float("nan"),), {"a": [{"b": [float("inf")]}]}, {1.5: "a"}]
+)
+def test_floats_are_refused_wherever_they_are(value):
+    with pytest.raises(TypeError, match=r"float|1\.5"):
+        canonical_json(value)
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, {None: 1}, {"a": {True: 1}}, [{b"a": 1}]])
+def test_names_that_are_no_text_are_refused(value):
+    with pytest.raises(TypeError, match="must be text"):
+        canonical_json(value)
+
+
+@pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), {"a": [b""]}])
+def test_what_json_cannot_say_is_refused(value):
+    with pytest.raises(TypeError):
+        canonical_json(value)

@@ -1,0 +1,359 @@
+import struct
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms, ImageFile, ImageOps
+
+from latentcache.errors import RecipeError, UnusableSampleError, UsageError
+from latentcache.pipeline import decode as decode_module
+from latentcache.pipeline.decode import decode, jpeg_self_test, upright
+from latentcache.pipeline.headers import picture_size
+from latentcache.recipe import PixelProfile
+
+PROFILE = PixelProfile()
+Y, X = np.mgrid[0:37, 0:53]
+PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
+PICTURE = Image.fromarray(PIXELS)
+ALPHA = ((X * 9 + Y * 5) % 256).astype(np.uint8)
+
+
+def saved(picture, **options):
+    buffer = BytesIO()
+    picture.save(buffer, **options)
+    return buffer.getvalue()
+
+
+def png(samples, *, depth, kind, extra=b""):
+    """A PNG from (H, W, C) samples; kind 0 grey, 2 RGB, 4 grey and alpha, 6 RGBA."""
+
+    def chunk(name, body):
+        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+    height, width = samples.shape[:2]
+    rows = samples.astype(">u2" if depth == 16 else "u1").reshape(height, -1)
+    body = b"".join(b"\0" + row.tobytes() for row in rows)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0))
+    between = chunk(b"tRNS", extra) if extra else b""
+    return b"\x89PNG\r\n\x1a\n" + header + between + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+
+
+def on_white(colour, alpha):
+    a = alpha[..., None].astype(float)
+    return np.rint((colour * a + 255.0 * (255 - a)) / 255).astype(np.uint8)
+
+
+def cause(data, profile=PROFILE):
+    with pytest.raises(UnusableSampleError) as caught:
+        decode(data, profile)
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value.slug
+
+
+def through_pillow(monkeypatch, data):
+    with monkeypatch.context() as patch:
+        patch.setattr(decode_module, "jpeg_self_test", lambda: False)
+        return decode(data, PROFILE)
+
+
+def test_result_is_owned_contiguous_rgb():
+    for name in ("PNG", "JPEG"):
+        pixels = decode(saved(PICTURE, format=name), PROFILE)
+        assert pixels.shape == (37, 53, 3)
+        assert pixels.dtype == np.uint8
+        assert pixels.flags.c_contiguous
+        assert pixels.flags.writeable
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientations(name, orientation):
+    info = Image.Exif()
+    info[0x0112] = orientation
+    data = saved(PICTURE, format=name, exif=info)
+    expected = ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")
+    pixels = decode(data, PROFILE)
+    assert np.array_equal(pixels, expected)
+    assert pixels.flags.c_contiguous
+    size = picture_size(data)
+    assert pixels.shape[:2] == (size.height, size.width)
+
+
+def test_upright_undoes_every_stored_turn():
+    for orientation, turn in enumerate(("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"), 2):
+        assert np.array_equal(upright(PIXELS, orientation), PICTURE.transpose(Image.Transpose[turn]))
+    assert np.array_equal(upright(upright(PIXELS, 6), 8), PIXELS)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize(
+    "options", [{"quality": 30}, {"quality": 96, "progressive": True}, {"restart_marker_blocks": 2}]
+)
+def test_both_jpeg_decoders_give_the_same_bits(monkeypatch, mode, subsampling, options):
+    data = saved(PICTURE.convert(mode), format="JPEG", subsampling=subsampling, **options)
+    assert jpeg_self_test()
+    assert np.array_equal(decode(data, PROFILE), through_pillow(monkeypatch, data))
+    assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
+
+
+def test_both_jpeg_decoders_refuse_the_same(monkeypatch):
+    data = saved(PICTURE, format="JPEG", restart_marker_blocks=1)
+    cut = data.index(b"\xff\xd2")
+    lost = data[: cut - 30] + data[cut:]
+    for damaged in (data[:-2], lost):
+        assert cause(damaged) in ("truncated", "decoder-error")
+        with pytest.raises(UnusableSampleError):
+            through_pillow(monkeypatch, damaged)
+
+
+def test_stray_bytes_in_a_jpeg_are_harmless():
+    data = saved(PICTURE, format="JPEG")
+    stray = data[:-2] + b"\x11\x22" + data[-2:] + b"trailer"
+    assert np.array_equal(decode(stray, PROFILE), decode(data, PROFILE))
+
+
+def test_self_test_sees_a_decoder_that_differs(monkeypatch):
+    monkeypatch.setattr(decode_module.simplejpeg, "decode_jpeg", lambda data, space: np.zeros((47, 61, 3), np.uint8))
+    jpeg_self_test.cache_clear()
+    assert not jpeg_self_test()
+    monkeypatch.undo()
+    jpeg_self_test.cache_clear()
+    assert jpeg_self_test()
+
+
+def test_cmyk_palette_and_bilevel():
+    for picture, options in (
+        (PICTURE.convert("CMYK"), {"format": "JPEG", "quality": 95}),
+        (PICTURE.convert("CMYK"), {"format": "TIFF"}),
+        (PICTURE.quantize(31), {"format": "PNG"}),
+        (PICTURE.convert("1"), {"format": "PNG"}),
+        (PICTURE.convert("1"), {"format": "TIFF"}),
+        (PICTURE, {"format": "JPEG", "keep_rgb": True}),
+    ):
+        data = saved(picture, **options)
+        assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("name", ["PNG", "TIFF", "WEBP"])
+def test_rgba_is_laid_on_the_colour_of_the_profile(name):
+    picture = PICTURE.copy()
+    picture.putalpha(Image.fromarray(ALPHA))
+    options = {"lossless": True, "exact": True} if name == "WEBP" else {}
+    data = saved(picture, format=name, **options)
+    assert np.array_equal(decode(data, PROFILE), on_white(PIXELS, ALPHA))
+    hidden = decode(data, PixelProfile(alpha="#102030"))
+    assert tuple(hidden[0, 0]) == (0x10, 0x20, 0x30)
+
+
+def test_grey_with_alpha():
+    grey = PIXELS[..., 2]
+    expected = on_white(np.repeat(grey[..., None], 3, 2), ALPHA)
+    both = np.stack([grey, ALPHA], -1)
+    assert np.array_equal(decode(png(both, depth=8, kind=4), PROFILE), expected)
+    assert np.array_equal(decode(png(both.astype(np.uint16) * 256 + 77, depth=16, kind=4), PROFILE), expected)
+
+
+def test_palette_with_transparency():
+    indices = Image.fromarray((X % 4).astype(np.uint8)).convert("P")
+    indices.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 255, 0, 0])
+    for key, alphas in ((2, (255, 255, 0, 255)), (bytes([255, 128, 0, 255]), (255, 128, 0, 255))):
+        pixels = decode(saved(indices, format="PNG", transparency=key), PROFILE)
+        palette = np.array([[10, 20, 30], [40, 50, 60], [70, 80, 90], [255, 0, 0]])
+        assert np.array_equal(pixels[0, :4], on_white(palette[None], np.array([alphas]))[0])
+
+
+def test_one_transparent_colour():
+    rgb = PIXELS.copy()
+    rgb[:, ::2] = (9, 8, 7)
+    pixels = decode(png(rgb, depth=8, kind=2, extra=struct.pack(">HHH", 9, 8, 7)), PROFILE)
+    assert np.all(pixels[:, ::2] == 255)
+    assert np.array_equal(pixels[:, 1::2], rgb[:, 1::2])
+    grey = np.where(X % 2, 77, 200)
+    pixels = decode(png(grey, depth=8, kind=0, extra=struct.pack(">H", 77)), PROFILE)
+    assert np.array_equal(pixels[..., 0], np.where(X % 2, 255, 200))
+
+
+def test_one_transparent_colour_in_16_bits():
+    grey = np.where(X % 2, 0x1234, 0x1235)
+    pixels = decode(png(grey, depth=16, kind=0, extra=struct.pack(">H", 0x1234)), PROFILE)
+    assert np.array_equal(pixels[..., 0], np.where(X % 2, 255, 0x12))
+    rgb = np.repeat(np.where(X % 2, 0x1200, 0x3400)[..., None], 3, 2)
+    pixels = decode(png(rgb, depth=16, kind=2, extra=struct.pack(">HHH", *[0x1200] * 3)), PROFILE)
+    assert np.array_equal(pixels[..., 1], np.where(X % 2, 255, 0x34))
+
+
+def test_16_bit_samples_keep_their_high_byte():
+    deep = (np.arange(37 * 53).reshape(37, 53) * 33 % 65_536).astype(np.uint16)
+    expected = np.repeat((deep >> 8).astype(np.uint8)[..., None], 3, 2)
+    assert np.array_equal(decode(png(deep, depth=16, kind=0), PROFILE), expected)
+    assert np.array_equal(decode(saved(Image.fromarray(deep), format="TIFF"), PROFILE), expected)
+    assert np.array_equal(decode(saved(Image.fromarray(deep.astype(np.int32)), format="TIFF"), PROFILE), expected)
+    rgb = np.stack([deep, deep[::-1], deep[:, ::-1]], -1)
+    assert np.array_equal(decode(png(rgb, depth=16, kind=2), PROFILE), (rgb >> 8).astype(np.uint8))
+
+
+def test_wide_integers():
+    small = Image.fromarray(PIXELS[..., 0].astype(np.int32))
+    assert np.array_equal(decode(saved(small, format="TIFF"), PROFILE)[..., 1], PIXELS[..., 0])
+    for value in (-1, 70_000):
+        assert cause(saved(Image.fromarray(np.full((20, 20), value, np.int32)), format="TIFF")) == "float"
+
+
+def test_floats_are_refused():
+    assert cause(saved(Image.fromarray(np.full((20, 20), 0.5, np.float32)), format="TIFF")) == "float"
+
+
+@pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
+def test_first_frame(name):
+    frames = [Image.new("RGB", (32, 24), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
+    options = {"lossless": True} if name == "WEBP" else {}
+    pixels = decode(saved(frames[0], format=name, save_all=True, append_images=frames[1:], **options), PROFILE)
+    assert pixels.shape == (24, 32, 3)
+    assert np.abs(pixels.astype(int) - (255, 0, 0)).max() <= 2
+
+
+def test_tiff_orientation_in_xmp_changes_nothing():
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    data = saved(PICTURE, format="TIFF", tiffinfo={700: xmp})
+    assert np.array_equal(decode(data, PROFILE), PIXELS)
+
+
+def srgb(**swap):
+    """LittleCMS's own sRGB profile, with the places of named tags exchanged."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    for first, second in swap.items():
+        a, b = (data.index(name.encode(), 132) + 4 for name in (first, second))
+        data[a : a + 8], data[b : b + 8] = data[b : b + 8], data[a : a + 8]
+    return bytes(data)
+
+
+def grey_profile(gamma):
+    """A grey ICC profile (ICC.1:2004) with a pure gamma."""
+    curve = b"curv" + bytes(4) + struct.pack(">IH2x", 1, round(gamma * 256))
+    white = b"XYZ " + bytes(4) + struct.pack(">3i", 63190, 65536, 54061)
+    tags = struct.pack(">I", 2) + struct.pack(">4sII4sII", b"kTRC", 156, len(curve), b"wtpt", 172, len(white))
+    header = bytearray(128)
+    header[8:12], header[12:24] = b"\x02\x20\0\0", b"mntrGRAYXYZ "
+    header[36:40], header[68:80] = b"acsp", struct.pack(">3i", 63190, 65536, 54061)
+    body = bytes(header) + tags + curve + white
+    return struct.pack(">I", len(body)) + body[4:]
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "TIFF", "WEBP"])
+def test_a_profile_is_converted_whatever_its_name(name):
+    icc = srgb(rXYZ="gXYZ")  # red and green exchanged, still named sRGB
+    options = {"lossless": True} if name == "WEBP" else {"subsampling": "4:4:4", "quality": 97}
+    data = saved(PICTURE, format=name, icc_profile=icc, **options)
+    stored = np.asarray(Image.open(BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decode(data, PixelProfile(icc="ignore")), stored)
+    assert np.abs(decode(data, PROFILE).astype(int) - stored[..., [1, 0, 2]]).max() <= 2
+
+
+def test_profile_applies_below_transparency():
+    picture = PICTURE.copy()
+    picture.putalpha(Image.fromarray(ALPHA))
+    pixels = decode(saved(picture, format="PNG", icc_profile=srgb(rXYZ="gXYZ")), PROFILE)
+    assert np.abs(pixels.astype(int) - on_white(PIXELS[..., [1, 0, 2]], ALPHA)).max() <= 2
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG"])
+def test_grey_profile(name):
+    grey = Image.fromarray(PIXELS[..., 2])
+    data = saved(grey, format=name, icc_profile=grey_profile(1.8))
+    stored = (np.asarray(Image.open(BytesIO(data))) / 255) ** 1.8
+    expected = np.where(stored <= 0.0031308, 12.92 * stored, 1.055 * stored ** (1 / 2.4) - 0.055) * 255
+    assert np.abs(decode(data, PROFILE)[..., 0] - expected).max() <= 2
+    assert np.array_equal(decode(data, PixelProfile(icc="ignore"))[..., 0], np.asarray(Image.open(BytesIO(data))))
+
+
+@pytest.mark.parametrize(
+    "icc", [srgb(), b"junk" * 50, srgb()[:200], grey_profile(1.0), srgb(rXYZ="gXYZ") + bytes(5 << 20), b"\0" * 128]
+)
+def test_profiles_that_change_nothing(icc):
+    for name in ("TIFF", "JPEG"):
+        data = saved(PICTURE, format=name, icc_profile=icc)
+        assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
+
+
+FILES = {
+    "jpeg": saved(PICTURE, format="JPEG"),
+    "progressive": saved(PICTURE, format="JPEG", progressive=True),
+    "png": saved(PICTURE, format="PNG"),
+    "webp": saved(PICTURE, format="WEBP", lossless=True),
+    "tiff": saved(PICTURE, format="TIFF"),
+    "tiff-lzw": saved(PICTURE, format="TIFF", compression="tiff_lzw"),
+    "gif": saved(PICTURE, format="GIF"),
+    "bmp": saved(PICTURE, format="BMP"),
+    "avif": saved(PICTURE, format="AVIF"),
+    "rgba": saved(PICTURE.convert("RGBA"), format="PNG", icc_profile=srgb(rXYZ="gXYZ")),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9, -2])
+def test_a_cut_file_is_truncated_or_whole(name, share):
+    whole = FILES[name]
+    cut = whole[: max(int(len(whole) * share), 16) if share > 0 else share]
+    if (name, share) == ("gif", -2):  # only the end marks are missing
+        assert np.array_equal(decode(cut, PROFILE), decode(whole, PROFILE))
+    elif (name, share) == ("tiff-lzw", -2):  # the last bytes belong to a tag
+        assert cause(cut) == "decoder-error"
+    else:
+        assert cause(cut) == "truncated"
+
+
+def test_one_flipped_bit_in_the_pixels_of_a_png():
+    whole = bytearray(FILES["png"])
+    for place in range(whole.index(b"IDAT"), len(whole), 97):
+        whole[place] ^= 4
+        assert cause(bytes(whole)) in ("decoder-error", "truncated")
+        whole[place] ^= 4
+
+
+def test_what_is_no_picture():
+    assert cause(bytes(4096)) == "zeros"
+    assert cause(b"<html><body>not found</body></html>") == "html"
+    assert cause(b"version https://git-lfs.github.com/spec/v1\n") == "git-lfs"
+    assert cause(png(np.zeros((4, 4)), depth=8, kind=0)[:8] + b"x" * 60) == "truncated"
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12),
+    cut=st.floats(0.3, 1),
+)
+def test_damage_is_refused_or_decoded_never_anything_else(name, edits, cut, capfd):
+    data = bytearray(FILES[name][: max(int(len(FILES[name]) * cut), 1)])
+    for place, value in edits:
+        data[int(place * (len(data) - 1))] = value
+    refusal, pixels = None, PIXELS
+    try:
+        pixels = decode(bytes(data), PROFILE, max_pixels=1_000_000)
+    except UnusableSampleError as error:
+        refusal = error
+    assert refusal is None or (refusal.slug and refusal.what and refusal.fix)
+    assert pixels.dtype == np.uint8
+    assert pixels.ndim == 3
+    assert pixels.flags.c_contiguous
+    assert capfd.readouterr() == ("", "")
+
+
+def test_lenient_pillow_is_refused(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(UsageError, match="truncated") as caught:
+        decode(FILES["png"], PROFILE)
+    assert "LOAD_TRUNCATED_IMAGES = False" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "fields", [{"icc": "p3"}, {"orientation": "none"}, {"deep": "float"}, {"decoder": "x"}, {"alpha": "whitish"}]
+)
+def test_unknown_policies_are_refused(fields):
+    with pytest.raises(RecipeError):
+        decode(FILES["png"], PixelProfile(**fields))

@@ -1,0 +1,181 @@
+import os
+import struct
+import warnings
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from latentcache.errors import UnusableSampleError
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.headers import check_png, exif_orientation, picture_size
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int, height: int, *between: bytes, after: bytes = b"", body: bytes = b"") -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    rows = body or zlib.compress(b"\0" * (width + 1) * height)
+    return SIGNATURE + header + b"".join(between) + chunk(b"IDAT", rows) + after + chunk(b"IEND", b"")
+
+
+def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    value = struct.pack(order + ("H2x" if kind == 3 else "I"), orientation)
+    return magic + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
+
+
+def saved(picture: Image.Image, **options: object) -> bytes:
+    buffer = BytesIO()
+    picture.save(buffer, **options)
+    return buffer.getvalue()
+
+
+def cause(data: bytes, **limits: int) -> str:
+    with pytest.raises(UnusableSampleError) as caught:
+        picture_size(data, **limits)
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value.slug
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_size_is_that_of_the_upright_picture(name, orientation):
+    picture = Image.new("RGB", (40, 30), (200, 30, 90))
+    info = Image.Exif()
+    info[0x0112] = orientation
+    data = saved(picture, format=name, exif=info)
+    upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
+    expected = Size(upright.height, upright.width)
+    assert expected == (Size(40, 30) if orientation > 4 else Size(30, 40))
+    assert picture_size(data) == expected
+    assert picture_size(BytesIO(data)) == expected
+
+
+@pytest.mark.parametrize("name", ["BMP", "GIF"])
+def test_size_of_formats_without_orientation(name):
+    assert picture_size(saved(Image.new("RGB", (40, 30)), format=name)) == Size(30, 40)
+
+
+def test_size_of_a_file_leaves_its_pixels_alone(tmp_path):
+    path = tmp_path / "picture.dat"
+    path.write_bytes(png(70, 20))
+    with path.open("rb") as file:
+        assert picture_size(file) == Size(20, 70)
+
+
+def test_orientation_behind_the_pixels_of_a_png_counts():
+    assert picture_size(png(40, 30, after=chunk(b"eXIf", exif(6)))) == Size(40, 30)
+    assert picture_size(png(40, 30, chunk(b"eXIf", exif(6)))) == Size(40, 30)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("kind", [3, 4])
+def test_orientation_in_every_spelling(order, kind):
+    assert [exif_orientation(exif(value, order, kind)) for value in range(1, 9)] == list(range(1, 9))
+    assert exif_orientation(b"Exif\0\0" + exif(8, order, kind)) == 8
+
+
+@pytest.mark.parametrize("block", [b"", b"II", exif(99), exif(0), exif(6)[:12], exif(6)[:19], b"junk" * 9])
+def test_nonsense_in_exif_is_ignored(block):
+    assert exif_orientation(block) == 1
+    assert picture_size(png(40, 30, chunk(b"eXIf", block))) == Size(30, 40)
+
+
+def test_xmp_orientation_does_not_count():
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    assert picture_size(saved(Image.new("RGB", (40, 30)), format="WEBP", xmp=xmp)) == Size(30, 40)
+
+
+def test_too_many_pixels_is_said_before_anything_is_decoded():
+    data = png(10_100, 10_000, body=b"not even deflate")
+    assert len(data) < 200
+    assert cause(data) == "too-many-pixels"
+    assert picture_size(data, max_pixels=101_000_000) == Size(10_000, 10_100)
+    assert cause(png(30, 30), max_pixels=899) == "too-many-pixels"
+
+
+def test_bomb():
+    assert cause(png(20_000, 20_000, body=b"x")) == "bomb"
+
+
+def test_huge_png_metadata_has_its_own_cause():
+    text = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(4 << 20)))
+    assert cause(png(30, 30, text)) == "png-metadata-too-large"
+
+
+@pytest.mark.parametrize(
+    ("data", "word"),
+    [
+        (b"", "empty"),
+        (bytes(5000), "zeros"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "html"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "svg"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "heic-needs-plugin"),
+        (b"just some words, no picture at all", "unknown"),
+    ],
+)
+def test_what_is_no_picture_is_named(data, word):
+    assert cause(data) == word
+
+
+def test_postscript_never_starts_ghostscript(tmp_path, monkeypatch):
+    marker = tmp_path / "started"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert cause(saved(Image.new("RGB", (40, 30)), format="EPS")) == "eps"
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["PPM", "TGA", "ICO", "PCX", "SGI"])
+def test_formats_off_the_list_are_refused(name):
+    cause(saved(Image.new("RGB", (32, 32)), format=name))
+
+
+def test_pillow_warnings_stay_inside():
+    warned = png(9_500, 10_000, body=b"x")  # above Pillow's own limit for a warning, below ours
+    broken = saved(Image.new("RGB", (40, 30)), format="TIFF")
+    broken = broken.replace(struct.pack("<HHI", 258, 3, 3), struct.pack("<HHI", 258, 3, 60_000))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert picture_size(warned) == Size(10_000, 9_500)
+        cause(broken)
+    assert not seen
+
+
+def test_png_check_finds_every_flipped_bit():
+    data = png(6, 5, chunk(b"tEXt", b"Title\0x"))
+    check_png(data)
+    for bit in range(8 * len(SIGNATURE), 8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(UnusableSampleError) as caught:
+            check_png(bytes(damaged))
+        assert caught.value.slug in ("truncated", "decoder-error")
+
+
+def test_png_check_words():
+    data = png(6, 5)
+    check_png(data + b"rubbish behind the end is harmless")
+    check_png(b"another format")
+    with pytest.raises(UnusableSampleError) as caught:
+        check_png(data[:-12])
+    assert caught.value.slug == "truncated"
+    with pytest.raises(UnusableSampleError, match="fails its CRC") as caught:
+        check_png(data[:-1] + b"\0")
+    assert caught.value.slug == "decoder-error"
+
+
+def test_size_needs_no_pixels():
+    data = saved(Image.fromarray(np.zeros((64, 96, 3), np.uint8)), format="JPEG")
+    assert picture_size(data[: data.index(b"\xff\xda")]) == Size(64, 96)

@@ -1,0 +1,98 @@
+"""Cause words, their hints, and the causes of bytes that no decoder took."""
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+import latentcache
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.causes import HINTS, as_refusal, cause_of, hint_for, refusal, sniff_cause
+
+WORDS = """truncated empty zeros html git-lfs svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float too-small
+extreme-aspect too-many-pixels bomb png-metadata-too-large not-regular symlink-loop not-found outside-root
+permission io-error changing vanished caption-encoding caption-unicode non-finite storage-overflow out-of-memory
+decoder-error duplicate-row table-row hidden cache-folder caption-conflict unlisted bom""".split()
+
+
+@pytest.mark.parametrize("cause", WORDS)
+def test_every_cause_word_has_a_hint_of_one_line(cause):
+    assert cause in HINTS
+    assert 20 < len(hint_for(cause)) < 110
+    assert "\n" not in hint_for(cause)
+
+
+def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():
+    folder = Path(latentcache.__file__).parent / "sources"
+    calls = re.compile(r'(?:refusal\([\w.+" /]+, |unusable\(|_refused\()"([a-z0-9-]+)"')
+    found = {word for path in folder.glob("*.py") for word in calls.findall(path.read_text())}
+    assert len(found) > 10
+    assert found <= set(HINTS)
+
+
+def test_a_word_without_an_entry_still_says_what_to_do():
+    assert hint_for("no-such-word") == "look at the file; replace or remove it"
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"", "empty"),
+        (b"\0", "zeros"),
+        (bytes(100_000), "zeros"),
+        (bytes(100) + b"x", "unknown"),
+        (b"\n <!DOCTYPE HTML>\n<title>404</title>", "html"),
+        (b"\xef\xbb\xbf<html><body>", "html"),
+        (b'<?xml version="1.0"?><!DOCTYPE html PUBLIC "x"><html xmlns="x"><svg>', "html"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git-lfs"),
+        (b'<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg">', "svg"),
+        (b"<svg/>", "svg"),
+        (b"<Error><Code>AccessDenied</Code></Error>", "unknown"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "heic-needs-plugin"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "heic-needs-plugin"),
+        (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf", "truncated"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1miaf", "truncated"),
+        (b"\0\0\0\x18ftypisom\0\0\0\0isommp41", "unknown"),
+        (b"\xff\x0a\x00", "jxl-needs-plugin"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "jxl-needs-plugin"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0", "eps"),
+        (b"\xc5\xd0\xd3\xc6\x1e\0", "eps"),
+        (b"%PDF-1.7", "pdf"),
+        (b"junk\n%PDF-1.7", "pdf"),
+        (b"\xff\xd8\xff\xe0", "truncated"),
+        (b"\x89PNG\r\n", "truncated"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "truncated"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "unknown"),
+        (b"hello", "unknown"),
+    ],
+)
+def test_the_first_bytes_say_why_no_decoder_took_them(data, cause):
+    assert sniff_cause(data) == cause
+    assert cause in HINTS
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOENT, "not-found"),
+        (errno.EACCES, "permission"),
+        (errno.ELOOP, "symlink-loop"),
+        (errno.ENXIO, "not-regular"),
+        (errno.EIO, "io-error"),
+        (errno.ENAMETOOLONG, "io-error"),
+    ],
+)
+def test_an_error_of_the_system_has_a_cause_word(number, cause):
+    assert cause_of(OSError(number, "x")) == cause
+
+
+def test_a_refusal_carries_the_hint_of_its_cause():
+    item = refusal("a.jpg", "empty", "it has 0 bytes")
+    assert (item.name, item.cause, item.detail, item.hint) == ("a.jpg", "empty", "it has 0 bytes", HINTS["empty"])
+
+
+def test_a_refusal_from_an_error_keeps_what_why_and_fix():
+    error = UnusableSampleError("half of it", why="expected 10, found 5", fix="again", slug="truncated")
+    item = as_refusal("a.jpg", error)
+    assert (item.cause, item.detail, item.hint) == ("truncated", "half of it; expected 10, found 5", "again")

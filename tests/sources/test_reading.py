@@ -1,0 +1,189 @@
+"""Reading of source files: only regular ones, whole, with a memo that fits the bytes."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from latentcache.errors import UnusableSampleError
+from latentcache.identity.stat import StatMemo
+from latentcache.sources import reading
+from latentcache.sources.reading import read_source, stat_source
+
+NOBODY = 65534
+
+
+def cause_of_reading(path: Path, **limits: int) -> str:
+    with pytest.raises(UnusableSampleError) as caught:
+        read_source(path, **limits)
+    assert caught.value.where == str(path)
+    assert caught.value.what
+    assert caught.value.fix
+    return caught.value.slug
+
+
+def test_bytes_and_memo_are_those_of_the_file(tmp_path):
+    path = tmp_path / "a.jpg"
+    data = os.urandom(3_000_001)
+    path.write_bytes(data)
+    before = time.time_ns()
+    read, memo = read_source(path)
+    assert read == data
+    assert memo == StatMemo.of(path.stat(), seen_ns=memo.seen_ns)
+    assert before <= memo.seen_ns <= time.time_ns()
+    assert stat_source(path) == StatMemo.of(path.stat())
+
+
+def test_the_access_time_is_left_alone(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"x")
+    os.utime(path, (1, 2))
+    read_source(path)
+    assert (path.stat().st_atime, path.stat().st_mtime) == (1, 2)
+
+
+def test_a_pipe_is_never_opened(tmp_path):
+    path = tmp_path / "x.jpg"
+    os.mkfifo(path)
+    start = time.monotonic()
+    assert cause_of_reading(path) == "not-regular"
+    assert time.monotonic() - start < 1
+    with pytest.raises(UnusableSampleError, match="it is a named pipe, not a regular file"):
+        stat_source(path)
+
+
+def test_a_socket_a_folder_and_a_device_are_refused(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s.jpg"))
+        assert cause_of_reading(tmp_path / "s.jpg") == "not-regular"
+    (tmp_path / "d.jpg").mkdir()
+    assert cause_of_reading(tmp_path / "d.jpg") == "not-regular"
+    (tmp_path / "z.jpg").symlink_to("/dev/zero")
+    assert cause_of_reading(tmp_path / "z.jpg") == "not-regular"
+
+
+def test_a_file_that_turns_into_a_pipe_between_stat_and_open_does_not_hang(tmp_path, monkeypatch):
+    path, pipe = tmp_path / "a.jpg", tmp_path / "pipe"
+    path.write_bytes(b"x")
+    os.mkfifo(pipe)
+    true_open = os.open
+
+    def swap_and_open(name, flags):
+        pipe.replace(path)
+        return true_open(name, flags)
+
+    monkeypatch.setattr(reading.os, "open", swap_and_open)
+    assert cause_of_reading(path) == "not-regular"
+
+
+def test_missing_empty_and_looping(tmp_path):
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+    (tmp_path / "broken.jpg").symlink_to("nowhere")
+    assert cause_of_reading(tmp_path / "missing.jpg") == "not-found"
+    assert cause_of_reading(tmp_path / "empty.jpg" / "x.jpg") == "not-found"
+    assert cause_of_reading(tmp_path / "broken.jpg") == "not-found"
+    assert cause_of_reading(tmp_path / "empty.jpg") == "empty"
+    assert cause_of_reading(tmp_path / "loop.jpg") == "symlink-loop"
+    assert cause_of_reading(tmp_path / ("n" * 300)) == "io-error"
+
+
+def test_a_sparse_giant_is_refused_unread(tmp_path):
+    path = tmp_path / "giant.jpg"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UnusableSampleError) as caught:
+        read_source(path)
+    assert caught.value.slug == "too-large"
+    assert caught.value.what == f"it has {1 << 40} bytes, at most {1 << 30} are read"
+
+
+def test_the_limit_itself_is_read(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert read_source(path, max_bytes=5)[0] == b"12345"
+    assert cause_of_reading(path, max_bytes=4) == "too-large"
+
+
+def writing_reader(path: Path, times: int):
+    """``os.read`` with another program that appends to the file after each of the first reads."""
+    true_read, left = os.read, [times]
+
+    def read(descriptor: int, size: int) -> bytes:
+        data = true_read(descriptor, size)
+        if left[0]:
+            left[0] -= 1
+            with path.open("ab") as file:
+                file.write(b"more")
+        return data
+
+    return read
+
+
+def test_a_file_that_changes_once_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"start")
+    monkeypatch.setattr(reading.os, "read", writing_reader(path, 1))
+    data, memo = read_source(path)
+    assert data == b"startmore"
+    assert memo.size == 9
+
+
+def test_a_file_that_goes_on_changing_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"start")
+    monkeypatch.setattr(reading.os, "read", writing_reader(path, 2))
+    assert cause_of_reading(path) == "changing"
+
+
+def test_a_change_of_equal_size_is_seen_by_its_time(tmp_path, monkeypatch):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"start")
+    true_read = os.read
+
+    def read(descriptor: int, size: int) -> bytes:
+        data = true_read(descriptor, size)
+        path.write_bytes(b"other")
+        os.utime(path, ns=(0, time.time_ns()))
+        return data
+
+    monkeypatch.setattr(reading.os, "read", read)
+    assert cause_of_reading(path) == "changing"
+
+
+def test_short_reads_are_put_together(tmp_path, monkeypatch):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"0123456789")
+    true_read = os.read
+    monkeypatch.setattr(reading.os, "read", lambda descriptor, size: true_read(descriptor, min(size, 3)))
+    assert read_source(path)[0] == b"0123456789"
+
+
+def test_an_unreadable_file_is_refused_for_another_user(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    script = textwrap.dedent("""
+        import os, sys
+        from latentcache.errors import UnusableSampleError
+        from latentcache.sources.reading import read_source
+        path, nobody = sys.argv[1], int(sys.argv[2])
+        descriptor = os.open(os.path.dirname(path), os.O_RDONLY)
+        if os.geteuid() == 0:
+            os.fchdir(descriptor)
+            os.setgid(nobody)
+            os.setuid(nobody)
+        try:
+            read_source("a.jpg" if os.geteuid() == nobody else path)
+        except UnusableSampleError as error:
+            sys.stdout.write(f"{error.slug}|{error.what}")
+    """)
+    tmp_path.chmod(0o755)
+    command = [sys.executable, "-c", script, str(path), str(NOBODY)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout == "permission|it cannot be read: Permission denied"

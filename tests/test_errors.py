@@ -1,0 +1,135 @@
+import copy
+import inspect
+import pickle
+import re
+
+import pytest
+
+from latentcache import errors
+from latentcache.errors import (
+    CacheLockedError,
+    CorruptEntryError,
+    InterruptedBuildError,
+    LatentcacheError,
+    UnusableSampleError,
+)
+
+CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+EXTRA = {CacheLockedError: {"holder": {"pid": 7}}, InterruptedBuildError: {"signal_number": 15}}
+
+
+def make(cls, **parts):
+    return cls("it broke", **EXTRA.get(cls, {}), **parts)
+
+
+def drawn_tree():
+    """(name, parent, further bases, exit codes) of every line of the tree in the module's docstring."""
+    above, rows = [], []
+    for line in errors.__doc__.splitlines():
+        found = re.match(r"^( +)([A-Z]\w+Error)(?:\((\w+)\))?(.*)$", line)
+        if not found:
+            continue
+        depth, name = len(found[1]), found[2]
+        above = [(d, n) for d, n in above if d < depth]
+        rows.append((name, above[-1][1] if above else "Exception", found[3], found[4]))
+        above.append((depth, name))
+    return rows
+
+
+def test_the_drawn_tree_is_the_tree():
+    drawn = {name: (parent, extra) for name, parent, extra, _ in drawn_tree()}
+    real = {}
+    for cls in CLASSES:
+        first, *further = (base.__name__ for base in cls.__bases__)
+        real[cls.__name__] = (first, further[0] if further else None)
+    assert drawn == real
+
+
+def test_the_drawn_exit_codes_are_the_exit_codes():
+    said = {name: int(found[1]) for name, _, _, text in drawn_tree() if (found := re.search(r"exit (\d+)", text))}
+    assert said.pop("InterruptedBuildError") == 130
+    assert said == {name: getattr(errors, name).exit_code for name in said}
+    assert len(said) >= 6
+
+
+def test_a_class_leaves_with_the_status_of_its_branch():
+    branches = {name for name, parent, _, _ in drawn_tree() if parent == "LatentcacheError"}
+    for cls in CLASSES:
+        branch = next((base for base in cls.__mro__ if base.__name__ in branches), None)
+        assert cls.exit_code == (branch or LatentcacheError).exit_code
+        assert cls.exit_code in {1, 2, 3}
+
+
+def test_slugs_are_unique_and_plain():
+    slugs = [cls.slug for cls in CLASSES]
+    assert len(set(slugs)) == len(slugs)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", slug) for slug in slugs)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_as_json_has_the_five_parts_and_none_that_matters_is_empty(cls):
+    answer = make(cls).as_json()
+    assert {"slug", "what", "where", "why", "fix"} <= answer.keys()
+    assert answer["slug"] == cls.slug
+    assert answer["what"] == "it broke"
+    assert answer["fix"]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_text_alone_says_what_where_why_and_the_fix(cls):
+    text = str(make(cls, where="a.csv:3", why="found 2 of 3", fix="add a column"))
+    assert text == "it broke; at a.csv:3; found 2 of 3; fix: add a column"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_empty_parts_leave_no_trace_in_the_text(cls):
+    assert str(make(cls, fix="do it")) == "it broke; fix: do it"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_an_error_crosses_between_processes_whole(cls, duplicate):
+    error = make(cls, where="here", why="because", fix="this")
+    again = duplicate(error)
+    assert type(again) is cls
+    assert again.as_json() == error.as_json()
+    assert str(again) == str(error)
+    assert again.exit_code == error.exit_code
+
+
+def test_a_sample_error_carries_its_cause_word():
+    error = UnusableSampleError("it ends after 3 bytes", slug="truncated")
+    assert error.as_json()["slug"] == "truncated"
+    assert UnusableSampleError.slug == "unusable"
+
+
+def test_a_locked_cache_names_its_holder():
+    error = CacheLockedError("busy", holder={"pid": 12, "host": "a", "since": "b"})
+    assert error.as_json()["holder"] == {"pid": 12, "host": "a", "since": "b"}
+    assert error.exit_code == 3
+
+
+def test_a_corrupt_entry_names_its_sample_and_key():
+    error = CorruptEntryError("damaged", sample="a.png", key="00ff", where="shard 1")
+    assert (error.sample, error.key, error.where) == ("a.png", "00ff", "shard 1")
+
+
+@pytest.mark.parametrize(("signal_number", "status"), [(2, 130), (15, 143)])
+def test_an_interrupted_build_leaves_as_the_shell_expects(signal_number, status):
+    assert InterruptedBuildError("stopped", signal_number=signal_number).exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("name", "builtin"),
+    [
+        ("UsageError", ValueError),
+        ("SourceNotFoundError", FileNotFoundError),
+        ("DeviceMemoryError", MemoryError),
+        ("MissingEntryError", LookupError),
+        ("DiskFullError", OSError),
+        ("CacheReadOnlyError", PermissionError),
+    ],
+)
+def test_a_caller_who_knows_only_python_can_catch_it(name, builtin):
+    with pytest.raises(builtin):
+        raise make(getattr(errors, name))

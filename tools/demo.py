@@ -1,0 +1,159 @@
+"""The whole tool on forty drawn pictures: build, info, verify, edit one, verify, build, plan, read.
+
+Runs the installed command line exactly as a user would and shows each command before its output. Every exit
+status is checked, and so are the counts of the JSON form, asked for once more in silence: the demo fails
+loudly when the tool does not do what it says. Cost: about half a minute; no network, no model weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from make_pictures import make_pictures
+from PIL import Image, ImageOps
+
+import latentcache
+
+FOLDER = Path("demo")
+PICTURES = FOLDER / "pictures"
+CACHE = FOLDER / "pictures.latentcache"
+COUNT = 40
+BATCH_SIZE = 4
+#: The console script beside this interpreter.
+PROGRAM = Path(sys.executable).with_name("latentcache")
+
+
+def main() -> None:
+    os.chdir(Path(__file__).resolve().parent.parent)
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    say(f"{COUNT} pictures in five aspect ratios, with captions, in {PICTURES}/")
+    paths = make_pictures(PICTURES, COUNT)
+
+    show("build", PICTURES)
+    first = entry_keys()
+    expect("pictures in the cache", COUNT, ask("info", CACHE)["counts"]["samples"])
+    expect("entries after the first build", COUNT, len(first))
+    show("info", CACHE)
+    show("verify", CACHE)
+    expect("true pictures", COUNT, ask("verify", CACHE)["counts"]["ok"])
+
+    edited = paths[7]
+    edit(edited)
+    say(f"{edited} was edited: its latents are stale now, and only its")
+    show("verify", CACHE, status=1)
+    check_one_stale(ask("verify", CACHE, status=1), edited)
+
+    show("build", PICTURES)
+    second = entry_keys()
+    expect("entries made by the second build", 1, len(second - first))
+    expect("entries reused by the second build", COUNT - 1, len(needed_keys(first & second, edited.name)))
+    show("verify", CACHE)
+    again = ask("build", PICTURES)["counts"]
+    expect("encoded by a build with nothing to do", 0, again["encoded"])
+    expect("reused by a build with nothing to do", COUNT, again["cached"])
+
+    show("plan", CACHE, "--batch-size", BATCH_SIZE)
+    plan = ask("plan", CACHE, "--batch-size", BATCH_SIZE)
+    read_one_epoch(plan["steps_per_epoch"])
+    say("All of it was true. What to try next:")
+    print(f"  {display()} build YOUR_PICTURES                   # any folder; the cache lies beside it")
+    print(f"  {display()} build YOUR_PICTURES --model PATH      # a diffusers VAE: folder or .safetensors")
+    print(f"  {display()} verify {CACHE} --full  # every byte, not only what changed")
+    print("  make test")
+
+
+def show(*words: object, status: int = 0) -> None:
+    """Run one command for the eyes: its line in bold, then its own output, its exit status checked."""
+    say("latentcache " + shlex.join(map(str, words)), prefix="$ ")
+    found = subprocess.run([PROGRAM, *map(str, words)], check=False).returncode
+    expect(f"exit status of {words[0]}", status, found)
+    if status:
+        print(f"(exit status {status}, as it must be)", flush=True)
+
+
+def ask(*words: object, status: int = 0) -> dict[str, Any]:
+    """Run one command for its JSON, in silence."""
+    command = [str(PROGRAM), *map(str, words), "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    expect(f"exit status of {shlex.join(command[1:])}", status, done.returncode, more=done.stderr)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    expect("exit_code in the JSON", status, answer["exit_code"])
+    return answer
+
+
+def entry_keys() -> set[str]:
+    """Keys of all committed entries."""
+    return {entry["key"] for entry in ask("info", CACHE, "--entries")["entries"]}
+
+
+def needed_keys(keys: set[str], edited: str) -> set[str]:
+    """Those of ``keys`` that belong to pictures other than the edited one."""
+    entries = ask("info", CACHE, "--entries")["entries"]
+    return {e["key"] for e in entries if e["key"] in keys and e["paths"] and edited not in e["paths"]}
+
+
+def edit(path: Path) -> None:
+    """Mirror one picture and save it under its name."""
+    with Image.open(path) as image:
+        mirrored = ImageOps.mirror(ImageOps.exif_transpose(image))
+    mirrored.save(path)
+
+
+def check_one_stale(answer: dict[str, Any], edited: Path) -> None:
+    counts, items = answer["counts"], answer["items"]
+    expect("stale pictures", 1, counts["stale"])
+    expect("pictures still true", COUNT - 1, counts["ok"])
+    stale = [(item["path"], item["reason"]) for item in items if item["category"] == "stale"]
+    expect("the stale picture and why", [(edited.name, "source-changed")], stale)
+
+
+def read_one_epoch(steps: int) -> None:
+    """Read all batches of an epoch as a training loop would."""
+    say(f'latentcache.open_cache("{CACHE}").loader(batch_size={BATCH_SIZE}, seed=0)', prefix=">>> ")
+    loader = latentcache.open_cache(CACHE).loader(batch_size=BATCH_SIZE, seed=0)
+    shapes: Counter[tuple[int, ...]] = Counter()
+    names: set[str] = set()
+    for batch in loader:
+        shapes[tuple(batch["latents"].shape)] += 1
+        names.update(batch["names"])
+        expect("captions in a batch", len(batch["names"]), len(batch["captions"]))
+    for shape, batches in sorted(shapes.items()):
+        print(f"  {batches} batches of latents {shape}")
+    expect("batches read", len(loader), sum(shapes.values()))
+    expect("batches planned", steps, len(loader))
+    expect("pictures seen", COUNT, len(names))
+
+
+def expect(what: str, expected: object, found: object, *, more: str = "") -> None:
+    """Go on only when the tool did what it says."""
+    if found != expected:
+        fail(f"{what}: expected {expected!r}, found {found!r}\n{more}".rstrip())
+
+
+def fail(message: str) -> NoReturn:
+    print(f"demo failed: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def say(text: str, *, prefix: str = "") -> None:
+    """One line in bold on a terminal, plain elsewhere."""
+    is_bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    line = f"{prefix}{text}"
+    print(f"\n\033[1m{line}\033[0m" if is_bold else f"\n{line}", flush=True)
+
+
+def display() -> str:
+    """The program as one would type it here."""
+    return os.path.relpath(PROGRAM)
+
+
+if __name__ == "__main__":
+    main()
