@@ -2,7 +2,7 @@
 
 Runs the installed command line exactly as a user would and shows each command before its output. Every exit
 status is checked, and so are the counts of the JSON form, asked for once more in silence: the demo fails
-loudly when the tool does not do what it says. Cost: about half a minute; no network, no model weights.
+loudly when the tool does not do what it says. Cost: about ten seconds; no network, no model weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +34,7 @@ PROGRAM = Path(sys.executable).with_name("latentcache")
 
 def main() -> None:
     os.chdir(Path(__file__).resolve().parent.parent)
+    warnings.formatwarning = lambda message, *_rest, **_more: f"warning: {message}\n"
     shutil.rmtree(FOLDER, ignore_errors=True)
     say(f"{COUNT} pictures in five aspect ratios, with captions, in {PICTURES}/")
     paths = make_pictures(PICTURES, COUNT)
@@ -64,10 +66,15 @@ def main() -> None:
     plan = ask("plan", CACHE, "--batch-size", BATCH_SIZE)
     read_one_epoch(plan["steps_per_epoch"])
     say("All of it was true. What to try next:")
-    print(f"  {display()} build YOUR_PICTURES                   # any folder; the cache lies beside it")
-    print(f"  {display()} build YOUR_PICTURES --model PATH      # a diffusers VAE: folder or .safetensors")
-    print(f"  {display()} verify {CACHE} --full  # every byte, not only what changed")
-    print("  make test")
+    print(
+        f"  {display()} build YOUR_PICTURES\n"
+        "      any folder of pictures; the cache lies beside it as YOUR_PICTURES.latentcache\n"
+        f"  {display()} build YOUR_PICTURES --model PATH\n"
+        "      with a diffusers VAE to train on: a folder, a pipeline folder or a .safetensors file\n"
+        f"  {display()} verify {CACHE} --full\n"
+        "      reads every byte, not only what changed\n"
+        "  make test"
+    )
 
 
 def show(*words: object, status: int = 0) -> None:

@@ -5,7 +5,7 @@ the first 3 of each of two chroma-like axes. The colour axes are the orthonormal
 (1,0,-1)/sqrt(2), (1,-2,1)/sqrt(6); the DCT is the orthonormal DCT-II (Ahmed, Natarajan, Rao 1974); zig-zag as
 in JPEG (ITU-T T.81). Pixels in [-1, 1] and a division by 8 keep latents near unit scale: |luma DC| <= sqrt(3).
 
-Guarantee: bit-identical in any batch on any machine. The basis is rounded to multiples of 2**-20 and multiplied
+Guarantee: bit-identical in any batch on any machine. The basis is rounded to multiples of 2**-30 and multiplied
 with integers, so that every partial sum is an integer below 2**53 and exact in float64, in whatever order a
 machine adds. Geometry is that of SD and Flux (f8, 16 channels). Cost: 10 ms for 512x512. NumPy only.
 """
@@ -28,14 +28,14 @@ _BLOCK = 8
 _COEFFICIENTS = (10, 3, 3)
 _CHANNELS = sum(_COEFFICIENTS)
 _AXES = ((1, 1, 1), (1, 0, -1), (1, -2, 1))
-_UNIT = 1 << 20
+_UNIT = 1 << 30
 _VERSION = 1
 _ZIGZAG = ((0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (0, 3), (1, 2), (2, 1), (3, 0))
 
 
 @cache
 def _basis() -> NDArray[np.float64]:
-    """Rows of the codec, (16, 8, 8, 3), orthonormal up to their rounding, in units of 2**-20 (integers)."""
+    """Rows of the codec, (16, 8, 8, 3), orthonormal up to their rounding, in units of 2**-30 (integers)."""
     rows = []
     for axis, count in zip(_AXES, _COEFFICIENTS, strict=True):
         colour = np.array(axis) / math.sqrt(sum(value * value for value in axis))

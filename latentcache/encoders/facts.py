@@ -118,7 +118,7 @@ def _field(family: Family, config: Config, names: str) -> Any:
 def _factor(family: Family, config: Config) -> int:
     """A number is the factor; a list of flags halves at each true one; other lists have one entry per level."""
     value = _field(family, config, family.factor)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and value:
         return 1 << (sum(value) if all(isinstance(v, bool) for v in value) else len(value) - 1)
     return _number(value, default=0)
 

@@ -172,7 +172,12 @@ def _given_config(config: str) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise EncoderError(
+            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
+        ) from error
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -210,7 +215,7 @@ def _snapshot(model: str) -> Path:
 
     try:
         cached = Path(snapshot_download(model, local_files_only=True))
-        if any(cached.glob("*.safetensors")) or any(cached.glob("vae/*.safetensors")):
+        if any((f / "config.json").is_file() and any(f.glob("*.safetensors")) for f in (cached, cached / "vae")):
             return cached
     except (OSError, ValueError):
         pass  # not in the cache: ask the network

@@ -130,8 +130,8 @@ def _is_saved_by_diffusers(description: ModelDescription, names: Mapping[str, st
     if any(name != full for name, full in names.items()):
         return False
     sharded = (folder / f"{WEIGHTS_NAME}.index.json").is_file()
-    names = [path.name for path in description.weights]
-    return names == [WEIGHTS_NAME] or (sharded and all(name.startswith(f"{stem}-") for name in names))
+    files = [path.name for path in description.weights]
+    return files == [WEIGHTS_NAME] or (sharded and all(file.startswith(f"{stem}-") for file in files))
 
 
 def _from_folder(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Module:

@@ -164,13 +164,13 @@ class VaeEncoder:
             return action()
         except (torch.OutOfMemoryError, MemoryError) as error:
             failure = _memory_error(subject, error)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             failure = self._translated(subject, error)
         if isinstance(failure, DeviceMemoryError) and self._device.type == "cuda":
             torch.cuda.empty_cache()
         raise failure
 
-    def _translated(self, subject: str, error: RuntimeError) -> LatentcacheError:
+    def _translated(self, subject: str, error: Exception) -> LatentcacheError:
         text = f"{type(error).__name__}: {error}".lower()
         if any(sign in text for sign in _OUT_OF_MEMORY):
             return _memory_error(subject, error)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.layouts import encoder_shape
 from latentcache.encoders.storage import from_bfloat16
-from latentcache.errors import UnsupportedModelError
+from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.identity.content import canonical_json
 
 #: Longest header accepted, the limit of the safetensors library.
@@ -71,10 +71,16 @@ def sniff(path: Path) -> None:
 
     Raises:
         UnsupportedModelError: It is something else, empty or cut short; named with a remedy.
+        EncoderError: It cannot be read.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(64)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise EncoderError(
+            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
+        ) from error
     if not size:
         raise _refused(path, "empty", "it has no bytes", _AGAIN)
     start = head.lstrip().lower()

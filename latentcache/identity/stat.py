@@ -37,7 +37,15 @@ class StatMemo:
             seen_ns=seen_ns,
         )
 
+    @property
+    def racy(self) -> bool:
+        """Whether the file was so young when it was hashed that it may have changed unseen since."""
+        return self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS
+
+    def same_stat(self, now: StatMemo) -> bool:
+        """Whether ``now``, a fresh stat of the same path, says what this memo says."""
+        return astuple(self)[:5] == astuple(now)[:5]
+
     def trusts(self, now: StatMemo) -> bool:
         """Whether ``now``, a fresh stat of the same path, proves the content unchanged."""
-        racy = self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS
-        return not racy and astuple(self)[:5] == astuple(now)[:5]
+        return not self.racy and self.same_stat(now)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
@@ -21,7 +22,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.catalog import Catalog, Located
 from latentcache.store.columns import StringColumn
-from latentcache.store.generation import Generation, Rows, Samples, pack_memo
+from latentcache.store.generation import Generation, Rows, Samples, pack_memo, unpack_memo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +139,18 @@ def _pairs(items: Sequence[tuple[int, int]]) -> Any:
     return np.array(items, dtype=np.uint32).reshape(-1, 2)
 
 
+def _trust(stat: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The stat columns with, instead of the moment of hashing, whether the memo can be trusted."""
+    racy = np.array([unpack_memo(row).racy for row in stat.tolist()], dtype=np.uint64)
+    return np.column_stack([stat[:, :5], racy.reshape(-1, 1)])
+
+
 def _same(one: Rows | Samples, other: Rows | Samples) -> bool:
     """Whether two sets of columns hold the same values."""
     for name in type(one).__dataclass_fields__:
         mine, theirs = getattr(one, name), getattr(other, name)
+        if name == "stat":  # when a file was hashed says something new only if it can be trusted from now on
+            mine, theirs = _trust(mine), _trust(theirs)
         if isinstance(mine, StringColumn):
             same = np.array_equal(mine.data, theirs.data) and np.array_equal(mine.ends, theirs.ends)
         else:

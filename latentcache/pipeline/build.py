@@ -137,6 +137,7 @@ class _Build:
             committed=frozenset(committed),
             generation=number,
             published=not same,
+            written_bytes=result.written_bytes,
         )
 
     def encode(

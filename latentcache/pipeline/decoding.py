@@ -28,8 +28,10 @@ from latentcache.recipe import Recipe
 from latentcache.sources.reading import read_source
 from latentcache.store.catalog import Catalog
 
+#: Bytes that decoding holds per source pixel at its peak: Pillow's picture, its RGB copy and the array.
+_DECODE_BYTES = 8
 #: RGB, one byte each.
-_CHANNELS = 3
+_RGB_BYTES = 3
 
 
 class Claims:
@@ -157,7 +159,8 @@ class DecodePool:
     def _within_budget(self, planned: Planned) -> Looked | Failed | BaseException | None:
         """Look at one sample while holding the bytes it needs; None when the build is ending."""
         budget = self.decoder.budget
-        reserved = _CHANNELS * (planned.size.area + sum(placement.bucket.area for placement in planned.placements))
+        cut = _RGB_BYTES * sum(placement.bucket.area for placement in planned.placements)
+        reserved = _DECODE_BYTES * planned.size.area + cut
         if not budget.acquire(reserved):
             return None
         kept = 0

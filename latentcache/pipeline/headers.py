@@ -26,7 +26,7 @@ from PIL import Image, UnidentifiedImageError
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.geometry.sizes import Size
-from latentcache.sources.reading import hint_for, sniff_cause
+from latentcache.sources.causes import cause_of, hint_for, sniff_cause
 
 #: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
@@ -42,7 +42,7 @@ _INSIDE_PILLOW = r"PIL\."
 _QUIET = ("ignore", None, Warning, re.compile(_INSIDE_PILLOW), 0)
 _HEAD_BYTES = 65_536
 _TAIL_BYTES = 12
-_MAX_BOXES = 100
+_MAX_BOXES, _FAR = 100, 1 << 48
 
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 for _plugin in ("Jpeg", "Mpo", "Png", "WebP", "Avif", "Bmp", "Gif", "Tiff"):
@@ -208,6 +208,8 @@ def _cause(error: Exception, stream: BinaryIO) -> str:
     message = str(error)
     if isinstance(error, Image.DecompressionBombError):
         return "bomb"
+    if isinstance(error, OSError) and error.errno:
+        return cause_of(error)  # the file system's, not Pillow's
     if "MAX_TEXT_" in message:
         return "png-metadata-too-large"
     if any(word in message.lower() for word in _TRUNCATED_WORDS):
@@ -273,4 +275,6 @@ def _boxes_end(stream: BinaryIO) -> int:
         if len(header) < 8 or length < 8:
             return position + len(header)
         position += length
+        if position > _FAR:
+            return position
     return position

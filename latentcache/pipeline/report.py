@@ -40,7 +40,7 @@ class BuildPlan:
     """Entries per bucket."""
     entries_cached: int
     entries_to_make: int
-    """At most: a file not read yet may turn out to be known by its content."""
+    """At most: a file that is new by name may turn out to be known by its content."""
     files_to_read: int
     bytes_to_write: int
     free_bytes: int
@@ -65,6 +65,8 @@ class BuildReport:
     published: bool = False
     """False where the generation before says the same already."""
     elapsed_s: float = 0.0
+    written_bytes: int = 0
+    """Headers and payloads committed by this run."""
     buckets: dict[Size, int] = field(default_factory=dict)
 
 
@@ -129,6 +131,7 @@ def build_report(
     committed: frozenset[bytes] = frozenset(),
     generation: int = 0,
     published: bool = False,
+    written_bytes: int = 0,
 ) -> BuildReport:
     """What a build did, from its plan and the generation it drew up."""
     elapsed = time.monotonic() - started
@@ -153,6 +156,7 @@ def build_report(
         generation=generation,
         published=published,
         elapsed_s=elapsed,
+        written_bytes=written_bytes,
         buckets={size: counts[number] for number, size in enumerate(draft.buckets)},
     )
 
@@ -165,6 +169,5 @@ def entry_bytes(recipe: Recipe, bucket: Size) -> int:
 
 
 def _committed(planned: Planned, recipe: Recipe, catalog: Catalog) -> bool:
-    return bool(planned.content) and all(
-        key in catalog for key in keys_of(planned.content, planned.placements, recipe)
-    )
+    content = planned.content or planned.expected
+    return bool(content) and all(key in catalog for key in keys_of(content, planned.placements, recipe))

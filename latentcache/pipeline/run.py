@@ -36,6 +36,8 @@ class RunResult:
     """Content hash -> cause and detail, for pictures that decode and cannot be encoded."""
     encoded: set[bytes] = field(default_factory=set)
     """Keys computed by this run."""
+    written_bytes: int = 0
+    """Headers and payloads committed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class EncodeRun:
             try:
                 self.writer.finish()
             finally:
+                self.result.written_bytes = self.progress.payload_bytes
                 if self._encoder is not None:
                     self._encoder.close()
         return self.result

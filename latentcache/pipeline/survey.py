@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ def survey(
             failed.append(Failed(index=index, refusal=again))
         elif planned is None:
             unknown.append((index, sample))
+        elif not planned.content:
+            todo.append(planned)
         elif all(key in catalog for key in keys_of(planned.content, planned.placements, recipe)):
             known.append(planned)
         else:
@@ -143,14 +145,15 @@ def _refused_before(sample: Sample, memory: Memory) -> Refusal | None:
 def _from_memory(index: int, sample: Sample, tables: Sequence[BucketTable], memory: Memory) -> Planned | None:
     """A plan without opening the file, where its stat memo still holds."""
     found = memory.samples.get(sample.name)
-    if found is None or not found[0].trusts(sample.stat):
+    if found is None or not found[0].same_stat(sample.stat):
         return None
     memo, content, size = found
     try:
         placements = placements_for(size, tables)
     except UnusableSampleError:
         return None  # the recipe changed: the header pass will refuse it with its cause
-    return Planned(index=index, sample=sample, size=size, placements=placements, content=content, memo=memo)
+    planned = Planned(index=index, sample=sample, size=size, placements=placements, expected=content)
+    return planned if memo.racy else replace(planned, content=content, memo=memo)
 
 
 def _read_headers(

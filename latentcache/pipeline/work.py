@@ -27,6 +27,8 @@ class Planned:
     """One per resolution, distinct buckets only."""
     content: bytes = b""
     """Content hash where the stat memo proves it; else empty."""
+    expected: bytes = b""
+    """Content hash of the last build, where the stat is equal but too young to prove it: for counting only."""
     memo: StatMemo | None = None
     """The memo that proved it."""
 

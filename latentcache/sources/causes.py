@@ -61,6 +61,7 @@ HINTS: Mapping[str, str] = {
     "caption-conflict": "remove one of the two caption files, or make them equal",
     "unlisted": "add a row to the table to use it",
     "duplicate-row": "remove one of the rows",
+    "sidecar-unused": "the table decides the captions: remove it to use the files beside the pictures",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
     "backslash": "write the paths with / to make the table work on every system",
 }

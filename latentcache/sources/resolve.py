@@ -24,7 +24,7 @@ from latentcache.errors import (
 )
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import Caption, read_caption, sidecars
-from latentcache.sources.causes import as_refusal
+from latentcache.sources.causes import as_refusal, refusal
 from latentcache.sources.listing import use_table
 from latentcache.sources.reading import kind_of
 from latentcache.sources.sample import Refusal, Sample, Scan
@@ -69,9 +69,17 @@ def _by_table(table: str, walk: Walk) -> Scan:
         root=walk.root,
         samples=tuple(by_name[name] for name, _ in walk.pictures if name in by_name),
         refused=in_order([*walk.refused, *listed.refused]),
-        notes=in_order([*walk.notes, *notes, *listed.notes]),
+        notes=in_order([*walk.notes, *notes, *listed.notes, *_unused_sidecars(table, walk)]),
         caption_source=table,
     )
+
+
+def _unused_sidecars(table: str, walk: Walk) -> Iterator[Refusal]:
+    """One note when caption files lie beside the pictures and a table speaks instead."""
+    unused = [file for name, _ in walk.pictures for file in sidecars(name, walk)]
+    if unused:
+        detail = f"{len(unused)} caption files beside pictures are not used, the first is {unused[0]}"
+        yield refusal(table, "sidecar-unused", detail)
 
 
 @dataclass(slots=True)

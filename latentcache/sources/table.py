@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 import json
+import os
 import shlex
 import threading
 from collections.abc import Collection, Iterator
@@ -24,6 +25,7 @@ from latentcache.sources.listing import picture_named
 from latentcache.sources.reading import read_source
 from latentcache.sources.rows import Row, choose_columns, has_columns, listed, make_row, shown, table_error
 from latentcache.sources.sample import Refusal
+from latentcache.sources.walk import is_inside
 
 #: Tables that are looked for in the data folder.
 TABLE_NAMES = ("metadata.csv", "metadata.jsonl")
@@ -82,7 +84,7 @@ def _table_bytes(root: Path, path: Path) -> bytes:
     Raises:
         TableError: It cannot be read.
     """
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not is_inside(str(path), os.path.realpath(root)):
         why = f"it is a link to {path.readlink()}, outside the data folder"
         raise table_error(path, 0, "the table cannot be used", why, "copy it into the data folder")
     try:

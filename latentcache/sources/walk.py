@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class _Found:
     """What the walk has met so far, and where it has still to go."""
 
     root: str
-    real_root: Path
+    real_root: str
     pictures: list[tuple[str, StatMemo]] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     outside_texts: set[str] = field(default_factory=set)
@@ -82,7 +83,8 @@ def walk_pictures(root: Path) -> Walk:
     Raises:
         SourceError: The folder itself cannot be listed; what is below it is refused under its name.
     """
-    found = _Found(os.fspath(root), root.resolve(), folders=[_Folder(os.fspath(root), "")])
+    start = os.fspath(root)
+    found = _Found(start, os.path.realpath(start), folders=[_Folder(start, "")])
     # Own folders come before linked ones, so that a loop is reported under its own name.
     while found.folders or found.linked_folders:
         _visit((found.folders or found.linked_folders).pop(), found)
@@ -106,6 +108,12 @@ def extension_of(name: str) -> str:
     """The extension in lower case with its dot; empty when there is none."""
     dot = name.rfind(".")
     return name[dot:].lower() if dot >= 0 else ""
+
+
+def is_inside(path: str, real_root: str) -> bool:
+    """Whether a path, its links resolved, lies in a folder whose own path has no links."""
+    real = os.path.realpath(path)
+    return real == real_root or real.startswith(real_root.rstrip("/") + "/")
 
 
 def _visit(folder: _Folder, found: _Found) -> None:
@@ -177,7 +185,7 @@ def _link(entry: os.DirEntry[str], name: str, folder: _Folder, found: _Found) ->
     except OSError as error:
         _broken(name, extension, error, found)
         return
-    inside = Path(entry.path).resolve().is_relative_to(found.real_root)
+    inside = is_inside(entry.path, found.real_root)
     if stat.S_ISDIR(target.st_mode):
         _linked_folder(entry, name, inside, folder, found)
     elif not is_picture:
@@ -250,5 +258,5 @@ def _unlistable(path: str, error: OSError) -> SourceError:
         f"the data folder cannot be listed: {path}",
         where=path,
         why=str(error.strerror),
-        fix=f"check it with `ls -la {path}`",
+        fix=f"check it with `ls -la {shlex.quote(path)}`",
     )

@@ -57,7 +57,17 @@ def imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def length_without_docstring(node: Function) -> int:
     """Lines from ``def`` to the end, the docstring not counted."""
-    lines = (node.end_lineno or node.lineno) - node.lineno + 1
-    first = node.body[0]
-    has_docstring = ast.get_docstring(node, clean=False) is not None
-    return lines - ((first.end_lineno or first.lineno) - first.lineno + 1 if has_docstring else 0)
+    return _end(node) - node.lineno + 1 - _docstring_lines(node)
+
+
+def length_of_body(node: Function) -> int:
+    """Lines below the signature, the docstring not counted."""
+    return _end(node) - node.body[0].lineno + 1 - _docstring_lines(node)
+
+
+def _docstring_lines(node: Function) -> int:
+    return _end(node.body[0]) - node.body[0].lineno + 1 if ast.get_docstring(node, clean=False) is not None else 0
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno

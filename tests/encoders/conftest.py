@@ -43,7 +43,10 @@ TINY = {
     "AutoencoderKLWan": _WAN | {"patch_size": 2, "in_channels": 12, "out_channels": 12, "scale_factor_spatial": 8},
     "AutoencoderKLFlux2": _KL | {"layers_per_block": 1, "latent_channels": 4},
     "AutoencoderKLHunyuanVideo": {
-        **{"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
+        "block_out_channels": (8, 8, 8, 8),
+        "norm_num_groups": 4,
+        "layers_per_block": 1,
+        "latent_channels": 4,
     },
     "AutoencoderKLLTXVideo": {
         "latent_channels": 8,
@@ -61,7 +64,10 @@ TINY = {
         "patch_size": 2,
     },
     "AutoencoderKLCogVideoX": {
-        **{"block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1, "latent_channels": 4}
+        "block_out_channels": (8, 8, 8, 8),
+        "norm_num_groups": 4,
+        "layers_per_block": 1,
+        "latent_channels": 4,
     },
 }
 

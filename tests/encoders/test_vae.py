@@ -1,6 +1,7 @@
 """Every class against its own encode, precision and storage, and what happens when something breaks."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from latentcache.encoders.modules import load_module
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.storage import from_bfloat16
 from latentcache.encoders.vae import load_vae
-from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, ModelNotFoundError
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
 SIX = ["AutoencoderKL", "AutoencoderTiny", "AutoencoderDC", "AutoencoderKLQwenImage", "AutoencoderKLWan"]
 SIX += ["AutoencoderKLFlux2"]
@@ -104,7 +105,7 @@ def test_overflow_in_float16_is_mended_by_precise(copied, pictures):
 
     def overflow(tensors):
         tensors["encoder.conv_in.weight"] *= 6e4
-        tensors["encoder.down_blocks.0.resnets.0.norm1.weight"] *= 1.0
+        tensors["encoder.conv_in.bias"].fill_(6e4)
 
     rewrite(model.weights, overflow)
     encoder = opened(model.folder, compute_dtype="float16")
@@ -133,14 +134,15 @@ def test_a_batch_and_its_parts_agree(tiny, pictures):
     np.testing.assert_allclose(whole, parts, atol=1e-5)
 
 
-def test_original_layout_and_full_checkpoint_give_the_same_encoder(copied, tiny, pictures, tmp_path):
-    model = copied()
+@pytest.mark.parametrize("name", ["AutoencoderKL", "AutoencoderKLFlux2"])
+def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, copied, tiny, pictures, tmp_path):
+    model = copied(name)
     plain = describe_model(str(model.folder), device="cpu")
-    expected = opened(tiny("AutoencoderKL")).encode(pictures).latents
+    expected = opened(tiny(name)).encode(pictures).latents
     for prefix in ("", "first_stage_model.", "vae."):
         rest = {"model.diffusion_model.out.weight": torch.ones(3)} if prefix else {}
         path = tmp_path / f"checkpoint{len(prefix)}.safetensors"
-        original = {prefix + ldm_name(name): ldm_tensor(name, t) for name, t in load_file(model.weights).items()}
+        original = {prefix + ldm_name(n): ldm_tensor(n, t) for n, t in load_file(model.weights).items()}
         save_file({**original, **rest}, path)
         described = describe_model(str(path), device="cpu", config=str(model.config), storage_dtype="float32")
         assert described.spec.fingerprint == plain.spec.fingerprint
@@ -241,18 +243,11 @@ def test_weights_of_zeros_are_found_by_the_preflight(copied):
 
 
 def test_a_factor_that_is_not_the_models_is_an_error_with_both_shapes(tiny, pictures):
-    encoder = opened(tiny("AutoencoderKLHunyuanVideo"))
-    encoder = opened(tiny("AutoencoderKLCogVideoX", block_out_channels=(8, 8, 8)))
-    assert encoder.spec.factor == 4
     description = describe_model(str(tiny("AutoencoderKL")), storage_dtype="float32")
-    from dataclasses import replace
-
     wrong = replace(description, spec=replace(description.spec, factor=4))
     with pytest.raises(EncoderError) as caught:
         load_vae(wrong, device="cpu").encode(pictures)
-    assert caught.value.what == (
-        "AutoencoderKL gives latents of shape (3, 4, 32, 48), expected (3, 4, 16, 24)"
-    )
+    assert caught.value.what == ("AutoencoderKL gives latents of shape (3, 4, 32, 48), expected (3, 4, 16, 24)")
 
 
 def test_out_of_memory_is_a_memory_error_and_leaves_nothing_behind(tiny, pictures):
@@ -306,11 +301,6 @@ def test_close_gives_the_modules_back(tiny, pictures):
     encoder = opened(tiny("AutoencoderTiny"))
     encoder.close()
     assert not encoder._modules
-
-
-def test_an_unknown_path_is_not_found():
-    with pytest.raises(ModelNotFoundError):
-        describe_model("./no/such/folder")
 
 
 def ldm_name(name):

@@ -133,6 +133,7 @@ def test_a_tie_goes_to_the_larger_area_then_to_the_wider():
     square = Size(512, 512)
     assert explicit_table([Size(512, 768), Size(768, 512)], multiple=64).nearest(square) == Size(512, 768)
     assert explicit_table([Size(512, 768), Size(1152, 768)], multiple=64).nearest(square) == Size(1152, 768)
+    assert explicit_table([Size(560, 840), Size(1200, 800)], multiple=8).nearest(square) == Size(1200, 800)
 
 
 # SimpleTuner #977: one picture was stored as latents 88x136 and checked as 88x144, because two functions rounded.

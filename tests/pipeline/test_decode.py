@@ -111,6 +111,13 @@ def test_both_jpeg_decoders_refuse_the_same(monkeypatch):
             through_pillow(monkeypatch, damaged)
 
 
+def test_pillow_decodes_when_the_self_test_fails(monkeypatch):
+    data = saved(PICTURE, format="JPEG")
+    monkeypatch.setattr(decode_module.simplejpeg, "decode_jpeg", lambda data, space, strict: 255 - PIXELS)
+    assert np.array_equal(decode(data, PROFILE), 255 - PIXELS)
+    assert np.array_equal(through_pillow(monkeypatch, data), Image.open(BytesIO(data)))
+
+
 def test_stray_bytes_in_a_jpeg_are_harmless():
     data = saved(PICTURE, format="JPEG")
     stray = data[:-2] + b"\x11\x22" + data[-2:] + b"trailer"
@@ -328,7 +335,7 @@ def test_what_is_no_picture():
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12),
     cut=st.floats(0.3, 1),
 )
-def test_damage_is_refused_or_decoded_never_anything_else(name, edits, cut, capfd):
+def test_damage_is_refused_or_decoded_never_anything_else(name, edits, cut, capsys):
     data = bytearray(FILES[name][: max(int(len(FILES[name]) * cut), 1)])
     for place, value in edits:
         data[int(place * (len(data) - 1))] = value
@@ -341,7 +348,7 @@ def test_damage_is_refused_or_decoded_never_anything_else(name, edits, cut, capf
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 3
     assert pixels.flags.c_contiguous
-    assert capfd.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_lenient_pillow_is_refused(monkeypatch):

@@ -1,3 +1,4 @@
+import errno
 import os
 import struct
 import warnings
@@ -125,6 +126,23 @@ def test_huge_png_metadata_has_its_own_cause():
 )
 def test_what_is_no_picture_is_named(data, word):
     assert cause(data) == word
+
+
+@pytest.mark.parametrize("length", [(1 << 64) - 1, 40, 9])
+def test_boxes_of_any_length(length):
+    head = b"\0\0\0\x14ftypavif\0\0\0\0avif"
+    data = head + struct.pack(">I4sQ", 1, b"mdat", length) + bytes(24)
+    assert cause(data) == ("truncated" if length > 40 else "decoder-error")
+
+
+def test_a_failing_disk_is_not_the_picture_s_fault():
+    class Failing(BytesIO):
+        def read(self, size=-1):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(UnusableSampleError, match="Input/output") as caught:
+        picture_size(Failing(b"x"))
+    assert caught.value.slug == "io-error"
 
 
 def test_postscript_never_starts_ghostscript(tmp_path, monkeypatch):

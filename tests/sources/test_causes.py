@@ -13,10 +13,10 @@ from latentcache.sources.causes import HINTS, as_refusal, cause_of, hint_for, re
 WORDS = """truncated empty zeros html git-lfs svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float too-small
 extreme-aspect too-many-pixels bomb png-metadata-too-large not-regular symlink-loop not-found outside-root
 permission io-error changing vanished caption-encoding caption-unicode non-finite storage-overflow out-of-memory
-decoder-error duplicate-row table-row hidden cache-folder caption-conflict unlisted bom""".split()
+decoder-error duplicate-row table-row hidden cache-folder caption-conflict unlisted bom"""
 
 
-@pytest.mark.parametrize("cause", WORDS)
+@pytest.mark.parametrize("cause", WORDS.split())
 def test_every_cause_word_has_a_hint_of_one_line(cause):
     assert cause in HINTS
     assert 20 < len(hint_for(cause)) < 110

@@ -13,7 +13,7 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
 from latentcache.sources import reading
-from latentcache.sources.reading import read_source, stat_source
+from latentcache.sources.reading import open_source, read_source, stat_source
 
 NOBODY = 65534
 
@@ -172,18 +172,31 @@ def test_an_unreadable_file_is_refused_for_another_user(tmp_path):
         import os, sys
         from latentcache.errors import UnusableSampleError
         from latentcache.sources.reading import read_source
-        path, nobody = sys.argv[1], int(sys.argv[2])
-        descriptor = os.open(os.path.dirname(path), os.O_RDONLY)
+        os.chdir(sys.argv[1])
         if os.geteuid() == 0:
-            os.fchdir(descriptor)
-            os.setgid(nobody)
-            os.setuid(nobody)
+            os.setgid(int(sys.argv[2]))
+            os.setuid(int(sys.argv[2]))
         try:
-            read_source("a.jpg" if os.geteuid() == nobody else path)
+            read_source("a.jpg")
         except UnusableSampleError as error:
-            sys.stdout.write(f"{error.slug}|{error.what}")
+            sys.stdout.write(f"{error.slug}|{error.what}|{len(read_source('b.jpg')[0])}")
     """)
+    # Not owned by the reader: opening it without touching the access time is not allowed, opening it is.
+    (tmp_path / "b.jpg").write_bytes(b"xyz")
     tmp_path.chmod(0o755)
-    command = [sys.executable, "-c", script, str(path), str(NOBODY)]
+    command = [sys.executable, "-c", script, str(tmp_path), str(NOBODY)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert answer.stdout == "permission|it cannot be read: Permission denied"
+    assert answer.stdout == "permission|it cannot be read: Permission denied|3"
+
+
+def test_a_file_opened_for_its_header_is_under_the_same_rules(tmp_path):
+    path, pipe = tmp_path / "a.jpg", tmp_path / "pipe.jpg"
+    path.write_bytes(b"header and more")
+    os.mkfifo(pipe)
+    (tmp_path / "empty.jpg").touch()
+    with open_source(path) as file:
+        assert file.read(6) == b"header"
+    for name, cause in (("pipe.jpg", "not-regular"), ("empty.jpg", "empty"), ("gone.jpg", "not-found")):
+        with pytest.raises(UnusableSampleError) as caught:
+            open_source(tmp_path / name)
+        assert caught.value.slug == cause

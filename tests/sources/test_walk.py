@@ -163,37 +163,51 @@ def test_links_into_a_hidden_store_are_followed(tmp_path):
 
 
 def test_caches_are_passed_over(tmp_path):
-    put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/generations/1/x.png", "CURRENT", "my/CURRENT")
+    put(
+        tmp_path,
+        "a.jpg",
+        "set.latentcache/x.jpg",
+        "mine/CURRENT",
+        "mine/generations/1/x.png",
+        "CURRENT",
+        "my/CURRENT",
+    )
     put(tmp_path, "my/b.jpg", "generations/c.jpg")
     walk = walk_pictures(tmp_path)
     assert names(walk) == ["a.jpg", "generations/c.jpg", "my/b.jpg"]
     assert causes(walk.notes) == [("mine/", "cache-folder"), ("set.latentcache/", "cache-folder")]
 
 
+def make_deep(root: Path, part: str, depth: int) -> None:
+    """Folders in folders, made from within, because the whole path may be longer than the system takes."""
+    here = os.open(".", os.O_RDONLY)
+    os.chdir(root)
+    try:
+        for _ in range(depth):
+            Path(part).mkdir()
+            os.chdir(part)
+        Path("a.jpg").touch()
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
+def walk_and_remove(root: Path) -> Walk:
+    """Removed at once: the tree is deeper than ``shutil.rmtree`` goes."""
+    walk = walk_pictures(root)
+    subprocess.run(["rm", "-r", str(root)], check=True)
+    return walk
+
+
 def test_depth_is_no_limit_of_the_stack(tmp_path):
-    depth, folder = 1200, tmp_path
-    for _ in range(depth):
-        folder = folder / "d"
-        folder.mkdir()
-    put(folder, "a.jpg")
-    walk = walk_pictures(tmp_path)
-    subprocess.run(["rm", "-r", str(tmp_path / "d")], check=True)  # deeper than shutil.rmtree goes
-    assert names(walk) == ["d/" * depth + "a.jpg"]
+    make_deep(tmp_path, "d", 1200)
+    assert names(walk_and_remove(tmp_path)) == ["d/" * 1200 + "a.jpg"]
 
 
 def test_a_path_longer_than_the_system_takes_is_refused_by_name(tmp_path):
     put(tmp_path, "a.jpg")
-    here, part = os.open(".", os.O_RDONLY), "d" * 200
-    os.chdir(tmp_path)
-    try:
-        for _ in range(21):
-            os.mkdir(part)
-            os.chdir(part)
-    finally:
-        os.fchdir(here)
-        os.close(here)
-    walk = walk_pictures(tmp_path)
-    subprocess.run(["rm", "-r", str(tmp_path / part)], check=True)
+    make_deep(tmp_path, "d" * 200, 21)
+    walk = walk_and_remove(tmp_path)
     assert names(walk) == ["a.jpg"]
     assert [item.cause for item in walk.refused] == ["io-error"]
     assert walk.refused[0].detail == "the folder cannot be listed: File name too long"
@@ -209,10 +223,14 @@ def test_a_root_that_is_gone_is_an_error(tmp_path):
         walk_pictures(tmp_path / "gone")
     assert caught.value.what == f"the data folder cannot be listed: {tmp_path / 'gone'}"
     assert caught.value.why == "No such file or directory"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SourceError, match="Too many levels of symbolic links"):
+        walk_pictures(tmp_path / "loop")
 
 
 def test_a_folder_that_cannot_be_listed_is_refused_for_another_user(tmp_path):
     put(tmp_path, "open/a.jpg", "closed/b.jpg", "nostat/c.jpg")
+    tmp_path.chmod(0o755)
     (tmp_path / "closed").chmod(0)
     (tmp_path / "nostat").chmod(0o444)
     script = textwrap.dedent("""

@@ -1,0 +1,124 @@
+"""``latentcache``: commands, exit codes and the one place where errors become words.
+
+Guarantee: a traceback is never shown, and with ``--json`` exactly one object is on stdout, also after an error
+or a signal. Cost: ``--help`` imports neither torch nor numpy nor lmdb; commands import what they need.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import typer
+
+from latentcache.cli import build, console, info, plan, verify
+from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
+
+_HELP = """Compute latents once, prove that they are still true, and train on batches that are right.
+
+Start with:  latentcache build DATA        (a folder of pictures)
+"""
+#: Typer carries its own click; this is its base of all errors in how a command was called.
+_CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_EXIT_BUG = 70
+
+app = typer.Typer(
+    name="latentcache",
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("build", help="Encode what is missing and make the cache true for DATA.")(build.build)
+app.command("verify", help="Is the cache still true? Exit 1 with everything that is stale, missing or damaged.")(
+    verify.verify
+)
+app.command("info", help="What a cache holds.")(info.info)
+app.command("plan", help="Steps per epoch, bucket by bucket, before anything is trained.")(plan.plan)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from latentcache import __version__
+
+        typer.echo(f"latentcache {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+    ),
+) -> None:
+    """Options of every command."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = next((word for word in given if not word.startswith("-")), "")
+    signal.signal(signal.SIGTERM, _terminate)
+    console.prepare_streams()
+    try:
+        result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
+        return int(result or 0)
+    except BaseException as error:  # noqa: BLE001 - the one place where every error becomes words and a status
+        return _fail(command, error, as_json="--json" in given)
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    status = main()
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+class _Terminated(BaseException):
+    """SIGTERM outside a build, which handles it itself."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
+    """Say what went wrong; returns the exit status."""
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code)
+    known = _as_known(error)
+    if known is None:
+        if os.environ.get("LATENTCACHE_DEBUG"):
+            raise error
+        known = LatentcacheError(
+            f"latentcache failed in a way it should not: {type(error).__name__}: {error}",
+            slug="bug",
+            fix="please report it with the output of the same command under LATENTCACHE_DEBUG=1",
+        )
+        known.exit_code = _EXIT_BUG
+    console.fail(command, known, as_json=as_json)
+    return known.exit_code
+
+
+def _as_known(error: BaseException) -> LatentcacheError | None:
+    """The error as one of ours, or None for a fault of our own."""
+    if isinstance(error, LatentcacheError):
+        return error
+    if isinstance(error, _CallError):
+        where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
+        return UsageError(error.format_message().rstrip("."), where=where, fix=f"{where} --help")
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return InterruptedBuildError("interrupted by SIGINT", signal_number=signal.SIGINT)
+    if isinstance(error, _Terminated):
+        return InterruptedBuildError("interrupted by SIGTERM", signal_number=signal.SIGTERM)
+    return None
+
+
+if __name__ == "__main__":
+    run()

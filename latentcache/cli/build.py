@@ -1,0 +1,166 @@
+"""``latentcache build``: the plan, the bar, the summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latentcache.cli import console, flags
+from latentcache.cli.console import SHOWN, human_bytes, item, out
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.report import BuildReport
+    from latentcache.sources.sample import Refusal
+
+
+def build(
+    data: Annotated[Path, typer.Argument(help="A folder of pictures.")],
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
+    ] = None,
+    model: flags.Model = None,
+    model_config: flags.ModelConfig = None,
+    resolution: flags.Resolution = None,
+    bucket: flags.Bucket = None,
+    bucket_step: flags.BucketStep = None,
+    min_side: flags.MinSide = None,
+    max_side: flags.MaxSide = None,
+    compute_dtype: flags.ComputeDtype = None,
+    storage_dtype: flags.StorageDtype = None,
+    resample: flags.Resample = None,
+    icc: flags.Icc = None,
+    alpha: flags.Alpha = None,
+    device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
+    ] = None,
+    decode_threads: Annotated[
+        int | None, typer.Option("--decode-threads", min=1, help="Default: all cores but one.", show_default=False)
+    ] = None,
+    host_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--host-memory", min=1, help="Bytes of pixels held at once (RAM / 4, at most 4 GiB).", show_default=False
+        ),
+    ] = None,
+    max_pixels: Annotated[
+        int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")
+    ] = 100_000_000,
+    commit_every: Annotated[
+        int | None,
+        typer.Option("--commit-every", min=1, help="Entries per commit, at most.", show_default=False),
+    ] = None,
+    events: Annotated[
+        Path | None, typer.Option("--events", help="Append a JSON line per durable commit.", show_default=False)
+    ] = None,
+    allow_failed: Annotated[
+        str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")
+    ] = "0",
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Look at refused files again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No plan, no progress.")] = False,
+    as_json: flags.Json = False,
+) -> int:
+    """Encode what is missing and make the cache true for DATA."""
+    from latentcache.cli.progress import BuildTalk
+    from latentcache.pipeline.build import build_cache
+    from latentcache.pipeline.settings import BuildSettings
+
+    recipe = flags.recipe_settings(
+        model,
+        model_config,
+        resolution,
+        bucket,
+        bucket_step,
+        min_side,
+        max_side,
+        compute_dtype,
+        storage_dtype,
+        resample,
+        icc,
+        alpha,
+    )
+    flags.parse_allowed(allow_failed, 0)
+    settings = BuildSettings(
+        data=data,
+        out=out_folder,
+        recipe=recipe,
+        device=device,
+        batch_size=batch_size,
+        decode_threads=decode_threads,
+        host_memory=host_memory,
+        max_pixels=max_pixels,
+        commit_every=commit_every,
+        events=events,
+        retry_failed=retry_failed,
+        dry_run=dry_run,
+    )
+    talk = BuildTalk(quiet=quiet)
+    try:
+        report = build_cache(settings, observer=talk)
+    finally:
+        talk.close()
+    exit_code = int(len(report.refused) > flags.parse_allowed(allow_failed, report.samples))
+    if as_json:
+        console.emit("build", _payload(report), exit_code=exit_code)
+    else:
+        _show(report)
+    return exit_code
+
+
+def _payload(report: BuildReport) -> dict[str, Any]:
+    """The JSON form."""
+    made = {"encoded": report.encoded, "cached": report.cached}
+    plan = report.plan
+    return {
+        "cache": str(plan.cache),
+        "data": str(plan.data),
+        "dry_run": report.dry_run,
+        "counts": {"samples": report.samples, **made, "quarantined": len(report.refused)},
+        "fields": {"latents": made},
+        "items": [_item("quarantined", refusal) for refusal in report.refused]
+        + [_item("note", refusal) for refusal in report.notes],
+        "written_bytes": report.written_bytes,
+        "generation": report.generation,
+        "published": report.published,
+        "recipe_id": plan.recipe.recipe_id.hex(),
+        "recipe": plan.recipe.as_json(),
+        "plan": {
+            "entries_to_make": plan.entries_to_make,
+            "entries_cached": plan.entries_cached,
+            "bytes_to_write": plan.bytes_to_write,
+            "free_bytes": plan.free_bytes,
+            "buckets": [{"height": s.height, "width": s.width, "entries": n} for s, n in plan.buckets.items()],
+        },
+        "elapsed_s": round(report.elapsed_s, 3),
+    }
+
+
+def _item(category: str, refusal: Refusal) -> dict[str, str]:
+    return item(category, refusal.cause, refusal.name, found=refusal.detail, hint=refusal.hint or "see the detail")
+
+
+def _show(report: BuildReport) -> None:
+    """The summary for people."""
+    for kind, refusals in (("quarantined", report.refused), ("note", report.notes)):
+        for refusal in refusals[:SHOWN]:
+            detail = f": {refusal.detail}" if refusal.detail else ""
+            out(f"{kind} {refusal.name} [{refusal.cause}]{detail}")
+            if kind == "quarantined":
+                out(f"  fix: {refusal.hint}")
+        if len(refusals) > SHOWN:
+            out(f"... and {len(refusals) - SHOWN} more (all of them with --json)")
+    if report.dry_run:
+        out(f"dry run: {report.plan.entries_to_make} entries would be made, {report.plan.entries_cached} reused")
+        return
+    rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
+    if report.encoded:
+        out(
+            f"{report.encoded} encoded, {report.cached} reused, {len(report.refused)} quarantined"
+            f" in {report.elapsed_s:.1f} s ({rate:.1f} img/s, {human_bytes(report.written_bytes)})"
+        )
+    else:
+        out(f"nothing to encode: {report.cached} entries reused, {len(report.refused)} quarantined")
+    out(f"cache {report.plan.cache} (generation {report.generation}) is complete")

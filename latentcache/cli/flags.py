@@ -1,0 +1,126 @@
+"""The recipe flags that ``build``, ``verify`` and ``plan`` share, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from latentcache.errors import UsageError
+
+if TYPE_CHECKING:
+    from latentcache.geometry.sizes import Size
+    from latentcache.pipeline.settings import RecipeSettings
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Encoder: demo (default), a diffusers VAE or pipeline folder, a .safetensors file, a hub id, "
+        "or stub[:delay_ms=N].",
+        show_default=False,
+    ),
+]
+ModelConfig = Annotated[
+    Path | None, typer.Option("--model-config", help="config.json for a lone .safetensors file.", show_default=False)
+]
+Resolution = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--resolution", help="Side of a square of equal area, pixels (512). Repeat for several.", show_default=False
+    ),
+]
+Bucket = Annotated[
+    list[str] | None,
+    typer.Option("--bucket", help="An explicit bucket, HEIGHTxWIDTH pixels. Repeat for several.", show_default=False),
+]
+BucketStep = Annotated[
+    int | None, typer.Option("--bucket-step", help="Sides are multiples of this (64).", show_default=False)
+]
+MinSide = Annotated[int | None, typer.Option("--min-side", help="Shortest side of a bucket.", show_default=False)]
+MaxSide = Annotated[int | None, typer.Option("--max-side", help="Longest side of a bucket.", show_default=False)]
+ComputeDtype = Annotated[
+    str | None, typer.Option("--compute-dtype", help="auto|float16|bfloat16|float32", show_default=False)
+]
+StorageDtype = Annotated[
+    str | None, typer.Option("--storage-dtype", help="float16 (default)|bfloat16|float32", show_default=False)
+]
+Resample = Annotated[str | None, typer.Option("--resample", help="auto|lanczos-u8|lanczos-pil", show_default=False)]
+Icc = Annotated[
+    str | None,
+    typer.Option("--icc", help="srgb (default): convert embedded profiles; or ignore.", show_default=False),
+]
+Alpha = Annotated[
+    str | None, typer.Option("--alpha", help="Colour under transparent pictures (#ffffff).", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def recipe_settings(
+    model: str | None,
+    model_config: Path | None,
+    resolution: list[int] | None,
+    bucket: list[str] | None,
+    bucket_step: int | None,
+    min_side: int | None,
+    max_side: int | None,
+    compute_dtype: str | None,
+    storage_dtype: str | None,
+    resample: str | None,
+    icc: str | None,
+    alpha: str | None,
+) -> RecipeSettings:
+    """The flags as settings; what was not given stays unsaid.
+
+    Raises:
+        UsageError: A bucket that is no size, or flags that contradict each other.
+    """
+    from latentcache.pipeline.settings import RecipeSettings
+
+    return RecipeSettings(
+        model=model,
+        model_config=None if model_config is None else str(model_config),
+        resolutions=tuple(dict.fromkeys(resolution or ())),
+        buckets=tuple(parse_size(text) for text in bucket or ()),
+        bucket_step=bucket_step,
+        min_side=min_side,
+        max_side=max_side,
+        compute_dtype=compute_dtype,
+        storage_dtype=storage_dtype,
+        resample=resample,
+        icc=icc,
+        alpha=alpha,
+    )
+
+
+def any_said(settings: RecipeSettings) -> bool:
+    """Whether any recipe flag was given."""
+    return any(getattr(settings, name) not in (None, ()) for name in type(settings).__dataclass_fields__)
+
+
+def parse_size(text: str) -> Size:
+    """``704x1152`` as height and width.
+
+    Raises:
+        UsageError: It is no size.
+    """
+    from latentcache.geometry.sizes import Size
+
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
+    if match is None:
+        raise UsageError(f"--bucket {text!r} is no size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
+    return Size(int(match[1]), int(match[2]))
+
+
+def parse_allowed(text: str, samples: int) -> int:
+    """``--allow-failed``: a number, or a share of all samples such as ``2%``.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text)
+    if match is None or (not match[2] and "." in text):
+        raise UsageError(f"--allow-failed {text!r} is no number", why="expected N or x%", fix="--allow-failed 1%")
+    return int(float(match[1]) * samples / 100) if match[2] else int(match[1])

@@ -1,0 +1,123 @@
+"""``latentcache plan``: how many steps an epoch has, bucket by bucket, and what fills no batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latentcache.cli import console, flags
+from latentcache.cli.console import out, table
+from latentcache.errors import EmptyPlanError
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.settings import RecipeSettings
+    from latentcache.plan.batches import PlanReport
+
+
+def plan(
+    path: Annotated[Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.")],
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
+    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,
+    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")] = 1,
+    small_buckets: Annotated[
+        str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
+    ] = "repeat",
+    model: flags.Model = None,
+    model_config: flags.ModelConfig = None,
+    resolution: flags.Resolution = None,
+    bucket: flags.Bucket = None,
+    bucket_step: flags.BucketStep = None,
+    min_side: flags.MinSide = None,
+    max_side: flags.MaxSide = None,
+    as_json: flags.Json = False,
+) -> int:
+    """Steps per epoch, before anything is trained; recipe flags count for a data folder only."""
+    from latentcache.plan.batches import BatchPlan, plan_report, require_steps
+
+    settings = flags.recipe_settings(
+        model, model_config, resolution, bucket, bucket_step, min_side, max_side, None, None, None, None, None
+    )
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
+    column, sizes = _buckets(path, settings)
+    report = plan_report(column, sizes, batches)
+    payload = _payload(path, report, grad_accum)
+    try:
+        require_steps(report)
+    except EmptyPlanError as error:
+        if not as_json:
+            _show(payload)
+        console.fail("plan", error, as_json=as_json, payload=payload)
+        return error.exit_code
+    if as_json:
+        console.emit("plan", payload, exit_code=0)
+    else:
+        _show(payload)
+    return 0
+
+
+def _buckets(path: Path, settings: RecipeSettings) -> tuple[Any, Any]:
+    """Bucket of every entry, and the sizes; from a cache's columns or from picture headers."""
+    import numpy as np
+
+    from latentcache.store.generation import load_generation
+    from latentcache.store.layout import CacheLayout
+
+    layout = CacheLayout(path)
+    if layout.current.exists() or layout.shards.is_dir():
+        generation = load_generation(path)
+        return generation.rows.bucket, generation.buckets
+    from latentcache.pipeline.settings import resolve_recipe
+    from latentcache.pipeline.survey import Memory, survey
+    from latentcache.sources.resolve import scan
+    from latentcache.store.catalog import Catalog
+
+    recipe, _ = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
+    found = survey(scan(path, captions=False), recipe, Catalog(()), Memory({}, {}), max_pixels=100_000_000)
+    entries = [placement.bucket for planned in found.todo for placement in planned.placements]
+    sizes = tuple(dict.fromkeys(entries))
+    return np.array([sizes.index(size) for size in entries], dtype=np.int32), sizes
+
+
+def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
+    batches = report.batches
+    return {
+        "path": str(path),
+        "batch_size": batches.batch_size,
+        "world_size": batches.world_size,
+        "grad_accum": grad_accum,
+        "small_buckets": batches.small_buckets,
+        "buckets": [
+            {
+                "height": bucket.size.height,
+                "width": bucket.size.width,
+                "samples": bucket.samples,
+                "batches": bucket.steps,
+                "repeated": bucket.repeated,
+                "dropped": bucket.dropped,
+            }
+            for bucket in report.buckets
+        ],
+        "batches_per_epoch": report.steps,
+        "steps_per_epoch": -(-report.steps // grad_accum),
+        "samples_used": report.samples_used,
+        "samples_dropped": report.samples_dropped,
+        "samples_repeated": report.samples_repeated,
+    }
+
+
+def _show(payload: dict[str, Any]) -> None:
+    """The table for people."""
+    names = ("samples", "batches", "repeated", "dropped")
+    rows: list[tuple[object, ...]] = [("bucket", *names)]
+    rows += [(f"{b['height']}x{b['width']}", *(b[name] for name in names)) for b in payload["buckets"]]
+    for line in table(rows):
+        out(line)
+    ranks = f"{payload['world_size']} rank{'s' * (payload['world_size'] > 1)}"
+    accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
+    out(
+        f"{payload['steps_per_epoch']} steps per epoch at batch size {payload['batch_size']} on {ranks}{accumulation}"
+        f": {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
+        f" {payload['samples_dropped']} dropped"
+    )

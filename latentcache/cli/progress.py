@@ -1,0 +1,91 @@
+"""Progress of a build on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from latentcache.cli.console import SHOWN, human_bytes, say
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.report import BuildPlan
+    from latentcache.pipeline.work import Progress
+
+_LINE_S = 10.0
+_BAR_S = 0.1
+
+
+class BuildTalk:
+    """Shows the plan, then how far the build is. ``quiet`` shows warnings only."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._started = self._shown = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def planned(self, plan: BuildPlan) -> None:
+        """The plan, before anything is decoded."""
+        if self._quiet:
+            return
+        spec = plan.recipe.encoder
+        say(f"{plan.samples} pictures in {plan.data}, cache {plan.cache}")
+        about = f"{spec.family}, {spec.channels} channels, f{spec.factor}, {spec.storage_dtype}"
+        say(f"  model    {plan.model} ({about}), recipe {plan.recipe.recipe_id.hex()[:8]}")
+        shown = [f"{size} ({count})" for size, count in list(plan.buckets.items())[:SHOWN]]
+        more = len(plan.buckets) - len(shown)
+        say(f"  buckets  {', '.join(shown) or 'none'}{f' and {more} more' if more > 0 else ''}  (height x width)")
+        cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
+        say(f"  plan     {plan.entries_to_make} entries to make, {plan.entries_cached} reused, {cost}")
+        if plan.refused:
+            say(f"  refused  {len(plan.refused)} files so far: they are named at the end")
+        self._started = time.monotonic()
+
+    def advanced(self, progress: Progress) -> None:
+        """How far it is; looks at the clock before it prints."""
+        now = time.monotonic()
+        interval = _BAR_S if sys.stderr.isatty() else _LINE_S
+        if self._quiet or now - self._shown < interval:
+            return
+        self._shown = now
+        text = self._line(progress, max(now - self._started, 1e-6))
+        if sys.stderr.isatty():
+            self._draw(progress, text)
+        else:
+            say(f"{progress.looked}/{progress.total} {text}")
+
+    def warned(self, message: str) -> None:
+        """Something the user should know."""
+        say(f"warning: {message}")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _line(self, progress: Progress, elapsed: float) -> str:
+        rate = progress.looked / elapsed
+        left = (progress.total - progress.looked) / rate if rate else 0.0
+        speed = f"{rate:.1f} img/s, {human_bytes(progress.payload_bytes / elapsed)}/s"
+        counts = f"{progress.encoded} encoded, {progress.quarantined} quarantined"
+        return f"{speed}, {counts}, {_clock(left)} left"
+
+    def _draw(self, progress: Progress, text: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("", total=progress.total)
+            self._bar.start()
+        self._bar.update(self._task, completed=progress.looked, description=text)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

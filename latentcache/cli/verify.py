@@ -1,0 +1,117 @@
+"""``latentcache verify``: every finding with what was expected, what was found and what mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from latentcache.cli import console, flags
+from latentcache.cli.console import SHOWN, item, out
+
+if TYPE_CHECKING:
+    from latentcache.recipe import Recipe
+    from latentcache.verify.findings import Finding, VerifyReport
+
+
+def verify(
+    cache: Annotated[Path, typer.Argument(help="A cache.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
+    model: flags.Model = None,
+    model_config: flags.ModelConfig = None,
+    resolution: flags.Resolution = None,
+    bucket: flags.Bucket = None,
+    bucket_step: flags.BucketStep = None,
+    min_side: flags.MinSide = None,
+    max_side: flags.MaxSide = None,
+    compute_dtype: flags.ComputeDtype = None,
+    storage_dtype: flags.StorageDtype = None,
+    resample: flags.Resample = None,
+    icc: flags.Icc = None,
+    alpha: flags.Alpha = None,
+    allow_failed: Annotated[
+        str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")
+    ] = "0",
+    as_json: flags.Json = False,
+) -> int:
+    """Is the cache still true? With recipe flags: would a build with them reuse it?"""
+    from latentcache.verify.run import verify_cache
+
+    settings = flags.recipe_settings(
+        model,
+        model_config,
+        resolution,
+        bucket,
+        bucket_step,
+        min_side,
+        max_side,
+        compute_dtype,
+        storage_dtype,
+        resample,
+        icc,
+        alpha,
+    )
+    flags.parse_allowed(allow_failed, 0)
+    requested = _requested(cache, settings) if flags.any_said(settings) else None
+    report = verify_cache(cache, data=data, requested=requested, full=full)
+    exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
+    if as_json:
+        console.emit("verify", _payload(cache, report), exit_code=exit_code)
+    else:
+        _show(report)
+    return exit_code
+
+
+def _requested(cache: Path, settings: Any) -> Recipe:
+    from latentcache.pipeline.settings import requested_recipe
+    from latentcache.store.generation import load_generation
+
+    return requested_recipe(settings, load_generation(cache).recipe)
+
+
+def _payload(cache: Path, report: VerifyReport) -> dict[str, Any]:
+    """The JSON form."""
+    return {
+        "cache": str(cache),
+        "mode": report.mode,
+        "generation": report.generation,
+        "counts": report.counts,
+        "items": [_item(finding) for finding in report.findings],
+        "building": report.building,
+        "elapsed_s": round(report.elapsed_s, 3),
+    }
+
+
+def _item(finding: Finding) -> dict[str, str]:
+    more = {name: getattr(finding, name) for name in ("key", "file", "expected", "found", "hint", "fix")}
+    return item(finding.category, finding.reason, finding.path, **more)
+
+
+def _show(report: VerifyReport) -> None:
+    """The findings for people, worst first, then the counts."""
+    from latentcache.verify.findings import CATEGORIES
+
+    for category in CATEGORIES:
+        found = [finding for finding in report.findings if finding.category == category]
+        for finding in found[:SHOWN]:
+            _show_one(finding)
+        if len(found) > SHOWN:
+            out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
+    counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
+    read = "payloads and sources read" if report.mode == "full" else "headers and timestamps; payloads not read"
+    out(f"{counts} ({read})")
+    fixes = dict.fromkeys(finding.fix for finding in report.findings if finding.fix)
+    for fix in fixes:
+        out(f"fix: {fix}")
+
+
+def _show_one(finding: Finding) -> None:
+    name = finding.path or finding.file or finding.key
+    sides = " ".join(
+        f"{word} {text}" for word, text in (("expected", finding.expected), ("found", finding.found)) if text
+    )
+    out(f"{finding.category} {name} [{finding.reason}]{': ' + sides if sides else ''}")

@@ -1,0 +1,332 @@
+"""Every spelling of --model, every wrong one with its message, and nothing of torch on the way."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from latentcache.encoders.describe import cuda_available, describe_model
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.recipe import Normalisation
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_folder_is_described(tiny):
+    described = describe_model(str(tiny("AutoencoderKL")))
+    spec = described.spec
+    assert (described.kind, described.label) == ("diffusers", str(tiny("AutoencoderKL")))
+    assert described.weights == (tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors",)
+    assert described.config_path == tiny("AutoencoderKL") / "config.json"
+    assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
+    assert spec.normalisation == Normalisation(kind="scale-shift", scale=0.3611, shift=0.1159)
+    assert not spec.generic
+    assert len(spec.fingerprint) == len(spec.config) == 32
+
+
+def test_a_class_without_a_row_is_generic(tiny):
+    spec = describe_model(str(tiny("AutoencoderKLCogVideoX"))).spec
+    assert spec.generic
+    assert (spec.channels, spec.factor, spec.multiple) == (4, 8, 16)
+    assert spec.normalisation == Normalisation(kind="scale-shift", scale=1.15258426)
+
+
+def test_flux2_brings_its_batch_norm(tiny):
+    tensors = load_file(tiny("AutoencoderKLFlux2") / "diffusion_pytorch_model.safetensors")
+    found = describe_model(str(tiny("AutoencoderKLFlux2"))).spec.normalisation
+    assert (found.kind, found.patch) == ("batch-norm", 2)
+    assert found.mean == pytest.approx(tensors["bn.running_mean"].tolist(), abs=1e-7)
+    assert found.std == pytest.approx((tensors["bn.running_var"] + 1e-4).sqrt().tolist(), abs=1e-6)
+
+
+def test_ltx_brings_its_buffers(tiny):
+    tensors = load_file(tiny("AutoencoderKLLTXVideo") / "diffusion_pytorch_model.safetensors")
+    found = describe_model(str(tiny("AutoencoderKLLTXVideo"))).spec.normalisation
+    assert found.mean == pytest.approx(tensors["latents_mean"].tolist())
+    assert found.std == pytest.approx(tensors["latents_std"].tolist())
+
+
+def test_flux2_without_its_batch_norm_is_an_error(copied):
+    model = copied("AutoencoderKLFlux2")
+    tensors = load_file(model.weights)
+    save_file({name: t for name, t in tensors.items() if not name.startswith("bn.")}, model.weights)
+    with pytest.raises(EncoderError, match=r"tensor bn\.running_var is not in diffusion_pytorch_model"):
+        describe_model(str(model.folder))
+
+
+def test_a_scaling_factor_is_read_time_and_no_identity(copied):
+    model = copied()
+    before = describe_model(str(model.folder)).spec
+    edit(model.config, scaling_factor=0.5, shift_factor=0.25)
+    after = describe_model(str(model.folder)).spec
+    assert after.normalisation == Normalisation(kind="scale-shift", scale=0.5, shift=0.25)
+    assert after.identity() == before.identity()
+    edit(model.config, act_fn="relu")
+    assert describe_model(str(model.folder)).spec.identity() != before.identity()
+
+
+def test_means_of_another_length_are_refused(copied):
+    model = copied()
+    edit(model.config, latents_mean=[0.0] * 3, latents_std=[1.0] * 3)
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == "the latents have 4 channels, their mean has 3"
+
+
+def test_saving_again_changes_nothing(tiny, tmp_path):
+    from diffusers import AutoencoderKL
+
+    AutoencoderKL.from_pretrained(tiny("AutoencoderKL")).save_pretrained(tmp_path / "again")
+    assert describe_model(str(tmp_path / "again")).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "found"),
+    [
+        ("auto", {}, "float32"),
+        ("auto", {"has_cuda": True}, "bfloat16"),
+        ("auto", {"has_cuda": True, "device": "cpu"}, "float32"),
+        ("auto", {"device": "cuda:1"}, "bfloat16"),
+        ("float16", {"device": "cpu"}, "float16"),
+        ("bfloat16", {}, "bfloat16"),
+    ],
+)
+def test_compute_type(tiny, asked, options, found):
+    described = describe_model(str(tiny("AutoencoderKL")), compute_dtype=asked, **options)
+    assert described.force_upcast
+    assert described.spec.compute_dtype == found
+
+
+def test_compute_type_without_force_upcast_is_float16_on_cuda(tiny):
+    described = describe_model(str(tiny("AutoencoderKL", force_upcast=False)), has_cuda=True)
+    assert (described.force_upcast, described.spec.compute_dtype) == (False, "float16")
+
+
+def test_demo_and_stub():
+    demo = describe_model("demo")
+    assert (demo.kind, demo.spec.family, demo.spec.channels, demo.spec.factor) == ("demo", "demo", 16, 8)
+    stub, slow = describe_model("stub"), describe_model("stub:delay_ms=20", storage_dtype="float32")
+    assert (stub.delay_ms, slow.delay_ms, stub.kind) == (0, 20, "stub")
+    assert replace(slow.spec, storage_dtype="float16") == stub.spec
+
+
+@pytest.mark.parametrize("option", ["", "delay=3", "delay_ms=", "delay_ms=-1", "delay_ms=1.5", "delay_ms=²"])
+def test_unknown_stub_options(option):
+    with pytest.raises(UsageError) as caught:
+        describe_model(f"stub:{option}")
+    assert caught.value.what == f"unknown option of the stub encoder: {option or '(empty)'}"
+    assert caught.value.fix == "use --model stub or --model stub:delay_ms=20"
+
+
+@pytest.mark.parametrize("option", ["storage_dtype", "compute_dtype"])
+def test_unknown_types(option):
+    with pytest.raises(UsageError, match="unknown type float8"):
+        describe_model("demo", **{option: "float8"})
+
+
+def test_a_pipeline_folder_gives_its_vae(tiny, tmp_path):
+    pipeline = tmp_path / "pipeline"
+    pipeline.mkdir()
+    (pipeline / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline", "vae": []}')
+    (pipeline / "vae").symlink_to(tiny("AutoencoderKL"))
+    assert describe_model(str(pipeline)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+
+
+def test_a_pipeline_without_a_vae(tmp_path):
+    index = {"_class_name": "IFPipeline", "unet": ["diffusers", "UNet2DConditionModel"], "scheduler": []}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(tmp_path))
+    assert caught.value.what == f"the pipeline in {tmp_path} has no vae/"
+    assert caught.value.why == "its parts are: scheduler, unet"
+    assert caught.value.fix == "give the folder of the VAE itself"
+
+
+def test_a_single_file_with_a_configuration_beside_it(tiny):
+    described = describe_model(str(tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors"))
+    assert described.spec == describe_model(str(tiny("AutoencoderKL"))).spec
+
+
+def test_a_single_file_alone_names_the_option(copied, tmp_path):
+    model = copied()
+    lone = tmp_path / "lone.safetensors"
+    model.weights.rename(lone)
+    with pytest.raises(EncoderError) as caught:
+        describe_model(str(lone))
+    assert caught.value.what == "lone.safetensors alone does not say what it is"
+    assert (
+        caught.value.why == "a lone file carries neither its class nor its normalisation; no config.json is beside it"
+    )
+    assert caught.value.fix == (f"give its configuration: --model {lone} --model-config FOLDER_WITH_CONFIG_JSON")
+    for config in (model.config, model.folder):
+        assert describe_model(str(lone), config=str(config)).spec.family == "AutoencoderKL"
+    with pytest.raises(ModelNotFoundError, match="there is no configuration at /nowhere"):
+        describe_model(str(lone), config="/nowhere")
+
+
+def test_a_folder_without_configuration(copied):
+    model = copied()
+    model.config.unlink()
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == f"{model.folder} has no config.json"
+    assert caught.value.fix == "put the config.json of the VAE beside its weights, or name it with --model-config"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("not json", "config.json is no JSON"),
+        ("version https://git-lfs.github.com/spec/v1\n", "config.json is a git-lfs pointer"),
+        ("[1]", "config.json is no JSON object"),
+        ('{"model_type": "clip"}', "config.json is of another kind of model (clip)"),
+        ('{"_class_name": "UNet2DConditionModel"}', "UNet2DConditionModel is no picture encoder"),
+        ('{"_class_name": "AutoencoderOobleck"}', "AutoencoderOobleck is no picture encoder"),
+    ],
+)
+def test_a_configuration_of_something_else(copied, content, what):
+    model = copied()
+    model.config.write_text(content)
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == what
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt", "vae.pt"])
+def test_only_pickle_weights(copied, name):
+    model = copied()
+    model.weights.rename(model.folder / name)
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
+    assert caught.value.fix == (
+        "save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER"
+    )
+
+
+def test_a_pickle_file_itself_is_refused(tmp_path):
+    path = tmp_path / "vae.ckpt"
+    torch.save({"a": torch.ones(2)}, path)
+    with pytest.raises(UnsupportedModelError, match=r"vae\.ckpt is a pickle checkpoint"):
+        describe_model(str(path))
+
+
+def test_no_weights_at_all(copied):
+    model = copied()
+    model.weights.unlink()
+    with pytest.raises(UnsupportedModelError, match="has no safetensors weights"):
+        describe_model(str(model.folder))
+
+
+def test_several_weights_are_not_chosen_from(copied):
+    model = copied()
+    for name in ("a.safetensors", "b.safetensors"):
+        (model.folder / name).write_bytes(model.weights.read_bytes())
+    model.weights.unlink()
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.fix == f"give one of them: --model {model.folder / 'a.safetensors'}"
+
+
+def test_weights_without_an_encoder(copied):
+    model = copied()
+    tensors = load_file(model.weights)
+    save_file({name: t for name, t in tensors.items() if name.startswith("decoder.")}, model.weights)
+    with pytest.raises(UnsupportedModelError, match="holds no encoder"):
+        describe_model(str(model.folder))
+
+
+def test_damaged_weights_in_a_folder(copied):
+    model = copied()
+    model.weights.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(UnsupportedModelError, match=r"diffusion_pytorch_model\.safetensors is a GGUF file"):
+        describe_model(str(model.folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "org/vae.safetensors"]
+)
+def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
+    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
+    with pytest.raises(ModelNotFoundError) as caught:
+        describe_model(name)
+    assert caught.value.what == f"there is no model at {name}"
+    assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
+
+
+def hub_cache(root, source, *, nested):
+    """The files of a model as huggingface_hub lays them out."""
+    repository = root / "models--someone--some-vae"
+    snapshot = repository / "snapshots" / "0123abc"
+    target = snapshot / "vae" if nested else snapshot
+    target.mkdir(parents=True)
+    for name in ("config.json", "diffusion_pytorch_model.safetensors"):
+        (target / name).symlink_to(source / name)
+    if nested:
+        (snapshot / "model_index.json").write_text('{"vae": []}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+
+
+PROGRAM = """
+import sys
+from latentcache.encoders.describe import describe_model
+from latentcache.errors import LatentcacheError
+try:
+    described = describe_model("someone/some-vae")
+    print(described.spec.family, described.spec.fingerprint)
+except LatentcacheError as error:
+    print(error.slug, error.what, error.fix, sep="|")
+print(sorted({"torch", "diffusers", "transformers"} & set(sys.modules)))
+"""
+
+
+def run_with_hub(cache, **environment):
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_ENDPOINT": "http://127.0.0.1:9", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path, nested):
+    hub_cache(tmp_path, tiny("AutoencoderKL"), nested=nested)
+    spec = describe_model(str(tiny("AutoencoderKL"))).spec
+    assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_hub_id_out_of_reach(tmp_path, offline):
+    line, modules = run_with_hub(tmp_path, HF_HUB_OFFLINE=offline)
+    assert line == (
+        "model-not-found|someone/some-vae is neither a folder here nor a model within reach|"
+        "where there is a network: `hf download someone/some-vae --local-dir FOLDER`; then --model FOLDER"
+    )
+    assert modules == "[]"
+
+
+def test_the_torch_free_modules_import_no_torch(tiny):
+    program = (
+        "import sys\n"
+        "from latentcache.encoders import describe, opening, demo, stub, weights, families\n"
+        f"described = describe.describe_model({str(tiny('AutoencoderKLFlux2'))!r})\n"
+        "opening.check_encoder(opening.open_encoder(describe.describe_model('demo')))\n"
+        "opening.check_encoder(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
+        "assert isinstance(describe.cuda_available(), bool)\n"
+        "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_cuda_is_not_missed_where_torch_finds_it():
+    assert cuda_available() or not torch.cuda.is_available()

@@ -1,0 +1,114 @@
+"""Numbers of published models from their configurations, and what is identity and what is not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.encoders.facts import config_hash, facts_of, normalisation_of
+from latentcache.encoders.families import FAMILIES, GENERIC, family_of
+from latentcache.errors import UnsupportedModelError
+from latentcache.recipe import Normalisation
+
+FOUR = [128, 256, 512, 512]
+#: Configuration fields of published models -> (channels, factor, multiple).
+PUBLISHED = [
+    ("AutoencoderKL", {"block_out_channels": FOUR, "latent_channels": 4}, (4, 8, 8)),
+    ("AutoencoderKL", {"block_out_channels": FOUR, "latent_channels": 16}, (16, 8, 16)),
+    ("AutoencoderTiny", {"latent_channels": 4}, (4, 8, 8)),
+    ("AutoencoderTiny", {"latent_channels": 16}, (16, 8, 16)),
+    ("AutoencoderDC", {}, (32, 32, 32)),
+    ("AutoencoderKLQwenImage", {}, (16, 8, 16)),
+    ("AutoencoderKLWan", {}, (16, 8, 16)),
+    ("AutoencoderKLWan", {"z_dim": 48, "patch_size": 2, "in_channels": 12}, (48, 16, 32)),
+    ("AutoencoderKLFlux2", {}, (32, 8, 16)),
+    ("AutoencoderKLHunyuanVideo", {}, (16, 8, 16)),
+    ("AutoencoderKLLTXVideo", {}, (128, 32, 32)),
+    ("AutoencoderKLHunyuanVideo15", {"latent_channels": 32, "spatial_compression_ratio": 16}, (32, 16, 32)),
+    ("AutoencoderKLCogVideoX", {"latent_channels": 16, "block_out_channels": FOUR}, (16, 8, 16)),
+]
+
+
+def no_tensor(name):
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize(("name", "config", "expected"), PUBLISHED)
+def test_facts_of_published_models(name, config, expected):
+    facts = facts_of(family_of(name, ""), {"_class_name": name, **config}, "")
+    assert (facts.channels, facts.factor, facts.multiple) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("AutoencoderKL", {}, Normalisation(kind="scale-shift", scale=0.18215)),
+        (
+            "AutoencoderKL",
+            {"scaling_factor": 0.3611, "shift_factor": 0.1159},
+            Normalisation(kind="scale-shift", scale=0.3611, shift=0.1159),
+        ),
+        (
+            "AutoencoderKL",
+            {"scaling_factor": 0.5, "latents_mean": [1, 2, 3, 4], "latents_std": [4.0, 3.0, 2.0, 1.0]},
+            Normalisation(kind="mean-std", scale=0.5, mean=(1, 2, 3, 4), std=(4, 3, 2, 1)),
+        ),
+        ("AutoencoderDC", {"scaling_factor": 0.41407}, Normalisation(kind="scale-shift", scale=0.41407)),
+        ("AutoencoderKLMagvit", {}, Normalisation(kind="none")),
+    ],
+)
+def test_normalisation_from_the_configuration(name, config, expected):
+    assert normalisation_of(family_of(name, ""), config, no_tensor) == expected
+
+
+def test_wan_and_qwen_bring_their_sixteen_pairs():
+    wan = normalisation_of(FAMILIES["AutoencoderKLWan"], {}, no_tensor)
+    assert wan == normalisation_of(FAMILIES["AutoencoderKLQwenImage"], {}, no_tensor)
+    assert (wan.kind, len(wan.mean), len(wan.std), wan.scale) == ("mean-std", 16, 16, 1.0)
+
+
+def test_batch_norm_is_read_from_the_weights():
+    tensors = {"bn.running_mean": np.float32([1, 2, 3, 4]), "bn.running_var": np.float32([0, 3, 8, 15])}
+    found = normalisation_of(FAMILIES["AutoencoderKLFlux2"], {"batch_norm_eps": 1.0}, tensors.__getitem__)
+    assert found == Normalisation(kind="batch-norm", mean=(1, 2, 3, 4), std=(1, 2, 3, 4), patch=2)
+
+
+@pytest.mark.parametrize("config", [{}, {"latent_channels": 4}, {"latent_channels": 4, "ch_mult": []}])
+def test_a_generic_class_without_sizes_is_refused(config):
+    with pytest.raises(UnsupportedModelError, match="does not say how large a latent is"):
+        facts_of(GENERIC, {"_class_name": "AutoencoderX", **config}, "")
+
+
+@pytest.mark.parametrize("colours", [1, 4, 12])
+def test_pictures_must_be_rgb(colours):
+    config = {"_class_name": "AutoencoderKL", "block_out_channels": FOUR, "in_channels": colours}
+    with pytest.raises(UnsupportedModelError, match=f"{colours} input channels does not take RGB"):
+        facts_of(FAMILIES["AutoencoderKL"], config, "")
+
+
+def test_a_default_spelled_out_is_the_same_encoder():
+    family = FAMILIES["AutoencoderKL"]
+    spelled = {"_class_name": "AutoencoderKL", **family.encode, "act_fn": "silu"}
+    assert config_hash(family, {"_class_name": "AutoencoderKL"}) == config_hash(family, spelled)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values(), GENERIC], ids=lambda f: f.name or "generic")
+def test_read_time_fields_are_no_identity(family):
+    config = {"_class_name": family.name, "latent_channels": 4}
+    for field, value in [("scaling_factor", 9.0), ("shift_factor", 1.0), ("latents_mean", [1.0])]:
+        assert config_hash(family, config) == config_hash(family, config | {field: value})
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values(), GENERIC], ids=lambda f: f.name or "generic")
+def test_every_encode_field_is_identity(family):
+    config = {"_class_name": family.name}
+    for field in family.encode or {"norm_eps": 0}:
+        assert config_hash(family, config) != config_hash(family, config | {field: "other"}), field
+
+
+FIELDS = st.dictionaries(st.sampled_from("abcd"), st.floats() | st.integers() | st.lists(st.booleans(), max_size=2))
+
+
+@given(FIELDS)
+def test_the_order_of_fields_is_no_identity(config):
+    assert config_hash(GENERIC, config) == config_hash(GENERIC, dict(reversed(config.items())))

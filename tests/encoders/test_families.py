@@ -1,0 +1,65 @@
+"""The table against the classes it speaks of."""
+
+import inspect
+
+import pytest
+
+from latentcache.encoders.families import FAMILIES, GENERIC, REFUSED, family_of
+from latentcache.errors import UnsupportedModelError
+
+
+def plain(value):
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_defaults_are_those_of_the_class(name):
+    import diffusers
+
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters
+    row = FAMILIES[name]
+    for fields in (row.encode, row.read):
+        for field, value in fields.items():
+            assert plain(parameters[field].default) == value, field
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_row_names_its_source_and_its_own_fields(name):
+    row = FAMILIES[name]
+    assert row.source.startswith("diffusers ")
+    assert {row.channels, row.factor, row.colours} <= set(row.encode)
+    assert not set(row.encode) & {"scaling_factor", "shift_factor", "latents_mean", "latents_std"}
+
+
+def test_every_autoencoder_of_the_installed_diffusers_has_an_answer():
+    import diffusers
+
+    names = [name for name in dir(diffusers) if name.startswith("Autoencoder") or name in REFUSED]
+    assert len(names) > 15
+    for name in names:
+        if name in REFUSED or name.endswith("Audio"):
+            with pytest.raises(UnsupportedModelError):
+                family_of(name, "config.json")
+        else:
+            assert family_of(name, "config.json") in (*FAMILIES.values(), GENERIC)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("AutoencoderOobleck", "it encodes sound"),
+        ("AutoencoderOfTomorrowAudio", "it encodes sound"),
+        ("VQModel", REFUSED["VQModel"]),
+        ("UNet2DConditionModel", "it is no autoencoder"),
+        ("", "it is no autoencoder"),
+    ],
+)
+def test_what_is_no_picture_encoder_is_refused_by_name(name, why):
+    with pytest.raises(UnsupportedModelError) as caught:
+        family_of(name, "there/config.json")
+    assert caught.value.what == f"{name} is no picture encoder"
+    assert caught.value.where == "there/config.json"
+    assert caught.value.why == why
+    assert caught.value.fix == (
+        "give the VAE of the model you train: its folder (often called vae/), or --model demo to try"
+    )

@@ -1,0 +1,230 @@
+"""Weights as bytes: every wrong file by name, and a fingerprint that moves when and only when it must."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.layouts import encoder_names, is_encoder
+from latentcache.encoders.weights import (
+    fingerprint,
+    read_header,
+    read_headers,
+    read_tensor,
+    shards_of,
+    sniff,
+    tensor_hashes,
+)
+from latentcache.errors import EncoderError, UnsupportedModelError
+
+AGAIN = "download the file again and compare its size with the page it comes from"
+RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
+
+
+def safetensors_bytes(header, data=b""):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(raw)) + raw + data
+
+
+def entry(dtype="F32", shape=(1,), begin=0, end=4):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "fix"),
+    [
+        (b"GGUF\x03\0\0\0" + bytes(64), "a GGUF file",
+         "give the safetensors VAE that belongs to the model (its vae/ folder)"),
+        (b"PK\x03\x04" + bytes(64), "a pickle checkpoint", RESAVE),
+        (b"\x80\x02}q\x00." + bytes(64), "a pickle checkpoint", RESAVE),
+        (b"<!DOCTYPE html><html>" + bytes(64), "an HTML page", AGAIN),
+        (b"\n  <html lang=en>" + bytes(64), "an HTML page", AGAIN),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "a git-lfs pointer",
+         "run `git lfs pull` in its folder"),
+        (b"", "empty", AGAIN),
+        (b"abc", "no safetensors file", RESAVE),
+        (b"just some words in a file", "no safetensors file", RESAVE),
+        (struct.pack("<Q", 1 << 40) + b"{}", "no safetensors file", RESAVE),
+        (struct.pack("<Q", 50) + b'{"a"', "cut short", AGAIN),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_refused_by_name(tmp_path, data, kind, fix):
+    path = tmp_path / "vae.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModelError) as caught:
+        sniff(path)
+    assert caught.value.what == f"vae.safetensors is {kind}"
+    assert caught.value.where == str(path)
+    assert caught.value.why
+    assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("data", "what", "why"),
+    [
+        (safetensors_bytes({"a": entry()}), "cut short", "the header speaks of"),
+        (safetensors_bytes({"a": entry()}, bytes(9)), "a damaged safetensors file", "5 bytes belong to no tensor"),
+        (safetensors_bytes({"a": entry(shape=(2,))}, bytes(4)), "a damaged safetensors file", "4 bytes for F32"),
+        (safetensors_bytes({"a": entry(dtype="F12")}, bytes(4)), "a damaged safetensors file", "unknown type F12"),
+        (safetensors_bytes({"a": entry(begin=-4, end=0)}), "a damaged safetensors file", "are no sizes"),
+        (safetensors_bytes({"a": {"dtype": "F32"}}), "a damaged safetensors file", "data_offsets"),
+        (safetensors_bytes({"a": 3}), "a damaged safetensors file", "header"),
+        (safetensors_bytes(b"{1}"), "a damaged safetensors file", "header"),
+        (safetensors_bytes(b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],'
+                           b'"data_offsets":[0,0]}}'), "a damaged safetensors file", "one name is there twice"),
+    ],
+)  # fmt: skip
+def test_a_header_that_contradicts_itself_is_refused(tmp_path, data, what, why):
+    path = tmp_path / "vae.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_header(path)
+    assert caught.value.what == f"vae.safetensors is {what}"
+    assert why in caught.value.why
+    assert caught.value.fix == AGAIN
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_no_bytes_are_ever_another_exception(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    for content in (data, safetensors_bytes(data), safetensors_bytes(b"{" + data)):
+        path.write_bytes(content)
+        try:
+            read_header(path)
+        except UnsupportedModelError as error:
+            assert error.fix  # noqa: PT017
+
+
+def test_every_cut_of_a_real_file_is_refused(copied):
+    weights = copied().weights
+    whole = weights.read_bytes()
+    for length in np.linspace(0, len(whole) - 1, 40, dtype=int):
+        weights.write_bytes(whole[:length])
+        with pytest.raises(UnsupportedModelError):
+            read_header(weights)
+
+
+def test_the_header_agrees_with_the_library(tiny):
+    path = tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    header = read_header(path)
+    assert {name: info.shape for name, info in header.items()} == {n: tuple(t.shape) for n, t in tensors.items()}
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(read_tensor(header[name]), tensor.numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_small_tensors_are_read_exactly(tmp_path, dtype):
+    tensor = torch.tensor([[0.0, -1.5, 3.140625], [1e-3, 65504.0, -2.0]]).to(dtype)
+    save_file({"x": torch.ones(1), "t": tensor}, tmp_path / "w.safetensors")
+    read = read_tensor(read_header(tmp_path / "w.safetensors")["t"])
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, tensor.float().numpy())
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    save_file({"t": torch.ones(2, dtype=torch.int32)}, tmp_path / "w.safetensors")
+    with pytest.raises(UnsupportedModelError, match="another number type"):
+        read_tensor(read_header(tmp_path / "w.safetensors")["t"])
+
+
+def of(path):
+    tensors = read_header(path)
+    return fingerprint(encoder_names(tensors, ldm=True), tensors)
+
+
+def test_fingerprint_does_not_move_with_the_decoder_metadata_order_or_saving(copied, tmp_path):
+    weights = copied().weights
+    before, tensors = of(weights), load_file(weights)
+    other = {name: t if is_encoder(name) else t + 1 for name, t in sorted(tensors.items(), reverse=True)}
+    save_file(other, tmp_path / "other.safetensors", metadata={"format": "pt", "note": "resaved"})
+    assert of(tmp_path / "other.safetensors") == before
+    save_file({n: t for n, t in tensors.items() if is_encoder(n)}, tmp_path / "half.safetensors")
+    assert of(tmp_path / "half.safetensors") == before
+
+
+def test_fingerprint_moves_with_one_bit_of_any_encoder_tensor(copied):
+    weights = copied().weights
+    before, header, whole = of(weights), read_header(weights), weights.read_bytes()
+    for name, info in header.items():
+        flipped = bytearray(whole)
+        flipped[info.start] ^= 1
+        weights.write_bytes(flipped)
+        assert (of(weights) != before) == is_encoder(name), name
+
+
+def test_fingerprint_moves_with_names_and_types(tmp_path):
+    tensors = {"encoder.a": torch.ones(4), "encoder.b": torch.ones(4)}
+    variants = [
+        tensors,
+        {"encoder.a": torch.ones(4), "encoder.c": torch.ones(4)},
+        {"encoder.a": torch.ones(4), "encoder.b": torch.ones(2, 2)},
+        {"encoder.a": torch.ones(4), "encoder.b": torch.ones(4).half()},
+    ]
+    found = set()
+    for number, variant in enumerate(variants):
+        save_file(variant, tmp_path / f"{number}.safetensors")
+        found.add(of(tmp_path / f"{number}.safetensors"))
+    assert len(found) == len(variants)
+
+
+def test_hashes_are_xxh3_of_the_bytes_in_name_order(tmp_path):
+    import xxhash
+
+    big = torch.arange(3_000_000, dtype=torch.float32)
+    save_file({"encoder.z": torch.zeros(1), "encoder.a": big}, tmp_path / "w.safetensors")
+    tensors = read_header(tmp_path / "w.safetensors")
+    assert tensor_hashes(encoder_names(tensors, ldm=True), tensors) == [
+        ["encoder.a", "F32", [3_000_000], xxhash.xxh3_64_hexdigest(big.numpy().tobytes())],
+        ["encoder.z", "F32", [1], xxhash.xxh3_64_hexdigest(bytes(4))],
+    ]
+
+
+def test_the_decoder_may_change_and_the_spec_does_not(copied, tiny):
+    model = copied()
+    tensors = load_file(model.weights)
+    tensors["decoder.conv_in.weight"] += 1
+    tensors["post_quant_conv.weight"] += 1
+    save_file(tensors, model.weights)
+    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+
+
+def test_one_tensor_in_two_shards_is_refused(tmp_path):
+    for name in ("a.safetensors", "b.safetensors"):
+        save_file({"t": torch.ones(1)}, tmp_path / name)
+    with pytest.raises(UnsupportedModelError, match="tensor t is in two shards"):
+        read_headers([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+
+
+@pytest.mark.parametrize(
+    ("index", "what"),
+    [
+        ({"weight_map": {"t": "gone.safetensors"}}, "an incomplete model"),
+        ({"weight_map": {"t": "../outside.safetensors"}}, "an incomplete model"),
+        ({"weight_map": 3}, "no index of weights"),
+        ({}, "no index of weights"),
+        ([], "no index of weights"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_refused(tmp_path, index, what):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"t": torch.ones(1)}, tmp_path / "outside.safetensors")
+    path = folder / "diffusion_pytorch_model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError, match=f"is {what}"):
+        shards_of(path)
+
+
+def test_what_cannot_be_read_says_so(tmp_path):
+    with pytest.raises(EncoderError) as caught:
+        sniff(tmp_path)
+    assert caught.value.what == f"{tmp_path.name} cannot be read"
+    assert caught.value.fix == f"ls -l {tmp_path}"
