@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from latentcache.encoders.describe import ModelDescription, cuda_available
-from latentcache.encoders.opening import open_encoder
+from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
 from latentcache.errors import UsageError
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
@@ -129,6 +129,8 @@ class _Build:
         else:
             number = generation.number
         self.layout.building.unlink(missing_ok=True)
+        if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
+            raise self.stop.error()
         return build_report(
             plan,
             started=self.started,
@@ -224,7 +226,12 @@ def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
 
 
 def _encoder_opener(description: ModelDescription, device: str) -> Callable[[], Encoder]:
+    """Opens the encoder and, where it is a real model, has it encode one test picture first."""
+
     def opened() -> Encoder:
-        return open_encoder(description, device=device)
+        encoder = open_encoder(description, device=device)
+        if description.kind == "diffusers":
+            check_encoder(encoder)
+        return encoder
 
     return opened
