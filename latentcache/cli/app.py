@@ -92,6 +92,8 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     """Say what went wrong; returns the exit status."""
     if isinstance(error, typer.Exit):
         return int(error.exit_code)
+    if isinstance(error, SystemExit):  # shell completion ends this way
+        return int(error.code or 0)
     known = _as_known(error)
     if known is None:
         if os.environ.get("LATENTCACHE_DEBUG"):

@@ -18,42 +18,68 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
+        metavar="MODEL",
         help="Encoder: demo (default), a diffusers VAE or pipeline folder, a .safetensors file, a hub id, "
         "or stub[:delay_ms=N].",
         show_default=False,
     ),
 ]
 ModelConfig = Annotated[
-    Path | None, typer.Option("--model-config", help="config.json for a lone .safetensors file.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--model-config", metavar="FILE", help="config.json for a lone .safetensors file.", show_default=False
+    ),
 ]
 Resolution = Annotated[
     list[int] | None,
     typer.Option(
-        "--resolution", help="Side of a square of equal area, pixels (512). Repeat for several.", show_default=False
+        "--resolution",
+        metavar="PIXELS",
+        help="Side of a square of equal area, pixels (512). Repeat for several.",
+        show_default=False,
     ),
 ]
 Bucket = Annotated[
     list[str] | None,
-    typer.Option("--bucket", help="An explicit bucket, HEIGHTxWIDTH pixels. Repeat for several.", show_default=False),
+    typer.Option(
+        "--bucket",
+        metavar="HxW",
+        help="An explicit bucket, HEIGHTxWIDTH pixels. Repeat for several.",
+        show_default=False,
+    ),
 ]
 BucketStep = Annotated[
-    int | None, typer.Option("--bucket-step", help="Sides are multiples of this (64).", show_default=False)
+    int | None,
+    typer.Option("--bucket-step", metavar="PIXELS", help="Sides are multiples of this (64).", show_default=False),
 ]
-MinSide = Annotated[int | None, typer.Option("--min-side", help="Shortest side of a bucket.", show_default=False)]
-MaxSide = Annotated[int | None, typer.Option("--max-side", help="Longest side of a bucket.", show_default=False)]
+MinSide = Annotated[
+    int | None, typer.Option("--min-side", metavar="PIXELS", help="Shortest side of a bucket.", show_default=False)
+]
+MaxSide = Annotated[
+    int | None, typer.Option("--max-side", metavar="PIXELS", help="Longest side of a bucket.", show_default=False)
+]
 ComputeDtype = Annotated[
-    str | None, typer.Option("--compute-dtype", help="auto|float16|bfloat16|float32", show_default=False)
+    str | None,
+    typer.Option("--compute-dtype", metavar="TYPE", help="auto|float16|bfloat16|float32", show_default=False),
 ]
 StorageDtype = Annotated[
-    str | None, typer.Option("--storage-dtype", help="float16 (default)|bfloat16|float32", show_default=False)
+    str | None,
+    typer.Option("--storage-dtype", metavar="TYPE", help="float16 (default)|bfloat16|float32", show_default=False),
 ]
-Resample = Annotated[str | None, typer.Option("--resample", help="auto|lanczos-u8|lanczos-pil", show_default=False)]
+Resample = Annotated[
+    str | None, typer.Option("--resample", metavar="NAME", help="auto|lanczos-u8|lanczos-pil", show_default=False)
+]
 Icc = Annotated[
     str | None,
-    typer.Option("--icc", help="srgb (default): convert embedded profiles; or ignore.", show_default=False),
+    typer.Option(
+        "--icc", metavar="POLICY", help="srgb (default): convert embedded profiles; or ignore.", show_default=False
+    ),
 ]
 Alpha = Annotated[
-    str | None, typer.Option("--alpha", help="Colour under transparent pictures (#ffffff).", show_default=False)
+    str | None,
+    typer.Option(
+        "--alpha", metavar="COLOUR", help="Colour under transparent pictures (#ffffff).", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 

@@ -24,9 +24,11 @@ class BuildTalk:
         self._started = self._shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
+        self._reused = 0
 
     def planned(self, plan: BuildPlan) -> None:
         """The plan, before anything is decoded."""
+        self._reused = plan.entries_cached
         if self._quiet:
             return
         spec = plan.recipe.encoder
@@ -69,7 +71,9 @@ class BuildTalk:
         rate = progress.looked / elapsed
         left = (progress.total - progress.looked) / rate if rate else 0.0
         speed = f"{rate:.1f} img/s, {human_bytes(progress.payload_bytes / elapsed)}/s"
-        counts = f"{progress.encoded} encoded, {progress.quarantined} quarantined"
+        counts = (
+            f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {progress.quarantined} quarantined"
+        )
         return f"{speed}, {counts}, {_clock(left)} left"
 
     def _draw(self, progress: Progress, text: str) -> None:

@@ -67,14 +67,15 @@ def bucket_table(
 
     For every side ``s`` from ``min_side`` to ``max_side`` (defaults: half and twice the resolution, brought
     to the grid) in steps of ``multiple``: ``s`` by the largest multiple that keeps the area within
-    ``resolution ** 2``, in both orientations. All values in pixels.
+    ``resolution ** 2``, in both orientations; and the largest square, which that rule misses where the
+    resolution is off the grid. All values in pixels.
 
     Raises:
         RecipeError: No bucket fits these settings.
     """
     low, high = _side_limits(resolution, multiple, min_side, max_side)
-    area = resolution * resolution
-    sizes: set[Size] = set()
+    area, square = resolution * resolution, floor_to(resolution, multiple)
+    sizes = {Size(square, square)} if low <= square <= high else set()
     for side in range(low, high + 1, multiple):
         other = min(high, floor_to(area // side, multiple))
         if other >= low:

@@ -8,7 +8,7 @@ compared for equality only, so a clock that jumps does no harm.
 from __future__ import annotations
 
 import os
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 #: A file younger than this when it was hashed may have changed again within its timestamp's resolution.
 RACY_NS = 2_000_000_000
@@ -38,13 +38,18 @@ class StatMemo:
         )
 
     @property
+    def identity(self) -> tuple[int, int, int, int, int]:
+        """All fields but the moment of hashing."""
+        return self.size, self.mtime_ns, self.ctime_ns, self.inode, self.device
+
+    @property
     def racy(self) -> bool:
         """Whether the file was so young when it was hashed that it may have changed unseen since."""
         return self.seen_ns - max(self.mtime_ns, self.ctime_ns) < RACY_NS
 
     def same_stat(self, now: StatMemo) -> bool:
         """Whether ``now``, a fresh stat of the same path, says what this memo says."""
-        return astuple(self)[:5] == astuple(now)[:5]
+        return self.identity == now.identity
 
     def trusts(self, now: StatMemo) -> bool:
         """Whether ``now``, a fresh stat of the same path, proves the content unchanged."""

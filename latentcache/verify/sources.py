@@ -104,13 +104,9 @@ def _answer(question: _Question, root: Path) -> Finding | None:
             expected=question.content.hex(),
             found=found.hex(),
         )
-    if question.memo is None or _identity(question.memo) == _identity(memo):
+    if question.memo is None or question.memo.same_stat(memo):
         return None
     return Finding(category="touched", reason="stat-changed", path=question.name)
-
-
-def _identity(memo: StatMemo) -> tuple[int, ...]:
-    return memo.size, memo.mtime_ns, memo.ctime_ns, memo.inode, memo.device
 
 
 def _absent(name: str, refused: Refusal | None) -> Finding:
