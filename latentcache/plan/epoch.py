@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.plan.batches import PlanReport
+from latentcache.plan.batches import BatchPlan, BucketPlan, PlanReport
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_NO_ROWS = np.empty(0, dtype=np.int32)
+_NO_STEPS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,28 +50,38 @@ def plan_epoch(bucket: NDArray[np.integer], report: PlanReport, *, seed: int, ep
         seed: Changes the order of all epochs.
         epoch: Number of the epoch, from 0.
     """
-    world_size, global_size = report.batches.world_size, report.batches.global_batch_size
     order = _shuffled(len(bucket), seed, epoch, stream=0)
     order = order[np.argsort(bucket[order], kind="stable")]  # bucket by bucket, shuffled inside
-    pieces, sizes, start = [], [], 0
+    pieces, lengths, start = [_NO_ROWS], [_NO_STEPS], 0
     for plan in report.buckets:
         mine = order[start : start + plan.samples]
         start += plan.samples
-        served = plan.samples - plan.dropped + plan.repeated
-        pieces.append(np.resize(mine, served))  # repeats the bucket's own samples from its front
-        steps = np.full(plan.steps, global_size, dtype=np.int64)
-        if plan.steps:
-            steps[-1] = plan.last * world_size
-        sizes.append(steps)
-    return _interleave(pieces, sizes, _shuffled(report.steps, seed, epoch, stream=1), world_size)
+        sizes = step_sizes(plan, report.batches)
+        lengths.append(sizes)
+        pieces.append(np.resize(mine, int(sizes.sum())))  # repeats the bucket's own samples from its front
+    steps = _shuffled(report.steps, seed, epoch, stream=1)
+    return interleave(np.concatenate(pieces), np.concatenate(lengths), steps, report.batches.world_size)
 
 
-def _interleave(
-    pieces: list[NDArray[np.int32]], sizes: list[NDArray[np.int64]], order: NDArray[np.int32], world_size: int
+def step_sizes(plan: BucketPlan, batches: BatchPlan) -> NDArray[np.int64]:
+    """(steps,) samples of all ranks in each step of one bucket."""
+    sizes = np.full(plan.steps, batches.global_batch_size, dtype=np.int64)
+    if plan.steps:
+        sizes[-1] = plan.last * batches.world_size
+    return sizes
+
+
+def interleave(
+    rows: NDArray[np.int32], lengths: NDArray[np.int64], order: NDArray[np.integer], world_size: int
 ) -> EpochPlan:
-    """Put the steps of all buckets in one shuffled order."""
-    rows = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    lengths = np.concatenate(sizes) if sizes else np.empty(0, dtype=np.int64)
+    """Put steps in another order.
+
+    Args:
+        rows: Entries, step after step.
+        lengths: (steps,) entries in each step.
+        order: (steps,) which step comes first, second, ...
+        world_size: Ranks that share a step.
+    """
     begins = np.concatenate(([0], np.cumsum(lengths)))[:-1]
     shuffled = lengths[order]
     starts = np.concatenate(([0], np.cumsum(shuffled))).astype(np.int64)

@@ -1,0 +1,131 @@
+"""Where an epoch stands, and what is left of it when training goes on, also with other batch or world sizes.
+
+Decides resume. Guarantee: with the same sizes the rest of the epoch is exactly the rest of the plan; with other
+sizes the same entries are served once each, in the same global order, cut into steps of the new size. A cursor
+is a few integers; nothing is drained or replayed. Cost: that of planning the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import PlanError
+from latentcache.geometry.sizes import Size
+from latentcache.plan.batches import BatchPlan, plan_report
+from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
+
+CURSOR_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A stretch of an epoch that was served with one batch size and one number of ranks."""
+
+    batch_size: int
+    world_size: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A position in training: the same for every rank."""
+
+    seed: int
+    epoch: int
+    small_buckets: str
+    legs: tuple[Leg, ...]
+    """What was served of this epoch; the last leg has the sizes in use."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return sum(leg.steps for leg in self.legs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        legs = [[leg.batch_size, leg.world_size, leg.steps] for leg in self.legs]
+        facts = {"seed": self.seed, "epoch": self.epoch, "small_buckets": self.small_buckets}
+        return {"version": CURSOR_VERSION, **facts, "legs": legs}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cursor:
+        """Inverse of :meth:`as_json`.
+
+        Raises:
+            PlanError: Written by a newer version, or no cursor.
+        """
+        if data.get("version") != CURSOR_VERSION:
+            raise PlanError(
+                f"this checkpoint's position has version {data.get('version')!r}",
+                why=f"this version of latentcache reads version {CURSOR_VERSION}",
+                fix="resume with the version that wrote it, or start the epoch again",
+                slug="resume-version",
+            )
+        legs = tuple(Leg(batch_size=b, world_size=w, steps=s) for b, w, s in data["legs"])
+        return cls(seed=data["seed"], epoch=data["epoch"], small_buckets=data["small_buckets"], legs=legs)
+
+
+def whole_epoch(bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan, cursor: Cursor) -> EpochPlan:
+    """The plan of a cursor's epoch with the sizes it began with."""
+    return plan_epoch(bucket, plan_report(bucket, sizes, batches), seed=cursor.seed, epoch=cursor.epoch)
+
+
+def rest_of_epoch(
+    bucket: NDArray[np.integer], sizes: Sequence[Size], cursor: Cursor, batches: BatchPlan
+) -> EpochPlan:
+    """What is left of an epoch, in steps of ``batches``.
+
+    Args:
+        bucket: (N,) bucket of every entry, as a position in ``sizes``.
+        sizes: The buckets.
+        cursor: What was served, and with which sizes.
+        batches: The sizes to go on with.
+    """
+    plan: EpochPlan | None = None
+    for leg in cursor.legs:
+        used = BatchPlan(
+            batch_size=leg.batch_size,
+            world_size=leg.world_size,
+            small_buckets=batches.small_buckets,
+        )
+        begun = whole_epoch(bucket, sizes, used, cursor) if plan is None else recut(plan, bucket, sizes, used)
+        plan = after(begun, leg.steps)
+    if plan is None:
+        return whole_epoch(bucket, sizes, batches, cursor)
+    return recut(plan, bucket, sizes, batches)
+
+
+def after(plan: EpochPlan, steps: int) -> EpochPlan:
+    """The plan without its first steps."""
+    start = int(plan.starts[steps])
+    return EpochPlan(rows=plan.rows[start:], starts=plan.starts[steps:] - start, world_size=plan.world_size)
+
+
+def recut(plan: EpochPlan, bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan) -> EpochPlan:
+    """The same entries in the same order, in steps of another size; unchanged where the sizes are the same."""
+    if _cut_for(plan, batches):
+        return plan
+    own = bucket[plan.rows]
+    report = plan_report(own, sizes, batches)
+    grouped = np.argsort(own, kind="stable")
+    pieces, lengths, begins, start = [plan.rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
+    for part in report.buckets:
+        positions = grouped[start : start + part.samples]
+        start += part.samples
+        cut = step_sizes(part, batches)
+        lengths.append(cut)
+        pieces.append(np.resize(plan.rows[positions], int(cut.sum())))
+        begins.append(positions[np.concatenate(([0], np.cumsum(cut)))[:-1]])
+    order = np.argsort(np.concatenate(begins), kind="stable")  # by where the first entry of each step stood
+    return interleave(np.concatenate(pieces), np.concatenate(lengths), order, batches.world_size)
+
+
+def _cut_for(plan: EpochPlan, batches: BatchPlan) -> bool:
+    """Whether a plan's steps have these sizes already."""
+    longest = int(np.diff(plan.starts).max(initial=0))
+    return plan.world_size == batches.world_size and longest in (0, batches.global_batch_size)
