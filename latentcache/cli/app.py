@@ -6,9 +6,13 @@ or a signal. Cost: ``--help`` imports neither torch nor numpy nor lmdb; commands
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -61,22 +65,20 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    command = next((word for word in given if not word.startswith("-")), "")
-    signal.signal(signal.SIGTERM, _terminate)
-    console.prepare_streams()
+    """Run one command; returns the exit status. The signal handlers of the caller are put back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
-        return int(result or 0)
-    except BaseException as error:  # noqa: BLE001 - the one place where every error becomes words and a status
-        return _fail(command, error, as_json="--json" in given)
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def run() -> None:
     """Entry point of the console script."""
-    status = main()
-    sys.stdout.flush()
+    status = _run(sys.argv[1:])
+    console.ignore_signals()
     sys.exit(status)
 
 
@@ -88,38 +90,90 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
+def _run(given: list[str]) -> int:
+    """Run one command; whatever it raises becomes words and a status."""
+    command = next((word for word in given if not word.startswith("-")), "")
+    try:
+        console.prepare_streams()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminate)
+        result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
+        console.flush()
+        return int(result or 0)
+    except BaseException as error:  # noqa: BLE001 - the one place where every error becomes words and a status
+        return _fail(command, error, as_json="--json" in given)
+
+
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     """Say what went wrong; returns the exit status."""
     if isinstance(error, typer.Exit):
         return int(error.exit_code)
     if isinstance(error, SystemExit):  # shell completion ends this way
-        return int(error.code or 0)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     known = _as_known(error)
-    if known is None:
-        if os.environ.get("LATENTCACHE_DEBUG"):
-            raise error
-        known = LatentcacheError(
-            f"latentcache failed in a way it should not: {type(error).__name__}: {error}",
-            slug="bug",
-            fix="please report it with the output of the same command under LATENTCACHE_DEBUG=1",
-        )
-        known.exit_code = _EXIT_BUG
-    console.fail(command, known, as_json=as_json)
+    if os.environ.get("LATENTCACHE_DEBUG"):
+        traceback.print_exception(error)
+    with contextlib.suppress(console.OutputError):
+        console.fail(command, known, as_json=as_json)
     return known.exit_code
 
 
-def _as_known(error: BaseException) -> LatentcacheError | None:
-    """The error as one of ours, or None for a fault of our own."""
+def _as_known(error: BaseException) -> LatentcacheError:
+    """The error as one of ours; what nobody foresaw is a fault of our own."""
     if isinstance(error, LatentcacheError):
         return error
     if isinstance(error, _CallError):
         where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
-        return UsageError(error.format_message().rstrip("."), where=where, fix=f"{where} --help")
+        what = _no_command(error) or error.format_message().strip().rstrip(".")
+        return UsageError(what, where=where, fix=f"{where} --help")
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return InterruptedBuildError("interrupted by SIGINT", signal_number=signal.SIGINT)
     if isinstance(error, _Terminated):
         return InterruptedBuildError("interrupted by SIGTERM", signal_number=signal.SIGTERM)
-    return None
+    if isinstance(error, OSError):
+        return _system_error(error)
+    if isinstance(error, MemoryError):
+        fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
+        return _of_status(3, "this machine is out of memory", slug="memory", why=str(error), fix=fix)
+    return _of_status(
+        _EXIT_BUG,
+        f"latentcache failed in a way it should not: {type(error).__name__}: {error}",
+        slug="bug",
+        where=_place(error),
+        fix="please report it with the output of the same command under LATENTCACHE_DEBUG=1",
+    )
+
+
+def _system_error(error: OSError) -> LatentcacheError:
+    """What the operating system refused, where no module had a better word for it."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return _of_status(
+        3,
+        "the disk is full" if full else f"the system refused: {error.strerror or error}",
+        slug="disk-full" if full else "system",
+        where=str(error.filename or _place(error)),
+        why=str(error),
+        fix="free some space, then run again"
+        if full
+        else "check the path, its permissions and the disk, then run again",
+    )
+
+
+def _of_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
+    found = LatentcacheError(what, **parts)
+    found.exit_code = exit_code
+    return found
+
+
+def _no_command(error: Any) -> str:
+    """Words for a call without a command, for which click would repeat the help."""
+    return "no command was given" if type(error).__name__ == "NoArgsIsHelpError" else ""
+
+
+def _place(error: BaseException) -> str:
+    """File and line that raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 if __name__ == "__main__":

@@ -1,13 +1,22 @@
-"""What the command line prints: one JSON object on stdout, or text; talk and progress on stderr."""
+"""What the command line prints: one JSON object on stdout, or text; talk and progress on stderr.
+
+Guarantee: a reader that goes away (``| head``), a closed stream or a name that is not UTF-8 never stops a command;
+control characters in names are shown, never sent to the terminal; after the JSON object nothing else decides the
+exit status.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from latentcache.errors import LatentcacheError
 
@@ -17,19 +26,36 @@ SCHEMA = 1
 SHOWN = 10
 
 
+class OutputError(LatentcacheError):
+    """Standard output cannot be written: a full disk, a failing device."""
+
+    slug = "output"
+    exit_code = 3
+    default_fix = "write the output to another place"
+
+
 def prepare_streams() -> None:
-    """Names that are not UTF-8 must never stop a message."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    """Names that are not UTF-8 must never stop a message, nor a stream that the caller has closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None) -> None:
-    """The one JSON object of a command."""
+    """The one JSON object of a command; signals that come later change nothing.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     found = None if error is None else error.as_json()
     value = {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
-    sys.stdout.write(json.dumps(value, ensure_ascii=True) + "\n")
-    sys.stdout.flush()
+    text = json.dumps(value, ensure_ascii=True) + "\n"
+    ignore_signals()
+    _write(sys.stdout, text)
+    flush()
 
 
 def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mapping[str, Any] | None = None) -> None:
@@ -44,19 +70,43 @@ def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mappi
 
 
 def say(text: str) -> None:
-    """A line of talk, on stderr."""
-    sys.stderr.write(printable(text) + "\n")
-    sys.stderr.flush()
+    """A line of talk, on stderr. A terminal that is gone is no reason to stop working."""
+    with contextlib.suppress(OutputError):
+        _write(sys.stderr, printable(text) + "\n", flush_now=True)
 
 
 def out(text: str = "") -> None:
-    """A line of result, on stdout."""
-    sys.stdout.write(printable(text) + "\n")
+    """A line of result, on stdout.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    _write(sys.stdout, printable(text) + "\n")
+
+
+def flush() -> None:
+    """Send what is still in the buffer.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    _write(sys.stdout, "", flush_now=True)
+
+
+def ignore_signals() -> None:
+    """From here on the exit status is decided."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def printable(text: str) -> str:
-    """Without control characters, so that a file name cannot steer a terminal. Line ends stay."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else _escaped(letter) for letter in text)
+    """One line without control characters, so that a file name can neither steer a terminal nor forge a line."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
+    )
 
 
 def path_fields(name: str) -> dict[str, str]:
@@ -68,9 +118,9 @@ def path_fields(name: str) -> dict[str, str]:
     return {"path": name}
 
 
-def item(category: str, reason: str, name: str, **more: str) -> dict[str, str]:
-    """One entry of ``items``; empty values are left out."""
-    fields = {"category": category, "reason": reason, **(path_fields(name) if name else {"path": ""})}
+def item(category: str, reason: str, name: str, *, hint: str, **more: str) -> dict[str, str]:
+    """One entry of ``items``; empty values are left out, but for the hint."""
+    fields = {"category": category, "reason": reason, **path_fields(name), "hint": hint}
     return fields | {key: value for key, value in more.items() if value}
 
 
@@ -81,6 +131,11 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 picture, 2 pictures."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def table(rows: Iterable[Iterable[object]]) -> list[str]:
@@ -98,4 +153,32 @@ def table(rows: Iterable[Iterable[object]]) -> list[str]:
 
 
 def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii") if not "\ud800" <= letter <= "\udfff" else letter
+    """``\\n``, ``\\x1b``, ``\\u202e``; a byte that is not UTF-8 as the byte it is."""
+    if "\udc80" <= letter <= "\udcff":
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def _write(stream: TextIO, text: str, *, flush_now: bool = False) -> None:
+    """Write to a stream; when its reader is gone, what is left goes nowhere.
+
+    Raises:
+        OutputError: The stream fails in another way.
+    """
+    try:
+        stream.write(text)
+        if flush_now:
+            stream.flush()
+    except BrokenPipeError:
+        _mute(stream)
+    except OSError as error:
+        _mute(stream)
+        raise OutputError("the output cannot be written", where=stream.name, why=str(error)) from error
+
+
+def _mute(stream: TextIO) -> None:
+    """Point a stream at nothing: its buffer would fail again when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from latentcache.geometry.sizes import Size
@@ -37,8 +38,8 @@ class Cache:
     @property
     def buckets(self) -> dict[Size, int]:
         """Entries per bucket, sizes in pixels."""
-        counts = torch.bincount(torch.from_numpy(self.generation.rows.bucket.copy()), minlength=0).tolist()
-        return dict(zip(self.generation.buckets, counts, strict=True))
+        counts = np.bincount(self.generation.rows.bucket, minlength=len(self.generation.buckets))
+        return dict(zip(self.generation.buckets, counts.tolist(), strict=True))
 
     def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
         """What an epoch would do, before training starts.

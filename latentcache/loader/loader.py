@@ -2,22 +2,24 @@
 
 Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
 are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
-Cost: one positional read and one xxh3 pass per entry, straight into the batch.
+``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch in
+the same order. Cost: one positional read and one xxh3 pass per entry, straight into the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from latentcache.errors import UsageError
+from latentcache.errors import MissingEntryError, UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.normalise import normalise
+from latentcache.loader.position import Position
 from latentcache.plan.batches import PlanReport
-from latentcache.plan.epoch import EpochPlan, plan_epoch
 from latentcache.store.entry import numpy_dtype
 from latentcache.store.reader import EntryReader
 
@@ -29,7 +31,19 @@ _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 
 class CacheLoader:
-    """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable."""
+    """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
+
+    Args:
+        reader: Entries of one generation.
+        report: The steps of an epoch.
+        seed: Changes the order of all epochs.
+        rank: Which share of each step is served.
+        scaled: Normalise, or give latents as they are stored.
+        dtype: Type of the latents; the stored one where it is not given.
+
+    Raises:
+        UsageError: No such rank.
+    """
 
     def __init__(
         self,
@@ -47,8 +61,8 @@ class CacheLoader:
                 why="ranks count from 0",
                 fix="pass rank and world_size of this process",
             )
-        self.report = report
-        self.seed, self.rank, self.epoch = seed, rank, 0
+        self.report, self.seed, self.rank = report, seed, rank
+        self._position = Position(reader.generation, report, seed=seed)
         self._reader, self._scaled = reader, scaled
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
@@ -58,25 +72,57 @@ class CacheLoader:
         """Batches of an epoch on this rank (the same on every rank)."""
         return self.report.steps
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration serves."""
-        self.epoch = epoch
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next pass serves."""
+        return self._position.epoch
 
-    def epoch_plan(self) -> EpochPlan:
-        """The order of the current epoch."""
-        bucket = self._reader.generation.rows.bucket
-        return plan_epoch(bucket, self.report, seed=self.seed, epoch=self.epoch)
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on."""
+        self._position.set_epoch(epoch)
+
+    def remaining(self) -> int:
+        """Batches of this rank that are left of the epoch."""
+        return self._position.remaining()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made, also with another batch size or number of ranks.
+
+        The next pass serves the rest of that epoch; ``len`` stays the whole epoch.
+
+        Raises:
+            PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
+        """
+        self._position.load(state)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Serve the epoch.
+        """Serve the epoch, or what is left of it after ``load_state_dict``.
 
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
         """
-        plan = self.epoch_plan()
+        plan = self._position.begin()
         for step in range(len(plan)):
-            yield self.batch(plan.batch(step, self.rank).tolist())
+            batch = self.batch(plan.batch(step, self.rank).tolist())
+            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            yield batch
+
+    def __getitem__(self, step: int) -> Batch:
+        """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
+
+        Raises:
+            IndexError: No such step.
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)}")
+        return self.batch(self._position.whole().batch(step, self.rank).tolist())
 
     def batch(self, rows: list[int]) -> Batch:
         """One batch of the given entries, which share a bucket."""
@@ -102,8 +148,15 @@ class CacheLoader:
         shape = (len(rows), spec.channels, cells.height, cells.width)
         stored = np.empty(shape, dtype=numpy_dtype(spec.storage_dtype))
         for position, row in enumerate(rows):
-            self._reader.read_into(row, stored[position])
+            self._read_into(row, stored[position])
         latents = torch.from_numpy(stored)
         if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
         return normalise(latents, spec.normalisation, self._dtype) if self._scaled else latents.to(self._dtype)
+
+    def _read_into(self, row: int, out: NDArray[Any]) -> None:
+        try:
+            self._reader.read_into(row, out)
+        except MissingEntryError as error:
+            name = self._reader.sample_name(row)
+            raise MissingEntryError(f"the entry of {name} is gone", where=error.where, why=error.what) from error

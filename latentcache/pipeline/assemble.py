@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.geometry.sizes import Size
-from latentcache.identity.stat import StatMemo
+from latentcache.identity.stat import RACY_NS, StatMemo
 from latentcache.pipeline.run import RunResult
 from latentcache.pipeline.survey import Survey, keys_of, placements_for
 from latentcache.pipeline.work import refuse
@@ -22,7 +22,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.catalog import Catalog, Located
 from latentcache.store.columns import StringColumn
-from latentcache.store.generation import Generation, Rows, Samples, pack_memo, unpack_memo
+from latentcache.store.generation import Generation, Rows, Samples, pack_memo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,9 @@ def _pairs(items: Sequence[tuple[int, int]]) -> Any:
 
 def _trust(stat: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The stat columns with, instead of the moment of hashing, whether the memo can be trusted."""
-    racy = np.array([unpack_memo(row).racy for row in stat.tolist()], dtype=np.uint64)
-    return np.column_stack([stat[:, :5], racy.reshape(-1, 1)])
+    times = stat.view(np.int64)
+    racy = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
+    return np.column_stack([stat[:, :5], racy.astype(np.uint64)])
 
 
 def _same(one: Rows | Samples, other: Rows | Samples) -> bool:

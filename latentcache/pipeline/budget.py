@@ -24,21 +24,26 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held = 0
-        self._waiting = 0
+        self._wanted: list[int] = []
         self._closed = False
         self._free = threading.Condition()
 
-    @property
-    def starving(self) -> bool:
-        """Whether a thread waits for bytes that others hold."""
-        return self._waiting > 0
+    def starving(self, kept: int) -> bool:
+        """Whether threads wait for bytes and will go on waiting until some of ``kept`` is released.
+
+        Args:
+            kept: Bytes that the caller holds for finished work; when more is held, somebody is still at work.
+        """
+        with self._free:
+            waiting = bool(self._wanted) and self._held <= kept
+            return waiting and not any(self._fits(size) for size in self._wanted)
 
     def acquire(self, size: int) -> bool:
         """Take ``size`` bytes, waiting for them; False when the budget was closed meanwhile."""
         with self._free:
-            self._waiting += 1
-            self._free.wait_for(lambda: self._closed or not self._held or self._held + size <= self.limit)
-            self._waiting -= 1
+            self._wanted.append(size)
+            self._free.wait_for(lambda: self._closed or self._fits(size))
+            self._wanted.remove(size)
             if self._closed:
                 return False
             self._held += size
@@ -55,3 +60,6 @@ class ByteBudget:
         with self._free:
             self._closed = True
             self._free.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self._held or self._held + size <= self.limit

@@ -6,6 +6,7 @@ was acknowledged; sources are only read. It composes the other modules and compu
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
-from latentcache.errors import UsageError
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -27,7 +27,9 @@ from latentcache.pipeline.preflight import (
     check_resample,
     check_space,
     default_threads,
+    marker,
     read_before,
+    remove_unused,
     source_facts,
 )
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
@@ -60,31 +62,35 @@ class _Build:
     started: float = field(default_factory=time.monotonic)
 
     def plan(self, locks: ExitStack) -> tuple[Scan, Recipe, ModelDescription, Before]:
-        """Look at everything that can refuse the build, before anything is made; then take the lock."""
+        """Take the lock, then look at everything that can refuse the build, before a picture is decoded."""
         check_places(self.settings.data, self.layout.root)
-        dry = self.settings.dry_run
-        if self.layout.root.exists() and not dry:
-            locks.enter_context(builder_lock(self.layout.lock))
-        found = scan(self.settings.data)
+        if not self.settings.dry_run and os.path.isdir(self.settings.data):  # noqa: PTH112 - it never raises
+            self.take_lock(locks)  # for what is no folder nothing is made: the scan says what is wrong with it
         before = read_before(self.layout)
+        found = scan(self.settings.data)
         has_cuda = self.settings.device.startswith("cuda") or (self.settings.device == "auto" and cuda_available())
         recipe, description = resolve_recipe(
             self.settings.recipe, before.recipe, cached_model=before.model, has_cuda=has_cuda
         )
-        if not self.layout.root.exists() and not dry:
-            make_folder(self.layout.root)
-            locks.enter_context(builder_lock(self.layout.lock))
         return found, recipe, description, before
+
+    def take_lock(self, locks: ExitStack) -> None:
+        """Take the cache; a folder made for it goes again when the build is refused before anything is in it."""
+        is_new = not self.layout.root.exists()
+        make_folder(self.layout.root)
+        locks.enter_context(builder_lock(self.layout.lock))
+        if is_new:
+            locks.callback(remove_unused, self.layout)
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
         with ExitStack() as locks:
             found, recipe, description, before = self.plan(locks)
             if not self.settings.dry_run:
-                make_folder(self.layout.shards)
-                for folder in self.layout.open_shards():
-                    recover_shard(folder, self.layout.quarantine)
+                self.recover()
             catalog = load_catalog(self.layout)
+            for name in catalog.damaged:
+                self.observer.warned(f"shard {name} is damaged: what is needed of it is made again")
             memory = Memory.of(before.generation, recipe)
             work = survey(
                 found,
@@ -101,6 +107,14 @@ class _Build:
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
 
+    def recover(self) -> None:
+        """Take over what a build that died has committed."""
+        make_folder(self.layout.shards)
+        for folder in self.layout.open_shards():
+            recover_shard(folder, self.layout.quarantine)
+            if any(self.layout.quarantine.glob(f"{folder.name}-*")):
+                self.observer.warned(f"{folder.name} was damaged and is in {self.layout.quarantine} now")
+
     def finish(
         self,
         found: Scan,
@@ -116,8 +130,7 @@ class _Build:
         result = RunResult()
         if work.todo:
             check_resample(recipe)
-            marker = {"recipe": recipe.as_json(), "model": description.label, "samples": plan.samples}
-            write_json(self.layout.building, marker)
+            write_json(self.layout.building, marker(recipe, description, plan.samples))
             result = self.encode(found, recipe, description, work, catalog)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
@@ -151,11 +164,13 @@ class _Build:
         decoder = Decoder(
             root=found.root,
             recipe=recipe,
+            tables=recipe.geometry.tables(),
             max_pixels=settings.max_pixels,
             catalog=catalog,
             claims=Claims(catalog.__contains__),
             budget=budget,
         )
+        self.stop.orderly = True
         with EventLog(settings.events) as events:
 
             def committed(entries: Sequence[NewEntry]) -> None:
@@ -174,7 +189,6 @@ class _Build:
                 advanced=self.observer.advanced,
                 warn=self.observer.warned,
             )
-            self.stop.orderly = True
             result = run(work.todo)
         if self.stop.requested:
             raise self.stop.error()
@@ -211,8 +225,6 @@ def build_cache(settings: BuildSettings, *, observer: Observer | None = None) ->
         DeviceError: The device failed.
         InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
     """
-    if settings.commit_every is not None and settings.commit_every < 1:
-        raise UsageError("--commit-every must be at least 1", fix="leave it out for the default")
     with StopSignal() as stop:
         layout = CacheLayout(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()

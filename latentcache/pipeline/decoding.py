@@ -10,26 +10,30 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
+from latentcache.geometry.buckets import BucketTable
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.decode import decode
-from latentcache.pipeline.headers import picture_size
+from latentcache.pipeline.headers import picture_size, refused
 from latentcache.pipeline.resize import pixel_hash, resize_crop, thread_setup
 from latentcache.pipeline.survey import keys_of, placements_for
-from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse
+from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse, refused_by
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import read_source
 from latentcache.store.catalog import Catalog
 
 #: Bytes that decoding holds per source pixel at its peak: Pillow's picture, its RGB copy and the array.
 _DECODE_BYTES = 8
+#: How long the end of a build waits for samples in hand, in seconds; the threads end with the process anyway.
+_LAST_S = 3.0
 #: RGB, one byte each.
 _RGB_BYTES = 3
 
@@ -59,6 +63,8 @@ class Decoder:
 
     root: Path
     recipe: Recipe
+    tables: Sequence[BucketTable]
+    """Those of the recipe."""
     max_pixels: int
     catalog: Catalog
     claims: Claims
@@ -73,15 +79,18 @@ class Decoder:
         try:
             data, memo = read_source(self.root / sample.name)
         except UnusableSampleError as error:
-            return Failed(index=planned.index, refusal=refuse(sample, error.slug, error.what, hint=error.fix))
+            return Failed(index=planned.index, refusal=refused_by(sample, error))
         content = content_hash(data)
         try:
             size = picture_size(data, max_pixels=self.max_pixels)
-            placements = placements_for(size, self.recipe.geometry.tables())
+            placements = placements_for(size, self.tables)
             pieces = self._pieces(data, sample.name, content, size, placements)
         except UnusableSampleError as error:
-            found = {"stat": memo, "content": content, "hint": error.fix}
-            return Failed(index=planned.index, refusal=refuse(sample, error.slug, error.what, **found))
+            return Failed(index=planned.index, refusal=refused_by(sample, error, stat=memo, content=content))
+        except MemoryError:
+            detail = f"there is not enough memory to decode {planned.size} pixels"
+            refusal = refuse(sample, "out-of-memory", detail, stat=memo, content=content)
+            return Failed(index=planned.index, refusal=refusal)
         return Looked(index=planned.index, content=content, memo=memo, size=size, pieces=pieces)
 
     def _pieces(
@@ -96,7 +105,7 @@ class Decoder:
         picture = decode(data, profile, max_pixels=self.max_pixels)
         found = Size(picture.shape[0], picture.shape[1])
         if found != size:
-            raise UnusableSampleError(f"header says {size}, decoder gives {found}", slug="decoder-error")
+            raise refused("decoder-error", f"the header says {size}, the decoder gives {found}")
         pieces = []
         for key, placement in wanted:
             pixels = resize_crop(picture, placement, profile.resample)
@@ -136,11 +145,12 @@ class DecodePool:
             thread.start()
 
     def stop(self) -> None:
-        """Take no new sample, wake whoever waits for memory, and wait for the samples in hand."""
+        """Take no new sample, wake whoever waits for memory, and wait a while for the samples in hand."""
         self._stop.set()
         self.decoder.budget.close()
+        deadline = time.monotonic() + _LAST_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _run(self, work: Iterator[Planned], lock: threading.Lock) -> None:
         thread_setup()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
 from latentcache.errors import DeviceMemoryError, EncoderError
@@ -18,7 +20,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KIND_LATENTS
 from latentcache.pipeline.work import Piece
 from latentcache.recipe import Recipe
-from latentcache.store.entry import EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.entry import EntryFacts, EntryHeader, numpy_dtype, pack_facts, pack_header
 from latentcache.store.shard import NewEntry
 
 Refuse = Callable[[Piece, str, str], None]
@@ -34,7 +36,7 @@ class BatchEncoder:
         recipe: Whose id goes into the headers.
         batch_size: Pieces per call at most.
         refuse: Told of pieces that cannot be encoded.
-        warn: Told, once per bucket, that a batch was halved.
+        warn: Told each time a batch is halved, which is remembered for its bucket.
     """
 
     encoder: Encoder
@@ -71,28 +73,42 @@ class BatchEncoder:
         good = [self._entry(piece, encoded, i) for i, piece in enumerate(batch) if encoded.finite[i]]
         again = [piece for i, piece in enumerate(batch) if not encoded.finite[i]]
         for piece in again:  # one by one: the retry in float32 needs twice the memory
-            second = self._checked(_slab([piece]), precise=True)
-            if second.finite[0]:
-                good.append(self._entry(piece, second, 0))
-            else:
-                self.refuse(piece, "non-finite", "the encoder gives NaN or infinity for it, also in float32")
+            good += self._precisely(piece)
         return good
 
+    def _precisely(self, piece: Piece) -> list[NewEntry]:
+        """The entry of a picture whose latents were not finite, from float32 throughout; or none."""
+        try:
+            encoded = self._checked(_slab([piece]), precise=True)
+        except DeviceMemoryError as error:
+            self.refuse(
+                piece, "out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}"
+            )
+            return []
+        if encoded.finite[0]:
+            return [self._entry(piece, encoded, 0)]
+        if _only_too_large(encoded.latents):
+            self.refuse(piece, "storage-overflow", f"values beyond the range of {self.recipe.encoder.storage_dtype}")
+        else:
+            self.refuse(piece, "non-finite", "the encoder gives NaN or infinity for it, also in float32")
+        return []
+
     def _checked(self, slab: Pixels, *, precise: bool) -> EncodedBatch:
-        """What the encoder gives, after a look at its shape.
+        """What the encoder gives, after a look at its shape and type.
 
         Raises:
-            EncoderError: The shape is not the one the geometry asks for: a fault of the encoder, not of a file.
+            EncoderError: They are not what geometry and recipe ask for: a fault of the encoder, not of a file.
         """
         encoded = self.encoder.encode(slab, precise=precise)
         spec = self.recipe.encoder
         cells = latent_size(Size(slab.shape[1], slab.shape[2]), spec.factor)
         expected = (len(slab), spec.channels, cells.height, cells.width)
-        if encoded.latents.shape != expected:
+        found, dtype = encoded.latents.shape, numpy_dtype(spec.storage_dtype)
+        if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
             raise EncoderError(
-                "the encoder gives latents of another shape than its description says",
+                "the encoder gives latents of another shape or type than its description says",
                 where=spec.family,
-                why=f"expected {expected}, found {encoded.latents.shape}",
+                why=f"expected {expected} of {dtype}, found {found} of {encoded.latents.dtype}",
                 fix="report this model: its row in encoders/families.py is wrong",
             )
         return encoded
@@ -119,6 +135,11 @@ def new_entry(piece: Piece, recipe: Recipe, shape: tuple[int, ...], payload: byt
     )
     facts = EntryFacts(pixel_hash=piece.pixel_hash, placement=piece.placement)
     return NewEntry(key=piece.key, value=pack_header(header, piece.key) + payload, facts=pack_facts(facts))
+
+
+def _only_too_large(latents: NDArray[Any]) -> bool:
+    """Whether float values were finite until they were stored; bfloat16, which has float32's range, never says so."""
+    return latents.dtype == np.float16 and not np.isnan(latents).any()
 
 
 def _slab(batch: Sequence[Piece]) -> Pixels:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from latentcache.errors import UsageError
+from latentcache.errors import DiskFullError, LatentcacheError, UsageError
+from latentcache.store.layout import DISK_FULL
 
 
 class EventLog:
@@ -22,21 +23,31 @@ class EventLog:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._descriptor: int | None = None
         if path is None:
             return
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise UsageError(
-                "the event file cannot be written", where=str(path), why=str(error), fix="give another --events FILE"
-            ) from error
+            raise self._failed(error) from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
-        """Say that these keys are durable."""
-        if self._descriptor is not None:
-            line = json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n"
-            os.write(self._descriptor, line.encode("ascii"))
+        """Say that these keys are durable.
+
+        Raises:
+            DiskFullError: The line does not fit.
+            UsageError: The file cannot be written any more.
+        """
+        if self._descriptor is None:
+            return
+        line = (json.dumps({"event": "commit", "keys": [key.hex() for key in keys]}) + "\n").encode("ascii")
+        try:
+            written = os.write(self._descriptor, line)
+        except OSError as error:
+            raise self._failed(error) from error
+        if written < len(line):
+            raise _full(self._path, f"{written} of {len(line)} bytes of an event were written")
 
     def __enter__(self) -> Self:
         return self
@@ -45,3 +56,17 @@ class EventLog:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _failed(self, error: OSError) -> LatentcacheError:
+        if error.errno in DISK_FULL:
+            return _full(self._path, str(error))
+        return UsageError(
+            "the event file cannot be written",
+            where=str(self._path),
+            why=str(error),
+            fix="give another --events FILE",
+        )
+
+
+def _full(path: Path | None, why: str) -> DiskFullError:
+    return DiskFullError("the disk is full", where=str(path), why=why)

@@ -1,7 +1,8 @@
 """SIGINT and SIGTERM: the first one ends the build in order, a second one leaves at once.
 
 Guarantee: what was acknowledged is committed either way. While a build is only planning, nothing is open, so
-the first signal ends it there and then.
+the first signal ends it there and then. Later it ends with the batch in hand, which is given up when it takes
+longer than the patience of those who stop programs (10 s until a container is killed).
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
 from latentcache.errors import InterruptedBuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds that a batch in hand may still take; then again every so many.
+PATIENCE_S, _AGAIN_S = 5.0, 0.5
 
 
 class StopSignal:
@@ -24,6 +29,7 @@ class StopSignal:
         self.number = 0
         self.orderly = False
         """Set once entries are in flight: from then on a signal only raises the flag."""
+        self._abandonable = False
         self._before: dict[int, Any] = {}
 
     @property
@@ -33,12 +39,28 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            handlers = dict.fromkeys(_SIGNALS, self._handle) | {signal.SIGALRM: self._lose_patience}
+            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @contextmanager
+    def abandonable(self) -> Iterator[None]:
+        """Work that may be left unfinished when it goes on for too long after a stop request.
+
+        Raises:
+            InterruptedBuildError: Patience is over.
+        """
+        self._abandonable = True
+        try:
+            yield
+        finally:
+            self._abandonable = False
 
     def error(self) -> InterruptedBuildError:
         """What the build ends with."""
@@ -52,4 +74,9 @@ class StopSignal:
             os._exit(128 + number)  # asked twice: commits are durable, there is nothing to tidy
         self.number = number
         if not self.orderly:
+            raise self.error()
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, _AGAIN_S)
+
+    def _lose_patience(self, number: int, frame: FrameType | None) -> None:
+        if self._abandonable:
             raise self.error()

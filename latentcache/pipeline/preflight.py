@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.describe import ModelDescription
-from latentcache.errors import CacheNotFoundError, DiskFullError, SourceNotFoundError, UsageError
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheFormatError,
+    CacheNotFoundError,
+    DiskFullError,
+    RecipeError,
+    UsageError,
+)
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import Generation, load_generation
-from latentcache.store.layout import CacheLayout, read_json
+from latentcache.store.generation import FORMAT_VERSION, Generation, load_generation
+from latentcache.store.layout import CacheLayout, as_store_error, read_json
 
 #: Left free on the disk beyond what the plan needs, in bytes.
 RESERVE_BYTES = 64 << 20
@@ -39,13 +46,16 @@ def check_places(data: Path, cache: Path) -> None:
     """Refuse a cache that would lie inside the data, or in a folder that holds something else.
 
     Raises:
-        SourceNotFoundError: The data folder does not exist.
         UsageError: As said.
+        CacheReadOnlyError: The cache folder cannot be looked into.
     """
-    if not data.exists():
-        raise SourceNotFoundError(
-            f"no data folder at {data}", where=str(data), why="no such folder", fix="check the path"
-        )
+    try:
+        _check_places(data, cache)
+    except OSError as error:
+        raise as_store_error(error, cache) from error
+
+
+def _check_places(data: Path, cache: Path) -> None:
     inside = cache.resolve()
     if inside == data.resolve() or data.resolve() in inside.parents:
         raise UsageError(
@@ -57,7 +67,7 @@ def check_places(data: Path, cache: Path) -> None:
     if cache.exists() and not cache.is_dir():
         raise UsageError(f"--out {cache} is a file", where=str(cache), fix="give a folder")
     layout = CacheLayout(cache)
-    ours = any(path.exists() for path in (layout.current, layout.building, layout.lock, layout.shards))
+    ours = any(path.exists() for path in (layout.current, layout.building, layout.lock))
     if cache.is_dir() and not ours and any(cache.iterdir()):
         raise UsageError(
             f"--out {cache} is no cache and not empty",
@@ -74,18 +84,32 @@ def read_before(layout: CacheLayout) -> Before:
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest is damaged.
     """
-    generation = None
-    if layout.building.exists():
-        marker = read_json(layout.building)
-        recipe, model = Recipe.from_json(marker["recipe"]), str(marker["model"])
-    else:
-        recipe, model = None, None
+    recipe, model = _unfinished(layout)
     try:
         generation = load_generation(layout.root)
     except CacheNotFoundError:
         return Before(recipe=recipe, model=model)
     recorded = str(generation.manifest["provenance"]["model"])
     return Before(generation=generation, recipe=recipe or generation.recipe, model=model or recorded)
+
+
+def marker(recipe: Recipe, description: ModelDescription, samples: int) -> dict[str, Any]:
+    """What BUILDING holds while a build runs: what it set out to do."""
+    names = {"format": FORMAT_VERSION, "recipe": recipe.as_json(), "model": model_name(description)}
+    return {**names, "samples": samples}
+
+
+def remove_unused(layout: CacheLayout) -> None:
+    """Take away a cache folder that holds nothing but its lock, which the caller holds."""
+    if [path.name for path in layout.root.iterdir()] == [layout.lock.name]:
+        layout.lock.unlink()
+        layout.root.rmdir()
+
+
+def model_name(description: ModelDescription) -> str:
+    """How a later build finds the model again: a path as an absolute one, anything else as it was said."""
+    path = Path(description.label)
+    return str(path.resolve()) if description.kind == "diffusers" and path.exists() else description.label
 
 
 def check_space(plan: BuildPlan) -> None:
@@ -129,7 +153,7 @@ def source_facts(found: Scan, description: ModelDescription, cache: Path) -> dic
     return {
         "source": {"root": str(root), "relative": relative, "captions": found.caption_source},
         "demo": description.kind == "demo",
-        "provenance": provenance(description.label),
+        "provenance": provenance(model_name(description)),
     }
 
 
@@ -142,6 +166,25 @@ def provenance(model: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "libraries": {name: _version(name) for name in _LIBRARIES},
     }
+
+
+def _unfinished(layout: CacheLayout) -> tuple[Recipe | None, str | None]:
+    """Recipe and model of a build that has not ended. A marker that cannot be read says nothing.
+
+    Raises:
+        CacheFormatError: A newer version is at work here.
+    """
+    try:
+        found = read_json(layout.building) if layout.building.exists() else {}
+        if int(found.get("format", 0)) > FORMAT_VERSION:
+            raise CacheFormatError(
+                f"a build of format {found['format']} is under way here; this version knows up to {FORMAT_VERSION}",
+                where=str(layout.building),
+                fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            )
+        return Recipe.from_json(found["recipe"]), str(found["model"])
+    except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
+        return None, None
 
 
 def _version(name: str) -> str:

@@ -99,9 +99,7 @@ class Silent:
 def build_plan(found: Scan, work: Survey, recipe: Recipe, catalog: Catalog, model: str, cache: Path) -> BuildPlan:
     """Count what is to do."""
     buckets = Counter(p.bucket for planned in (*work.known, *work.todo) for p in planned.placements)
-    missing = [
-        p.bucket for planned in work.todo for p in planned.placements if not _committed(planned, recipe, catalog)
-    ]
+    missing = [bucket for planned in work.todo for bucket in _missing(planned, recipe, catalog)]
     refused = (*found.refused, *(failed.refusal for failed in work.failed))
     existing = next(path for path in (cache, *cache.resolve().parents) if path.exists())
     return BuildPlan(
@@ -168,6 +166,10 @@ def entry_bytes(recipe: Recipe, bucket: Size) -> int:
     return math.ceil((16 + HEADER_BYTES + payload) / _PAGE_BYTES) * _PAGE_BYTES + 600
 
 
-def _committed(planned: Planned, recipe: Recipe, catalog: Catalog) -> bool:
+def _missing(planned: Planned, recipe: Recipe, catalog: Catalog) -> list[Size]:
+    """Buckets of a picture whose entry is not committed, as far as is known before it is read."""
     content = planned.content or planned.expected
-    return bool(content) and all(key in catalog for key in keys_of(content, planned.placements, recipe))
+    if not content:
+        return [placement.bucket for placement in planned.placements]
+    keys = keys_of(content, planned.placements, recipe)
+    return [p.bucket for p, key in zip(planned.placements, keys, strict=True) if key not in catalog]

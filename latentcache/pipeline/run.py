@@ -2,7 +2,7 @@
 
 Decides nothing about content; it moves pieces. Guarantee: bounded memory (the byte budget, a short writer
 queue); when decoders starve because half-filled buckets hold the budget, the fullest is flushed, so nothing
-waits for ever; after a stop request the batch in hand is committed.
+waits for ever; after a stop request the batch in hand is committed, unless it takes too long.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class EncodeRun:
             StoreError: The disk is full or fails; what was committed stays.
             EncoderError: The model cannot be used.
             DeviceError: The device failed.
+            InterruptedBuildError: After a stop request the batch in hand took too long and was given up.
         """
         try:
             self.pool.start(todo)
@@ -83,19 +84,28 @@ class EncodeRun:
 
     def _loop(self, remaining: int) -> None:
         while remaining and not self.stop.requested:
-            try:
-                outcome = raise_outcome(self.pool.outcomes.get(timeout=_TICK_S))
-            except queue.Empty:
-                if self.pool.decoder.budget.starving:
-                    self._flush_fullest()
-                self.advanced(self.progress)
-                continue
-            remaining -= 1
-            self._take(outcome)
+            outcome = self._next()
+            if outcome is not None:
+                remaining -= 1
+                self._take(outcome)
+            elif self._starving():
+                self._flush_fullest()
             self.advanced(self.progress)
         while self._waiting and not self.stop.requested:
             self._flush_fullest()
             self.advanced(self.progress)
+
+    def _next(self) -> Looked | Failed | None:
+        """An outcome, or None when there is none yet; without waiting where waiting would not help."""
+        try:
+            return raise_outcome(self.pool.outcomes.get(timeout=0.0 if self._starving() else _TICK_S))
+        except queue.Empty:
+            return None
+
+    def _starving(self) -> bool:
+        """Whether the decoders wait for the bytes of half-filled buckets."""
+        kept = sum(_nbytes(pieces) for pieces in self._waiting.values())
+        return bool(kept) and self.pool.decoder.budget.starving(kept)
 
     def _take(self, outcome: Looked | Failed) -> None:
         """Note one outcome and queue its pieces."""
@@ -131,14 +141,14 @@ class EncodeRun:
         return True
 
     def _flush_fullest(self) -> None:
-        if self._waiting:
-            bucket = max(self._waiting, key=lambda size: sum(piece.pixels.nbytes for piece in self._waiting[size]))
-            self._encode(self._waiting.pop(bucket))
+        bucket = max(self._waiting, key=lambda size: _nbytes(self._waiting[size]))
+        self._encode(self._waiting.pop(bucket))
 
     def _encode(self, pieces: list[Piece]) -> None:
         """Encode pieces of one bucket and hand them to the writer."""
-        entries = self._batch_encoder().encode(pieces)
-        self.pool.decoder.budget.release(sum(piece.pixels.nbytes for piece in pieces))
+        with self.stop.abandonable():
+            entries = self._batch_encoder().encode(pieces)
+        self.pool.decoder.budget.release(_nbytes(pieces))
         self.result.encoded.update(entry.key for entry in entries)
         self.progress.encoded += len(entries)
         self.progress.pixels += sum(piece.placement.bucket.area for piece in pieces)
@@ -160,3 +170,7 @@ class EncodeRun:
     def _refuse(self, piece: Piece, cause: str, detail: str) -> None:
         self.result.unencodable[piece.content] = (cause, detail)
         self.progress.quarantined += 1
+
+
+def _nbytes(pieces: Sequence[Piece]) -> int:
+    return sum(piece.pixels.nbytes for piece in pieces)

@@ -82,6 +82,13 @@ class BuildSettings:
     retry_failed: bool = False
     dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {value} is below 1", fix=f"leave {option} out, or give 1 or more")
+
     @property
     def cache(self) -> Path:
         """Where the cache is."""
@@ -152,13 +159,21 @@ def _geometry(settings: RecipeSettings, cached: Recipe | None, model_multiple: i
         base = replace(base, resolutions=settings.resolutions, buckets=())
     if settings.buckets:
         base = replace(base, resolutions=(), buckets=settings.buckets)
-    default = cached.geometry.multiple if cached else model_multiple if settings.buckets else DEFAULT_STEP
-    step = settings.bucket_step if settings.bucket_step is not None else default
+    step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
     if step < 1:
         raise RecipeError(f"--bucket-step {step} is below 1", fix=f"--bucket-step {DEFAULT_STEP}")
     sides = {name: getattr(settings, name) for name in ("min_side", "max_side")}
     said = {name: value for name, value in sides.items() if value is not None}
     return replace(base, multiple=math.lcm(step, model_multiple), **said)
+
+
+def _step(settings: RecipeSettings, cached: Recipe | None, model_multiple: int) -> int:
+    """Grid of the sides where none was said: a list of buckets is its own grid, anything else follows the cache."""
+    if settings.buckets:
+        return model_multiple
+    if cached is None or (settings.resolutions and cached.geometry.buckets):
+        return DEFAULT_STEP
+    return cached.geometry.multiple
 
 
 def _best_resample(*, torch_encoder: bool) -> str:

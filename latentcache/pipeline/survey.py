@@ -19,14 +19,16 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
 from latentcache.identity.stat import StatMemo
-from latentcache.pipeline.headers import picture_size
-from latentcache.pipeline.work import Failed, Planned, refuse
+from latentcache.pipeline.headers import picture_size, refused
+from latentcache.pipeline.work import Failed, Planned, refuse, refused_by
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import open_source, read_source
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.catalog import Catalog
 from latentcache.store.generation import Generation, unpack_memo
 
+#: Causes that other flags, another machine or time may take away while the file stays as it is.
+_LOOK_AGAIN = frozenset({"too-many-pixels", "out-of-memory", "entry-lost"})
 #: Header reads wait for the disk, not for a core.
 _HEADER_THREADS = 8
 
@@ -110,14 +112,10 @@ def placements_for(size: Size, tables: Sequence[BucketTable]) -> tuple[Placement
         UnusableSampleError: The picture is too small or too long for every table.
     """
     causes = [refusal(size, table) for table in tables]
-    placements = {
-        place(size, table).bucket: place(size, table)
-        for table, cause in zip(tables, causes, strict=True)
-        if not cause
-    }
-    if not placements:
-        raise UnusableSampleError(f"{size} pixels (height x width)", slug=causes[0])
-    return tuple(placements.values())
+    fitting = [place(size, table) for table, cause in zip(tables, causes, strict=True) if not cause]
+    if not fitting:
+        raise refused(causes[0], f"{size} pixels (height x width)")
+    return tuple({placement.bucket: placement for placement in fitting}.values())
 
 
 def keys_of(content: bytes, placements: Iterable[Placement], recipe: Recipe) -> list[bytes]:
@@ -129,17 +127,13 @@ def keys_of(content: bytes, placements: Iterable[Placement], recipe: Recipe) -> 
 def _refused_before(sample: Sample, memory: Memory) -> Refusal | None:
     """The old refusal, where the file is still the one that was refused."""
     old = memory.refused.get(sample.name)
-    if old is None or not old.get("stat") or not unpack_memo(old["stat"]).trusts(sample.stat):
+    if old is None or old["cause"] in _LOOK_AGAIN or not old.get("stat"):
         return None
-    content = bytes.fromhex(old.get("content", ""))
-    return refuse(
-        sample,
-        old["cause"],
-        old.get("detail", ""),
-        hint=old.get("hint", ""),
-        stat=unpack_memo(old["stat"]),
-        content=content,
-    )
+    memo = unpack_memo(old["stat"])
+    if not memo.trusts(sample.stat):
+        return None
+    content, hint = bytes.fromhex(old.get("content", "")), old.get("hint", "")
+    return refuse(sample, old["cause"], old.get("detail", ""), hint=hint, stat=memo, content=content)
 
 
 def _from_memory(index: int, sample: Sample, tables: Sequence[BucketTable], memory: Memory) -> Planned | None:
@@ -166,9 +160,7 @@ def _read_headers(
                 size = picture_size(file, max_pixels=max_pixels)
             placements = placements_for(size, tables)
         except UnusableSampleError as error:
-            return Failed(
-                index=index, refusal=refuse(sample, error.slug, error.what, hint=error.fix, stat=sample.stat)
-            )
+            return Failed(index=index, refusal=_refuse_with_content(root, sample, error))
         return Planned(index=index, sample=sample, size=size, placements=placements)
 
     pool = ThreadPoolExecutor(_HEADER_THREADS)
@@ -183,8 +175,8 @@ def _refuse_with_content(root: Path, sample: Sample, error: UnusableSampleError)
     try:
         data, memo = read_source(root / sample.name)
     except UnusableSampleError:
-        return refuse(sample, error.slug, error.what, hint=error.fix)
-    return refuse(sample, error.slug, error.what, hint=error.fix, stat=memo, content=content_hash(data))
+        return refused_by(sample, error)
+    return refused_by(sample, error, stat=memo, content=content_hash(data))
 
 
 def _bucket_order(planned: Planned) -> tuple[int, int]:

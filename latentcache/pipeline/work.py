@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from latentcache.encoders.protocol import Pixels
+from latentcache.errors import UnusableSampleError
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
@@ -84,6 +85,13 @@ class Progress:
     payload_bytes: int = 0
     """Bytes of latents committed."""
     stage: Literal["planning", "encoding", "finishing"] = "planning"
+
+
+def refused_by(sample: Sample, error: UnusableSampleError, **found: Any) -> Refusal:
+    """The refusal that an error asks for. A file that was listed a moment ago and is not there has vanished."""
+    if error.slug == "not-found":
+        return refuse(sample, "vanished", error.what, **found)
+    return refuse(sample, error.slug, error.what, hint=error.fix, **found)
 
 
 def refuse(sample: Sample, cause: str, detail: str = "", **found: Any) -> Refusal:

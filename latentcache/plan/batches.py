@@ -126,13 +126,18 @@ def require_steps(report: PlanReport) -> PlanReport:
         f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
         where=f"buckets (height x width: samples) {short}",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
-        fix=f"--small-buckets repeat, or a --batch-size of at most {_largest_batch(report)}, or more pictures",
+        fix=_remedy(report),
     )
 
 
-def _largest_batch(report: PlanReport) -> int:
-    most = max((bucket.samples for bucket in report.buckets), default=1)
-    return max(most // report.batches.world_size, 1)
+def _remedy(report: PlanReport) -> str:
+    """What would give the epoch a step; nothing is named that would not."""
+    most, world_size = max((bucket.samples for bucket in report.buckets), default=0), report.batches.world_size
+    if not most:
+        return "add pictures, then run `latentcache build` again"
+    if most < world_size:
+        return f"--small-buckets repeat, or at most {most} rank{'s' * (most > 1)}, or more pictures"
+    return f"--small-buckets repeat, or a --batch-size of at most {most // world_size}, or more pictures"
 
 
 def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:

@@ -81,9 +81,12 @@ class Catalog:
     def payload(self, entry: Located) -> bytes | None:
         """The payload of an entry, or None when it fails its check."""
         index = next(index for index in self._indexes if index.folder.name == entry.shard)
-        with index.data.open("rb") as file:
-            file.seek(entry.offset + HEADER_BYTES)
-            payload = file.read(entry.header.payload_bytes)
+        try:
+            with index.data.open("rb") as file:
+                file.seek(entry.offset + HEADER_BYTES)
+                payload = file.read(entry.header.payload_bytes)
+        except OSError:
+            return None
         whole = len(payload) == entry.header.payload_bytes
         return payload if whole and checksum(payload) == entry.header.payload_checksum else None
 
@@ -103,7 +106,7 @@ def load_catalog(layout: CacheLayout) -> Catalog:
     indexes: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in layout.sealed_shards():
-        index = _load_or_none(folder)
+        index = index_or_none(folder)
         if index is None:
             damaged.append(folder.name)
         else:
@@ -111,7 +114,8 @@ def load_catalog(layout: CacheLayout) -> Catalog:
     return Catalog(indexes, damaged)
 
 
-def _load_or_none(folder: Path) -> ShardIndex | None:
+def index_or_none(folder: Path) -> ShardIndex | None:
+    """The index of a sealed shard, or None where the shard is damaged."""
     try:
         return load_index(folder)
     except CacheDamagedError:

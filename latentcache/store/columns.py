@@ -7,7 +7,6 @@ are checked against the checksums in the manifest when a generation is opened.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,29 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.identity.content import checksum
 from latentcache.store.layout import write_atomically
+
+#: Type and width of each column of entries; a width of 0 is one value for each row.
+ROW_SHAPES: Mapping[str, tuple[str, int]] = {
+    "key": ("|u1", 32),
+    "shard": ("<i4", 0),
+    "offset": ("<u8", 0),
+    "bucket": ("<i4", 0),
+    "sample": ("<i4", 0),
+    "crop": ("<u4", 2),
+    "resize": ("<u4", 2),
+    "pixel_hash": ("|u1", 16),
+}
+#: The same of samples.
+SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
+    "content": ("|u1", 16),
+    "original_size": ("<u4", 2),
+    "stat": ("<u8", 6),
+    "names_ends": ("<u8", 0),
+    "captions_ends": ("<u8", 0),
+}
+_STRINGS = ("names", "captions")
+#: No file is longer; larger numbers would not fit a positional read.
+_MAX_OFFSET = 1 << 62
 
 
 class StringColumn(Sequence[str]):
@@ -59,32 +81,88 @@ def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, 
     """
     facts = {}
     for name, array in arrays.items():
-        buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-        data = buffer.getvalue()
+        data = npy_bytes(array)
         write_atomically(folder / f"{name}.npy", data)
         facts[name] = {"file": f"{name}.npy", "bytes": len(data), "checksum": f"{checksum(data):016x}"}
     return facts
 
 
 def load_columns(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Read the columns a manifest names.
+    """Read the columns a manifest names. Files are called after their columns; a manifest cannot name others.
 
     Raises:
         CacheDamagedError: A column is missing or is not what was written.
     """
-    return {name: _load_column(folder / os.fspath(str(fact["file"])), fact) for name, fact in facts.items()}
+    return {name: _load_column(folder, name, fact) for name, fact in facts.items()}
 
 
-def _load_column(path: Path, fact: Mapping[str, Any]) -> NDArray[Any]:
+def _load_column(folder: Path, name: str, fact: Mapping[str, Any]) -> NDArray[Any]:
+    path = folder / f"{name}.npy"
+    if fact.get("file") != path.name or path.parent != folder:
+        raise CacheDamagedError("a manifest names a file that is no column", where=str(folder), why=repr(fact))
+    return npy_array(checked_bytes(path, fact.get("checksum")), path)
+
+
+def check_columns(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
+    """Refuse columns of another type or shape, and positions that point nowhere.
+
+    Args:
+        columns: All columns of a generation.
+        limits: How many shards and buckets there are.
+
+    Raises:
+        ValueError: With the column's name.
+        KeyError: A column is not there.
+    """
+    num_rows, num_samples = len(columns["shard"]), len(columns["names_ends"])
+    for shapes, count in ((ROW_SHAPES, num_rows), (SAMPLE_SHAPES, num_samples)):
+        for name, (dtype, width) in shapes.items():
+            column, shape = columns[name], (count, width) if width else (count,)
+            if column.dtype != np.dtype(dtype) or column.shape != shape:
+                raise ValueError(f"{name}: expected {dtype} {shape}, found {column.dtype} {column.shape}")
+    for name, end in ({"offset": _MAX_OFFSET, "sample": num_samples} | dict(limits)).items():
+        column = columns[name]
+        if len(column) and not 0 <= int(column.min()) <= int(column.max()) < end:
+            raise ValueError(f"{name}: a position is not below {end}")
+    for name in _STRINGS:
+        data, ends = columns[f"{name}_bytes"], columns[f"{name}_ends"]
+        whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
+        if not whole or bool((ends[1:] < ends[:-1]).any()):
+            raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
+
+
+def checked_bytes(path: Path, expected: Any) -> bytes:
+    """The bytes of a file that a manifest names.
+
+    Raises:
+        CacheDamagedError: It cannot be read, or its xxh3-64 is not ``expected`` (16 hex digits).
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise CacheDamagedError("a column cannot be read", where=str(path), why=str(error)) from error
+        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
     found = f"{checksum(data):016x}"
-    if found != fact.get("checksum"):
-        raise CacheDamagedError(
-            "a column is damaged", where=str(path), why=f"checksum: expected {fact.get('checksum')}, found {found}"
-        )
-    array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    if found != expected:
+        why = f"checksum: expected {expected}, found {found}"
+        raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why=why)
+    return data
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """The array as a ``.npy`` file, written by numpy's own writer, without pickle."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def npy_array(data: bytes, path: Path) -> NDArray[Any]:
+    """Inverse of :func:`npy_bytes`, over bytes whose checksum was seen to hold.
+
+    Raises:
+        CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
+    """
+    try:
+        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, MemoryError) as error:
+        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
     return array

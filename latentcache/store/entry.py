@@ -2,7 +2,8 @@
 
 Guarantee: a header is believed only when its checksum over key and header holds and its shape, type and length
 agree, so a swapped, truncated or invented entry is refused before anything is allocated for it. LMDB starts a
-large value 16 bytes into a page; 16 + 112 = 128 puts the payload on a 64-byte boundary.
+large value 16 bytes into a page; 16 + 112 = 128 puts the payload on a 64-byte boundary. What a build has to know
+of an entry without its payload is kept a second time, in a small record with a checksum of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Box, Size
 from latentcache.identity.content import HASH_BYTES, checksum
+from latentcache.identity.key import EntryKey
 from latentcache.recipe import DTYPES
 
 MAGIC = b"LCE1"
@@ -27,6 +29,8 @@ HEADER_VERSION = 1
 HEADER_BYTES = 112
 #: Bytes of the facts stored beside the header: pixel hash, resize and crop.
 FACTS_BYTES = 32
+#: Bytes of a record: header, facts and their checksum.
+RECORD_BYTES = HEADER_BYTES + FACTS_BYTES + 8
 MAX_DIMENSIONS = 8
 _LAYOUT = struct.Struct(f"<4sBBBBHHIQQ{MAX_DIMENSIONS}I{HASH_BYTES}s{HASH_BYTES}sIIQ")
 _FACTS = struct.Struct(f"<{HASH_BYTES}sIIII")
@@ -76,10 +80,10 @@ def pack_header(header: EntryHeader, key: bytes) -> bytes:
     """The 112 bytes, ending in xxh3-64 over ``key`` and all that stands before.
 
     Raises:
-        ValueError: More than 8 dimensions, or none.
+        ValueError: More than 8 dimensions, none, or one that is zero.
     """
-    if not 1 <= len(header.shape) <= MAX_DIMENSIONS:
-        raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions, got {header.shape}")
+    if not 1 <= len(header.shape) <= MAX_DIMENSIONS or 0 in header.shape:
+        raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {header.shape}")
     code = DTYPES[header.dtype][0]
     shape = header.shape + (0,) * (MAX_DIMENSIONS - len(header.shape))
     front = MAGIC, HEADER_VERSION, header.kind, code, len(header.shape), HEADER_BYTES, header.flags
@@ -109,10 +113,13 @@ def unpack_header(data: bytes, key: bytes) -> EntryHeader:
             fix="upgrade latentcache",
         )
     _, _, kind, code, ndim, header_bytes, flags, length, payload_bytes, payload_checksum = found[:10]
-    shape = found[10 : 10 + min(ndim, MAX_DIMENSIONS)]
+    ndim = min(ndim, MAX_DIMENSIONS + 1)
+    shape, unused = found[10 : 10 + ndim], found[10 + ndim : 18]
     content, recipe_id, height, width = found[18:22]
-    if code not in _NAMES or not 1 <= ndim <= MAX_DIMENSIONS or header_bytes != HEADER_BYTES or not height * width:
-        raise _corrupt(key, f"type {code}, {ndim} dimensions, header of {header_bytes}, size {height}x{width}")
+    known = code in _NAMES and 1 <= ndim <= MAX_DIMENSIONS and header_bytes == HEADER_BYTES
+    if not known or 0 in (*shape, height, width) or any(unused):
+        sizes = f"shape {list(found[10:18])}, source {height}x{width}"
+        raise _corrupt(key, f"type {code}, {ndim} dimensions, header of {header_bytes}, {sizes}")
     header = EntryHeader(
         kind=kind,
         dtype=_NAMES[code],
@@ -139,14 +146,39 @@ def unpack_facts(data: bytes, bucket: Size) -> EntryFacts:
     """Inverse of :func:`pack_facts`; the crop's size is the bucket's.
 
     Raises:
-        ValueError: Not 32 bytes, or a resize of zero pixels.
+        ValueError: Not 32 bytes, a resize of zero pixels, or a crop that leaves the resized picture.
     """
     if len(data) != FACTS_BYTES:
         raise ValueError(f"facts have {FACTS_BYTES} bytes, got {len(data)}")
     pixel_hash, height, width, top, left = _FACTS.unpack(data)
     crop = Box(top=top, left=left, size=bucket)
     placement = Placement(bucket=bucket, resize=Size(height, width), crop=crop)
+    if not crop.fits(placement.resize):
+        raise ValueError(f"a crop of {bucket} at {top}, {left} leaves the picture of {placement.resize}")
     return EntryFacts(pixel_hash=pixel_hash, placement=placement)
+
+
+def pack_record(header: bytes, facts: bytes, key: bytes) -> bytes:
+    """Packed header and facts, ending in xxh3-64 over ``key`` and both."""
+    return header + facts + struct.pack("<Q", checksum(key + header + facts))
+
+
+def unpack_record(data: bytes, key: bytes) -> tuple[EntryHeader, bytes]:
+    """The header, and the facts still packed, of a record made by :func:`pack_record`.
+
+    Raises:
+        CorruptEntryError: Length, checksum, key or a field is wrong.
+        CacheFormatError: A header version this release does not know.
+    """
+    header = unpack_header(data[:HEADER_BYTES], key)
+    facts = data[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES]
+    if len(data) != RECORD_BYTES or data != pack_record(data[:HEADER_BYTES], facts, key):
+        raise _corrupt(key, "the facts beside the header fail their checksum")
+    try:
+        unpack_facts(facts, EntryKey.unpack(key).bucket)
+    except ValueError as error:
+        raise _corrupt(key, str(error)) from error
+    return header, facts
 
 
 def payload_array(header: EntryHeader, payload: bytes | bytearray | memoryview) -> NDArray[Any]:

@@ -7,6 +7,8 @@ columns: no payload is read. Shards are shared between generations; entries are 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,13 +18,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import canonical_json, checksum
 from latentcache.identity.stat import StatMemo
 from latentcache.recipe import Recipe
-from latentcache.store.columns import StringColumn, load_columns, save_columns
-from latentcache.store.layout import CacheLayout, make_folder, read_json, sync_folder, write_atomically, write_json
+from latentcache.store.columns import StringColumn, check_columns, checked_bytes, load_columns, save_columns
+from latentcache.store.layout import (
+    CacheLayout,
+    json_bytes,
+    make_folder,
+    read_json,
+    sync_folder,
+    write_atomically,
+    write_json,
+)
 
 #: Bumped when an older reader could misread a newer cache.
 FORMAT_VERSION = 1
@@ -137,11 +147,12 @@ def publish(
         DiskFullError: No space; the old generation stays.
         CacheReadOnlyError: The cache cannot be written.
     """
-    number = layout.current_generation() + 1
+    number = max(layout.current_generation(), *layout.generations(), 0) + 1
     folder = layout.generation(number)
     make_folder(folder)
     columns = save_columns(folder, _arrays(rows, samples))
-    write_json(folder / "refused.json", {"refused": list(refused), "notes": list(notes)})
+    lists = json_bytes({"refused": list(refused), "notes": list(notes)})
+    write_atomically(folder / "refused.json", lists)
     manifest = {
         "format": {"name": "latentcache", "version": FORMAT_VERSION},
         "generation": number,
@@ -153,6 +164,7 @@ def publish(
         "shards": list(shards),
         "counts": {"samples": len(samples.names), "rows": len(rows.shard), "quarantined": len(refused)},
         "columns": columns,
+        "lists": {"file": "refused.json", "bytes": len(lists), "checksum": f"{checksum(lists):016x}"},
         **facts,
     }
     write_json(folder / "manifest.json", manifest | {"checksum": _manifest_checksum(manifest)})
@@ -182,17 +194,29 @@ def load_generation(cache: Path, number: int | None = None) -> Generation:
     folder = layout.generation(number)
     manifest = read_json(folder / "manifest.json")
     _check_manifest(manifest, folder)
+    try:
+        return _assemble(number, manifest, folder)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CacheDamagedError("a generation contradicts itself", where=str(folder), why=why) from error
+
+
+def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generation:
+    shards, buckets = manifest["shards"], manifest["buckets"]
+    if manifest["generation"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
+        raise ValueError(f"generation {manifest['generation']} with shards {shards}")
     columns = load_columns(folder, manifest["columns"])
-    lists = read_json(folder / "refused.json")
+    check_columns(columns, {"shard": len(shards), "bucket": len(buckets)})
+    lists = json.loads(checked_bytes(folder / "refused.json", manifest["lists"]["checksum"]))
     return Generation(
         number=number,
         recipe=Recipe.from_json(manifest["recipe"]),
         rows=Rows(**{name: columns[name] for name in Rows.__dataclass_fields__}),
         samples=_samples(columns),
-        buckets=tuple(Size(height, width) for height, width in manifest["buckets"]),
-        shards=tuple(manifest["shards"]),
-        refused=tuple(lists.get("refused", ())),
-        notes=tuple(lists.get("notes", ())),
+        buckets=tuple(Size(height, width) for height, width in buckets),
+        shards=tuple(shards),
+        refused=tuple(lists["refused"]),
+        notes=tuple(lists["notes"]),
         manifest=manifest,
     )
 

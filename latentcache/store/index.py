@@ -7,7 +7,6 @@ With it nothing but payloads is ever read from ``data.mdb``: 300 000 headers loa
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, unpack_header
+from latentcache.store.columns import checked_bytes, npy_array, npy_bytes
+from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, unpack_record
 from latentcache.store.layout import read_json, write_atomically, write_json
 from latentcache.store.pages import Meta, Slot, read_meta, slots
 
@@ -59,13 +59,13 @@ def write_index(folder: Path) -> int:
 
     Raises:
         CacheDamagedError: The shard is truncated, or its two databases disagree.
-        CorruptEntryError: A header fails its check.
+        CorruptEntryError: A header or the facts beside it fail their check.
     """
     data = folder / "data.mdb"
     meta = read_meta(data)
-    rows = collect_rows(data)
-    payload = rows.tobytes()
-    write_atomically(folder / "index.npy", _npy_bytes(rows))
+    rows = collect_rows(data, meta)
+    written = npy_bytes(rows)
+    write_atomically(folder / "index.npy", written)
     write_json(
         folder / "shard.json",
         {
@@ -74,7 +74,7 @@ def write_index(folder: Path) -> int:
             "data_bytes": meta.file_bytes,
             "page_size": meta.page_size,
             "transaction": meta.transaction,
-            "index_checksum": f"{checksum(payload):016x}",
+            "index_checksum": f"{checksum(written):016x}",
             "byte_order": "little",
         },
     )
@@ -87,16 +87,24 @@ def load_index(folder: Path) -> ShardIndex:
     Raises:
         CacheDamagedError: The index is damaged, or the shard is truncated or another one.
     """
-    facts = read_json(folder / "shard.json")
-    meta = read_meta(folder / "data.mdb")
-    _check_identity(folder, facts, meta)
-    try:
-        rows: NDArray[Any] = np.load(folder / "index.npy", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise CacheDamagedError("a shard's index cannot be read", where=str(folder), why=str(error)) from error
-    if rows.dtype != INDEX_DTYPE or f"{checksum(rows.tobytes()):016x}" != facts.get("index_checksum"):
-        raise CacheDamagedError("a shard's index is damaged", where=str(folder / "index.npy"))
-    return ShardIndex(folder=folder, rows=rows, transaction=meta.transaction)
+    index = load_rows(folder)
+    _check_identity(folder, read_json(folder / "shard.json"), read_meta(folder / "data.mdb"))
+    return index
+
+
+def load_rows(folder: Path) -> ShardIndex:
+    """What a sealed shard should hold, whatever became of its ``data.mdb``.
+
+    Raises:
+        CacheDamagedError: The index itself is damaged.
+    """
+    facts, path = read_json(folder / "shard.json"), folder / "index.npy"
+    data = checked_bytes(path, facts.get("index_checksum"))
+    rows = npy_array(data, path)
+    if rows.dtype != INDEX_DTYPE or rows.ndim != 1 or len(rows) != facts.get("entries"):
+        why = f"expected {facts.get('entries')} rows, found {rows.dtype} {rows.shape}"
+        raise CacheDamagedError("a shard's index is damaged", where=str(path), why=why)
+    return ShardIndex(folder=folder, rows=rows, transaction=int(facts.get("transaction", 0)))
 
 
 def _check_identity(folder: Path, facts: dict[str, Any], meta: Meta) -> None:
@@ -110,40 +118,37 @@ def _check_identity(folder: Path, facts: dict[str, Any], meta: Meta) -> None:
             )
 
 
-def collect_rows(data: Path) -> NDArray[Any]:
-    """One row per entry, from the two databases, which must name the same keys."""
-    heads, blobs = _slots_or_none(data, "head"), _slots_or_none(data, "blob")
+def collect_rows(data: Path, meta: Meta | None = None) -> NDArray[Any]:
+    """One row per entry, from the two databases, which must name the same keys.
+
+    Raises:
+        CacheDamagedError: The shard is truncated, its pages contradict themselves, or its databases disagree.
+        CorruptEntryError: A header or the facts beside it fail their check.
+    """
+    meta = read_meta(data) if meta is None else meta
+    heads, blobs = list(slots(data, "head", meta)), list(slots(data, "blob", meta))
     if [slot.key for slot in heads] != [slot.key for slot in blobs]:
         raise CacheDamagedError("a shard's two databases disagree", where=str(data))
     rows = np.zeros(len(blobs), dtype=INDEX_DTYPE)
     descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for row, head, blob in zip(rows, heads, blobs, strict=True):
-            record = os.pread(descriptor, HEADER_BYTES + FACTS_BYTES, head.offset)
-            header = unpack_header(record[:HEADER_BYTES], blob.key)
-            if blob.length != HEADER_BYTES + header.payload_bytes:
-                raise CorruptEntryError("an entry's length is wrong", key=blob.key.hex(), where=str(data))
-            row["key"] = np.frombuffer(blob.key, dtype=np.uint8)
-            row["header"] = np.frombuffer(record[:HEADER_BYTES], dtype=np.uint8)
-            row["facts"] = np.frombuffer(record[HEADER_BYTES:], dtype=np.uint8)
-            row["offset"] = blob.offset
+            record = os.pread(descriptor, min(head.length, RECORD_BYTES), head.offset)
+            _fill_row(row, blob, record, data)
     finally:
         os.close(descriptor)
     return rows
 
 
-def _slots_or_none(data: Path, database: str) -> list[Slot]:
-    """The slots of a database; none when the builder died before it was made."""
-    try:
-        return list(slots(data, database))
-    except CacheDamagedError as error:
-        if "has no database" in error.what:
-            return []
-        raise
-
-
-def _npy_bytes(rows: NDArray[Any]) -> bytes:
-    """The array in ``.npy`` format 1.0, written by numpy's own writer."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, rows, allow_pickle=False)
-    return buffer.getvalue()
+def _fill_row(row: Any, blob: Slot, record: bytes, data: Path) -> None:
+    """Check one record of ``head`` against its key and its value's length, and put it in its row."""
+    if len(blob.key) != KEY_BYTES:
+        raise CacheDamagedError("a shard holds a key that is none of ours", where=str(data), why=blob.key.hex())
+    header, facts = unpack_record(record, blob.key)
+    if blob.length != HEADER_BYTES + header.payload_bytes:
+        why = f"expected {HEADER_BYTES + header.payload_bytes} bytes, found {blob.length}"
+        raise CorruptEntryError("an entry's length is wrong", key=blob.key.hex(), where=str(data), why=why)
+    row["key"] = np.frombuffer(blob.key, dtype=np.uint8)
+    row["header"] = np.frombuffer(record[:HEADER_BYTES], dtype=np.uint8)
+    row["facts"] = np.frombuffer(facts, dtype=np.uint8)
+    row["offset"] = blob.offset

@@ -11,9 +11,11 @@ CACHE/builder.lock          our own lock, held by the process that builds
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Error numbers that mean "not yours to write".
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 OPEN_SUFFIX = ".open"
+_CURRENT = re.compile(rb"[0-9]{6,}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class CacheLayout:
             CacheDamagedError: ``CURRENT`` does not name a generation.
         """
         try:
-            text = self.current.read_text("ascii").strip()
+            text = self.current.read_bytes()
         except FileNotFoundError:
             if self.building.exists() or self.shards.is_dir():
                 return 0
@@ -89,13 +92,26 @@ class CacheLayout:
                 why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
                 fix="make one with `latentcache build DATA`, or check the path",
             ) from None
-        except (NotADirectoryError, UnicodeDecodeError) as error:
+        except NotADirectoryError as error:
             raise CacheNotFoundError(
                 f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
             ) from error
-        if not text.isdigit():
-            raise CacheDamagedError("CURRENT names no generation", where=str(self.current), why=f"it holds {text!r}")
+        except OSError as error:
+            raise CacheDamagedError("CURRENT cannot be read", where=str(self.current), why=str(error)) from error
+        if not _CURRENT.fullmatch(text) or not int(text):
+            newest = max(self.generations(), default=0)
+            raise CacheDamagedError(
+                "CURRENT names no generation",
+                where=str(self.current),
+                why=f"expected six digits and a line end, found {text[:40]!r}",
+                fix=f"echo {newest:06d} > {self.current}" if newest else f"rm {self.current}, then build again",
+            )
         return int(text)
+
+    def generations(self) -> list[int]:
+        """Numbers of the generations that were written whole, current or not, upwards."""
+        manifests = (self.root / "generations").glob("*/manifest.json")
+        return sorted(int(path.parent.name) for path in manifests if path.parent.name.isdecimal())
 
     def _shard_folders(self) -> list[Path]:
         return sorted(path for path in self.shards.glob("*") if path.is_dir())
@@ -117,12 +133,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise as_store_error(error, path) from error
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """One JSON object, ASCII, put there atomically. Errors as :func:`write_atomically`."""
-    write_atomically(path, json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n")
+    write_atomically(path, json_bytes(value))
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """One JSON object as it is written: ASCII, one value a line."""
+    return json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -141,14 +164,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents.
+    """Make a folder and its parents, each durable in the folder above it.
 
     Raises:
         CacheReadOnlyError: The parent cannot be written, or is a file.
         DiskFullError: No space.
     """
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
     except OSError as error:
         raise as_store_error(error, path) from error
 

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,6 +19,9 @@ from typing import Any
 
 from latentcache.errors import CacheLockedError
 from latentcache.store.layout import as_store_error
+
+#: How often, and how far apart in seconds, an empty lock file is read again.
+_TRIES, _WAIT_S = 20, 0.01
 
 
 @contextmanager
@@ -43,7 +47,7 @@ def builder_lock(path: Path) -> Iterator[None]:
 def _take(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BlockingIOError:  # somebody else has it
         holder = _read_holder(descriptor)
         raise CacheLockedError(
             f"another build holds this cache: process {holder['pid']} on {holder['host']}",
@@ -52,17 +56,36 @@ def _take(descriptor: int, path: Path) -> None:
             why=f"it has been running since {holder['since']}",
             fix="wait until it ends; it is safe to run this command again then",
         ) from None
+    except OSError as error:
+        raise as_store_error(error, path) from error
+    if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
+        holder = dict.fromkeys(("pid", "host", "since"), "unknown")
+        what = "another build has just given this cache up"
+        raise CacheLockedError(what, holder=holder, where=str(path), fix="run this command again")
     since = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text, 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, text, 0)
+    except OSError as error:
+        raise as_store_error(error, path) from error
+
+
+def _is_still_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _read_holder(descriptor: int) -> dict[str, Any]:
-    """What the holder wrote; a holder that has only just taken the lock may not have written yet."""
-    try:
-        value = json.loads(os.pread(descriptor, 4096, 0))
-    except (OSError, ValueError):
-        value = {}
-    found = value if isinstance(value, dict) else {}
+    """What the holder wrote; one that has only just taken the lock is given a moment to write it."""
+    found: Any = None
+    for _ in range(_TRIES):
+        try:
+            found = json.loads(os.pread(descriptor, 4096, 0))
+            break
+        except (OSError, ValueError):
+            time.sleep(_WAIT_S)
+    found = found if isinstance(found, dict) else {}
     return {name: found.get(name, "unknown") for name in ("pid", "host", "since")}

@@ -45,6 +45,9 @@ class EntryReader:
             MissingEntryError: Its shard is gone.
         """
         header = self.header(row)
+        size = os.fstat(self._file(int(self.generation.rows.shard[row]))).st_size
+        if int(self.generation.rows.offset[row]) + HEADER_BYTES + header.payload_bytes > size:
+            raise self._corrupt(row, f"the shard ends early: {size} bytes")
         payload = np.empty(header.shape, dtype=numpy_dtype(header.dtype))
         self.read_into(row, payload)
         return header, payload

@@ -14,14 +14,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lmdb
+from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.store.entry import HEADER_BYTES, EntryHeader, unpack_header
-from latentcache.store.index import write_index
+from latentcache.store.entry import HEADER_BYTES, EntryHeader, pack_record, unpack_header
+from latentcache.store.index import collect_rows, write_index
 from latentcache.store.layout import DISK_FULL, OPEN_SUFFIX, make_folder, sync_folder
 from latentcache.store.pages import read_meta
 
@@ -31,6 +32,8 @@ FIRST_MAP_BYTES = 1 << 30
 #: LMDB reports a full disk as EIO (5), measured in 10 of 10 trials.
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
+#: How often a shard is read again because a commit came between; commits are seconds apart, a read is not.
+_SNAPSHOT_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class ShardWriter:
         self.folder = folder
         self.num_entries = 0
         self.num_bytes = 0
+        self._environment: Any = None
         try:
             # lib_version=0 pins the 0.9 format whatever LMDB_DEFAULT_LIB_VERSION says: 1.0 moves values by 8 bytes.
             self._environment = lmdb.open(
@@ -75,11 +79,15 @@ class ShardWriter:
             self._head = self._environment.open_db(HEAD)
             self._blob = self._environment.open_db(BLOB)
         except lmdb.Error as error:
+            self.close()
             raise _store_error(error, folder) from error
+        sync_folder(folder)
         sync_folder(folder.parent)
 
     def write(self, entries: Sequence[NewEntry]) -> None:
         """Commit a batch; all of it is durable when this returns, or none of it is there.
+
+        A key that is in the shard already keeps its entry: same key, same bytes.
 
         Raises:
             DiskFullError: No space; what was committed before stays.
@@ -87,34 +95,49 @@ class ShardWriter:
         """
         while True:
             try:
-                self._commit(entries)
+                added = self._commit(entries)
                 break
             except lmdb.MapFullError:
                 self._grow(sum(len(entry.value) for entry in entries))
             except lmdb.Error as error:
                 raise _store_error(error, self.folder) from error
-        self.num_entries += len(entries)
-        self.num_bytes += sum(len(entry.value) for entry in entries)
+        self.num_entries += len(added)
+        self.num_bytes += sum(added)
 
     def seal(self) -> Path:
         """Close the shard for ever and give it its final name; an empty one is removed.
 
         Returns:
             The sealed folder (which does not exist when the shard was empty).
+
+        Raises:
+            DiskFullError: No space for the index; the shard stays open, and the next build seals it.
+            StoreError: Anything else LMDB reports.
+            CacheDamagedError: The file is not what was written.
+            CorruptEntryError: As before, of one entry.
         """
-        self._environment.sync(True)
+        try:
+            self._environment.sync(True)
+        except lmdb.Error as error:
+            raise _store_error(error, self.folder) from error
         self.close()
         return seal_folder(self.folder)
 
     def close(self) -> None:
         """Close the environment. Committed entries stay where they are, in the open shard."""
-        self._environment.close()
+        if self._environment is not None:
+            self._environment.close()
 
-    def _commit(self, entries: Sequence[NewEntry]) -> None:
+    def _commit(self, entries: Sequence[NewEntry]) -> list[int]:
+        """Sizes of the values that were added."""
+        added = []
         with self._environment.begin(write=True) as transaction:
             for entry in entries:
-                transaction.put(entry.key, bytes(entry.value[:HEADER_BYTES]) + entry.facts, db=self._head)
-                transaction.put(entry.key, entry.value, db=self._blob)
+                record = pack_record(bytes(entry.value[:HEADER_BYTES]), entry.facts, entry.key)
+                if transaction.put(entry.key, entry.value, db=self._blob, overwrite=False):
+                    transaction.put(entry.key, record, db=self._head)
+                    added.append(len(entry.value))
+        return added
 
     def _grow(self, batch_bytes: int) -> None:
         """Double the map, or as far as the disk allows."""
@@ -122,7 +145,10 @@ class ShardWriter:
         free = shutil.disk_usage(self.folder).free
         if free < batch_bytes + _KEEP_FREE_BYTES:
             raise DiskFullError("the disk is full", where=str(self.folder), why=f"{free:,} bytes are free")
-        self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
+        try:
+            self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
+        except lmdb.Error as error:
+            raise _store_error(error, self.folder) from error
 
 
 def seal_folder(folder: Path) -> Path:
@@ -167,49 +193,73 @@ def recover_shard(folder: Path, quarantine: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveEntry:
-    """One entry of a shard that is still open. ``intact`` is whether its payload passes its check."""
+    """One entry of a shard that is still open. ``intact`` is whether its payload, where asked for, is right."""
 
     key: bytes
     header: EntryHeader
     intact: bool
 
 
-def live_entries(folder: Path) -> Iterator[LiveEntry]:
+def live_entries(folder: Path, *, payloads: bool = True) -> Iterator[LiveEntry]:
     """Committed entries of an open shard, beside its builder or after the builder's death.
 
+    The file is read, not mapped, and nothing in the folder is touched, so this works on a read-only disk. Values
+    are never moved once they are committed; the tree above them is, so it is read again when a commit came between.
+
+    Args:
+        folder: ``shards/<id>.open``.
+        payloads: Read every payload and check it.
+
     Raises:
-        CacheDamagedError: The shard is truncated.
-        StoreError: LMDB cannot open it.
+        CacheDamagedError: The shard is truncated or its pages contradict themselves.
+        CorruptEntryError: A header fails its check.
     """
-    if not (folder / "data.mdb").exists():
+    data = folder / "data.mdb"
+    if not data.exists() or not data.stat().st_size:
         return
-    read_meta(folder / "data.mdb")
-    try:
-        environment: Any = lmdb.open(str(folder), readonly=True, create=False, lock=True, max_dbs=4)
-    except lmdb.Error as error:
-        raise _store_error(error, folder) from error
-    try:
-        blob = environment.open_db(BLOB, create=False)
-        with environment.begin(db=blob, buffers=True) as transaction:
-            for key, value in transaction.cursor():
-                yield _live_entry(bytes(key), value)
-    except lmdb.NotFoundError:
-        return  # killed between making the shard and its first commit
-    finally:
-        environment.close()
+    rows = _settled_rows(data)
+    with data.open("rb") as file:
+        for row in rows:
+            key, packed = row["key"].tobytes(), row["header"].tobytes()
+            header = unpack_header(packed, key)
+            intact = not payloads or _is_intact(file, int(row["offset"]), packed, header)
+            yield LiveEntry(key=key, header=header, intact=intact)
 
 
-def _live_entry(key: bytes, value: memoryview) -> LiveEntry:
-    header = unpack_header(bytes(value[:HEADER_BYTES]), key)
-    payload = value[HEADER_BYTES:]
-    intact = len(payload) == header.payload_bytes and checksum(payload) == header.payload_checksum
-    return LiveEntry(key=key, header=header, intact=intact)
+def _is_intact(file: BinaryIO, offset: int, packed: bytes, header: EntryHeader) -> bool:
+    """Whether the value at ``offset`` is this header and the payload it speaks of."""
+    file.seek(offset)
+    value = memoryview(file.read(HEADER_BYTES + header.payload_bytes))
+    return value[:HEADER_BYTES] == packed and checksum(value[HEADER_BYTES:]) == header.payload_checksum
+
+
+def _settled_rows(data: Path) -> NDArray[Any]:
+    """The rows of one state of a file that may be written at the same time.
+
+    LMDB never writes on pages of the newest committed state, so what was read is whole if that is still the newest.
+    """
+    for attempt in range(_SNAPSHOT_TRIES):
+        meta = read_meta(data)
+        try:
+            rows = collect_rows(data, meta)
+        except (CacheDamagedError, CorruptEntryError):
+            if read_meta(data) == meta or attempt == _SNAPSHOT_TRIES - 1:
+                raise
+            continue
+        if read_meta(data) == meta:
+            return rows
+    raise CacheDamagedError(
+        "a shard is written faster than it can be read",
+        where=str(data),
+        why=f"{_SNAPSHOT_TRIES} attempts met a commit",
+        fix="try again, or wait until the build has ended",
+    )
 
 
 def _store_error(error: lmdb.Error, folder: Path) -> StoreError:
-    """Our word for an LMDB error; a full disk arrives as EIO."""
+    """Our word for an LMDB error. A full disk arrives as EIO, because LMDB names a short write so."""
     code = getattr(error, "code", None)
-    if code in DISK_FULL or (code == _EIO and shutil.disk_usage(folder).free < 2 * _KEEP_FREE_BYTES):
+    if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
         return DiskFullError("the disk is full", where=str(folder), why=str(error))
     return StoreError(
         "a shard cannot be written or read",
@@ -217,3 +267,18 @@ def _store_error(error: lmdb.Error, folder: Path) -> StoreError:
         why=str(error),
         fix="check the disk, then run again",
     )
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether the shard could grow: no full disk, no used-up quota, no limit on the size of a file."""
+    probe = folder / "probe.tmp"
+    try:
+        size = (folder / "data.mdb").stat().st_size
+        with probe.open("wb") as file:
+            os.posix_fallocate(file.fileno(), size, _KEEP_FREE_BYTES)
+    except OSError as error:
+        return error.errno not in DISK_FULL
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CATEGORIES = (
     "corrupt",
@@ -24,8 +24,10 @@ PROBLEMS = frozenset({"corrupt", "unverifiable", "drift", "stale", "missing"})
 _HINTS = {
     "corrupt": "the stored bytes are not what was written",
     "unverifiable": "it could not be read, so nothing is known about it",
+    "drift": "the encoder gives other latents for it now",
     "stale": "the entry is whole, and made from something that is no longer so",
     "missing": "the cache has no entry for it",
+    "quarantined": "the build refused this file; it is left out",
     "orphan": "no sample needs this entry any more; it does no harm",
     "touched": "the file was written or moved, and its bytes are the same",
     "provenance": "shown for information: it moves latents by less than one pixel step",
@@ -42,8 +44,10 @@ class Finding:
     """Sample name, relative to the data folder."""
     key: str = ""
     """Entry key in hex."""
+    field: str = ""
+    """Which tensor of the sample the key belongs to."""
     file: str = ""
-    """Relative to the cache, for damage that belongs to no sample."""
+    """Relative to the cache: where the damage lies."""
     expected: str = ""
     found: str = ""
     hint: str = ""
@@ -51,10 +55,8 @@ class Finding:
 
     def with_defaults(self, fix: str) -> Finding:
         """With the category's hint, and ``fix`` where something has to be done and nothing else is said."""
-        hint = self.hint or _HINTS.get(self.category, "")
         mend = self.fix or (fix if self.category in PROBLEMS else "")
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Finding(**values | {"hint": hint, "fix": mend})
+        return replace(self, hint=self.hint or _HINTS[self.category], fix=mend)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from latentcache.errors import EmptySourceError, SourceNotFoundError
+from latentcache.errors import CacheDamagedError, EmptySourceError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Scan
@@ -41,7 +42,7 @@ def verify_cache(
     """
     started = time.monotonic()
     layout = CacheLayout(cache)
-    generation = load_generation(cache)
+    generation = _load(cache)
     found = _scan(data or find_data(cache, generation))
     by_sample, others = check_sources(generation, found, full=full)
     damage, loose = check_entries(layout, generation, full=full)
@@ -55,11 +56,11 @@ def verify_cache(
             findings.append(decided)
     num_ok = len(generation.samples.names) - len(findings)
     findings += [*others, *loose, *_provenance(generation)]
-    fix = f"latentcache build {shlex.quote(str(found.root))} --out {shlex.quote(str(cache))}"
+    fix = _mend(cache, found.root)
     return VerifyReport(
         mode="full" if full else "fast",
         generation=generation.number,
-        findings=tuple(finding.with_defaults(fix) for finding in findings),
+        findings=tuple(finding.with_defaults(fix(finding)) for finding in findings),
         counts=count(findings, num_ok),
         samples=len(generation.samples.names) + len(generation.refused),
         building=layout.building.exists(),
@@ -86,6 +87,17 @@ def find_data(cache: Path, generation: Generation) -> Path:
     )
 
 
+def _load(cache: Path) -> Generation:
+    """The current generation; damage to it comes with a way out, because a build does not get past it either."""
+    try:
+        return load_generation(cache)
+    except CacheDamagedError as error:
+        if error.fix == error.default_fix:
+            current = shlex.quote(str(cache / "CURRENT"))
+            error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
+        raise
+
+
 def _scan(data: Path) -> Scan:
     """The data folder as it is; an empty one is a scan without samples, not an error."""
     try:
@@ -95,11 +107,27 @@ def _scan(data: Path) -> Scan:
 
 
 def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[tuple[str, dict[str, str]]]:
-    """One entry per field that differs: reason, and both sides."""
+    """One entry per field that differs: reason, and both sides. What was asked for comes before what it replaces."""
     if requested is None:
         return []
-    rows = differences(generation.recipe, requested)
+    rows = sorted(differences(generation.recipe, requested), key=lambda row: row[2] in (None, [], ()))
     return [(f"recipe:{name}", {"expected": str(theirs), "found": str(mine)}) for name, mine, theirs in rows]
+
+
+def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:
+    """The command that mends a finding. A shard with damaged payloads is set aside: a build does not look at them."""
+    folder = shlex.quote(str(cache))
+    build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
+
+    def command(finding: Finding) -> str:
+        if finding.category == "unverifiable":
+            return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
+        if finding.category != "corrupt" or finding.reason == "shard":
+            return build
+        shard = "/".join(finding.file.split("/")[:2])
+        return f"mkdir -p {folder}/quarantine && mv {folder}/{shard} {folder}/quarantine/ && {build}"
+
+    return command
 
 
 def _provenance(generation: Generation) -> list[Finding]:

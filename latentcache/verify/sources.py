@@ -18,14 +18,16 @@ from latentcache.geometry.placement import place, refusal
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.reading import read_source
+from latentcache.sources.reading import hint_for, read_source
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.generation import Generation, unpack_memo
 from latentcache.verify.findings import Finding
 
 _THREADS = 4
 #: Causes of a refusal that mean "could not be looked at" rather than "is not usable".
-_UNREADABLE = frozenset({"permission", "io-error", "symlink-loop"})
+_UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
+#: Causes that mean that the file went away.
+_GONE = frozenset({"not-found", "vanished"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def check_sources(generation: Generation, scan: Scan, *, full: bool) -> tuple[di
         Findings by sample number of the generation, and those for files that are not samples of it.
     """
     present = {sample.name: sample for sample in scan.samples}
-    refused_now = {item.name: item for item in scan.refused}
+    said = {item.name: item for item in (*scan.notes, *scan.refused)}
     contents = _compare(generation, present, scan.root, full=full)
     tables = generation.recipe.geometry.tables()
     buckets = _buckets_of(generation)
@@ -58,7 +60,7 @@ def check_sources(generation: Generation, scan: Scan, *, full: bool) -> tuple[di
     for number, name in enumerate(generation.samples.names):
         sample = present.get(name)
         if sample is None:
-            findings[number] = _absent(name, refused_now.get(name))
+            findings[number] = _absent(name, said)
             continue
         found = contents.get(name) or _caption(generation, number, sample)
         found = _stronger(found, _geometry(generation, number, tables, buckets))
@@ -82,9 +84,12 @@ def _compare(generation: Generation, present: Mapping[str, Sample], root: Path, 
 
 def _ask(questions: Sequence[_Question], root: Path, *, full: bool) -> dict[str, Finding]:
     doubtful = [q for q in questions if full or q.memo is None or not q.memo.trusts(q.now)]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         answers = pool.map(lambda question: _answer(question, root), doubtful)
         return {q.name: answer for q, answer in zip(doubtful, answers, strict=True) if answer is not None}
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
 
 
 def _answer(question: _Question, root: Path) -> Finding | None:
@@ -92,9 +97,7 @@ def _answer(question: _Question, root: Path) -> Finding | None:
     try:
         data, memo = read_source(root / question.name)
     except UnusableSampleError as error:
-        category = "unverifiable" if error.slug in _UNREADABLE else "stale"
-        reason = error.slug if category == "unverifiable" else "source-changed"
-        return Finding(category=category, reason=reason, path=question.name, found=error.what)
+        return _unusable(question.name, error.slug, error.what)
     found = content_hash(data)
     if found != question.content:
         return Finding(
@@ -109,16 +112,31 @@ def _answer(question: _Question, root: Path) -> Finding | None:
     return Finding(category="touched", reason="stat-changed", path=question.name)
 
 
-def _absent(name: str, refused: Refusal | None) -> Finding:
-    """A sample of the generation that is no usable sample now."""
-    if refused is None:
-        return Finding(
-            category="stale", reason="source-removed", path=name, expected="the file", found="no such file"
-        )
-    if refused.cause in _UNREADABLE:
-        return Finding(category="unverifiable", reason=refused.cause, path=name, found=refused.detail)
-    reason = "caption-changed" if refused.cause.startswith("caption") else "source-changed"
-    return Finding(category="stale", reason=reason, path=name, found=f"{refused.cause}: {refused.detail}")
+def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
+    """A sample of the generation that is no usable sample now; ``said`` is what the scan says of names."""
+    above = (name[: end + 1] for end, letter in enumerate(name) if letter == "/")
+    now = next((said[place] for place in (name, *above) if place in said), None)
+    if now is None:
+        return _removed(name, "no such file")
+    if now.name != name and now.cause not in _UNREADABLE:  # its folder is passed over as a whole
+        return _removed(name, f"{now.name}: {now.cause}, {now.detail}")
+    if now.cause in ("unlisted", "hidden"):
+        return _removed(name, now.detail)
+    return _unusable(name, now.cause, now.detail)
+
+
+def _removed(name: str, found: str) -> Finding:
+    return Finding(category="stale", reason="source-removed", path=name, expected="the file", found=found)
+
+
+def _unusable(name: str, cause: str, detail: str) -> Finding:
+    """A file of the generation that cannot be read, or not be used, as it is now."""
+    if cause in _UNREADABLE:
+        return Finding(category="unverifiable", reason=cause, path=name, found=detail, hint=hint_for(cause))
+    if cause in _GONE:
+        return _removed(name, detail)
+    reason = "caption-changed" if cause.startswith("caption") else "source-changed"
+    return Finding(category="stale", reason=reason, path=name, found=f"{cause}: {detail}", hint=hint_for(cause))
 
 
 def _caption(generation: Generation, number: int, sample: Sample) -> Finding | None:
@@ -171,21 +189,34 @@ def _buckets_of(generation: Generation) -> dict[int, set[Size]]:
 def _others(generation: Generation, scan: Scan, present: Mapping[str, Sample], *, full: bool) -> list[Finding]:
     """Files that are no sample of the generation: refused then, refused now, or new."""
     names = set(generation.samples.names)
-    recorded = {str(item["name"]): item for item in generation.refused}
+    recorded = {str(item["name"]): item for item in generation.refused if item["name"] not in names}
     questions = [_question(item, present[name]) for name, item in recorded.items() if name in present]
     changed = _ask([q for q in questions if q.content], scan.root, full=full)
     findings = [_quarantined(item) for item in scan.refused if item.name not in names]
     refused_now = {item.name for item in scan.refused}
     for name, item in recorded.items():
         if name in present:
-            answer = changed.get(name)
-            stale = answer is not None and answer.category == "stale"
-            findings.append(answer if answer is not None and stale else _recorded(item))
+            findings.append(_refused_then(item, changed.get(name), present[name]))
         elif name not in refused_now:
-            findings.append(_absent(name, None))
+            findings.append(_absent(name, {note.name: note for note in scan.notes}))
     new = (name for name in present if name not in names and name not in recorded)
     findings += [Finding(category="missing", reason="not-built", path=name) for name in new]
     return findings
+
+
+def _refused_then(item: Mapping[str, Any], answer: Finding | None, sample: Sample) -> Finding:
+    """A file that the build refused and that the scan takes now: only other bytes or words make it worth a try."""
+    if answer is not None and answer.category == "stale":
+        return answer
+    same_file = item.get("stat") and unpack_memo(item["stat"]).same_stat(sample.stat)
+    cause = str(item["cause"])
+    if item.get("content") or (same_file and not cause.startswith("caption")):
+        return _recorded(item)
+    if cause.startswith("caption"):
+        detail = f"refused for {cause} when it was built; the caption can be read now"
+        return Finding(category="stale", reason="caption-changed", path=sample.name, found=detail)
+    detail = f"refused as {cause} when it was built; it is there now"
+    return Finding(category="missing", reason="not-built", path=sample.name, found=detail)
 
 
 def _question(item: Mapping[str, Any], sample: Sample) -> _Question:

@@ -1,0 +1,91 @@
+"""Pages as programs: their console and Python blocks, run in order in one folder, outputs compared loosely.
+
+A ``console`` block holds commands after ``$`` and, below each, what it prints; a ``python`` block is executed in one
+namespace for the whole page. In expected output a number stands for any number and ``…`` for anything.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.M | re.S)
+_NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\b\d+(?:[.,:]\d+)*\b")
+_MARK = "@@ end of "
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    """Where the block's first line stands in its page."""
+
+
+def blocks(page):
+    """The fenced blocks of a page, in order."""
+    text = page.read_text("utf-8")
+    return [Block(m[1], m[2], text[: m.start(2)].count("\n") + 1) for m in _BLOCK.finditer(text)]
+
+
+def run_page(page, folder):
+    """Run every console and Python block of a page in ``folder``, which is the current one; returns the namespace."""
+    (folder / "tools").symlink_to(ROOT / "tools")
+    names = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.language == "console":
+            run_console(block, folder, page.name)
+        elif block.language == "python":
+            # padded, so that a traceback names the line of the page
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)
+    return names
+
+
+def run_console(block, folder, page=""):
+    """Run the commands of one block in one shell and hold what each prints against the page."""
+    steps = parse(block.text)
+    script = "".join(f"{command}\ns=$?; echo; echo '{_MARK}{n}'; (exit $s)\n" for n, (command, _) in enumerate(steps))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    printed = re.split(rf"\n?^{_MARK}\d+\n", done.stdout, flags=re.M)
+    for (command, expected), found in zip(steps, printed, strict=False):
+        assert agrees(expected, found), f"{page}:{block.line}: $ {command}\nexpected:\n{expected}\nfound:\n{found}"
+    assert len(printed) == len(steps) + 1, f"{page}:{block.line}: not every command ran:\n{done.stdout}"
+
+
+def parse(text):
+    """[(command, expected output)] of a console block."""
+    steps = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            steps.append((line[2:], ""))
+        else:
+            command, expected = steps[-1]
+            steps[-1] = (command, expected + line + "\n")
+    return steps
+
+
+def agrees(expected, found):
+    """Whether ``found`` is what the page shows, up to numbers and to what ``…`` leaves open. No output: anything."""
+    if not expected.strip():
+        return True
+    pieces = (re.escape(_plain(piece)) for piece in expected.strip().split("…"))
+    return re.fullmatch(".*".join(pieces), _plain(found.strip()), flags=re.S) is not None
+
+
+def _plain(text):
+    """Numbers, hex words and runs of blanks made equal."""
+    numbered = _NUMBER.sub("0", text)
+    return "\n".join(" ".join(line.split()) for line in numbered.splitlines())

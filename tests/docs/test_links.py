@@ -1,0 +1,55 @@
+"""Every relative link of every page leads somewhere, also to the right heading."""
+
+import re
+
+import pytest
+from page_blocks import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(text):
+    """A page without its code."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def links(page):
+    """The relative links of a page."""
+    found = _LINK.findall(prose(page.read_text("utf-8")))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(page):
+    """What headings may be called in a link."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_of_docs_can_be_reached_from_its_index():
+    waiting, seen = [ROOT / "docs" / "index.md"], set()
+    while waiting:
+        page = waiting.pop().resolve()
+        if page in seen or not page.exists():
+            continue
+        seen.add(page)
+        if page.is_dir():
+            waiting += page.glob("*.md")
+        elif page.suffix == ".md":
+            waiting += [page.parent / link.partition("#")[0] for link in links(page)]
+    assert [page for page in PAGES if "docs" in page.parts and page.resolve() not in seen] == []
+
+
+def test_links_are_found():
+    assert _LINK.findall(prose("see [a](b.md#c) and ![d](e.svg), not `[f](g)`")) == ["b.md#c", "e.svg"]

@@ -1,0 +1,52 @@
+"""The training code of the README trains."""
+
+import warnings
+
+import torch
+from make_pictures import make_pictures
+from page_blocks import ROOT, blocks
+
+from latentcache import BuildSettings, RecipeSettings, build_cache
+
+README = ROOT / "README.md"
+
+
+def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
+    (block,) = [block for block in blocks(README) if block.language == "python"]
+    make_pictures(tmp_path / "pictures", count=10, side=128)
+    build_cache(BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(resolutions=(128,), bucket_step=16)))
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = torch.nn.Conv2d(16, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    losses, shapes = [], []
+
+    def train_step(latents, captions):
+        assert len(latents) == len(captions) == 4
+        assert all(captions)
+        target = latents.float()
+        loss = torch.nn.functional.mse_loss(model(target), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        shapes.append(tuple(latents.shape))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*demo encoder")
+        names = {"train_step": train_step}
+        exec(compile("\n" * (block.line - 1) + block.text, str(README), "exec"), names)
+    assert len(losses) == 2 * len(names["loader"])
+    assert len(set(shapes)) > 1
+    half = len(losses) // 2
+    assert sum(losses[half:]) < sum(losses[:half])
+
+
+def test_it_is_five_lines():
+    (block,) = [block for block in blocks(README) if block.language == "python"]
+    lines = [line for line in block.text.splitlines() if line.strip() and not line.startswith("from ")]
+    assert len(lines) == 5
+
+
+def test_it_is_short():
+    assert len(README.read_text("utf-8").splitlines()) < 150

@@ -1,0 +1,121 @@
+"""The reference pages say what the program says."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from make_pictures import make_pictures
+from make_reference import error_classes, options_of, outdated, words_of
+from page_blocks import DOCS
+
+from latentcache.cli.app import app
+from latentcache.sources.causes import HINTS
+
+PROGRAM = Path(sys.executable).with_name("latentcache")
+COMMANDS = {command.name: command for command in app.registered_commands}
+
+
+def run(*words):
+    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, check=False).stdout
+
+
+def test_generated_pages_are_current():
+    assert outdated() == [], "fix: python tools/make_reference.py"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_has_the_options_of_the_real_help(name):
+    lines = run(name, "--help").partition("Options:")[2]
+    shown = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", lines, flags=re.M))
+    declared = {word for _, _, option, _ in options_of(COMMANDS[name]) for word in words_of(option)}
+    assert {word for word in declared if word.startswith("--")} | {"--help"} == shown
+
+
+def test_every_error_has_a_heading_with_its_slug():
+    text = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    assert len(list(error_classes())) > 20
+    for kind in error_classes():
+        section = text.partition(f"\n## {kind.__name__}\n")[2].partition("\n## ")[0]
+        assert f"`{kind.slug}`" in section
+
+
+@pytest.mark.parametrize("cause", HINTS)
+def test_every_cause_is_explained_with_its_hint(cause):
+    rows = re.findall(
+        r"^\| `(\S+)` \| (.+?) \| (.+) \|$", (DOCS / "howto" / "bad-pictures.md").read_text("utf-8"), re.M
+    )
+    found = {word: (meaning, fix) for word, meaning, fix in rows}
+    assert cause in found, f"give {cause} a row in docs/howto/bad-pictures.md"
+    assert found[cause][1] == HINTS[cause]
+    assert found[cause][0] != found[cause][1]
+    assert set(found) <= set(HINTS), "a row for a word that is not used"
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """One JSON object of each command."""
+    folder = tmp_path_factory.mktemp("json")
+    make_pictures(folder / "pictures", count=3, side=64)
+    (folder / "pictures" / "empty.png").touch()
+    cache = f"{folder}/pictures.latentcache"
+    build = run("build", f"{folder}/pictures", "--model", "stub", "--resolution", "64", "--json")
+    rest = run("verify", cache, "--json"), run("info", cache, "--entries", "--json")
+    plan = run("plan", cache, "--batch-size", "1", "--json")
+    failed = run("plan", f"{folder}/nothing", "--batch-size", "1", "--json")
+    names = ("build", "verify", "info", "plan", "error")
+    return dict(zip(names, map(json.loads, (build, *rest, plan, failed)), strict=True))
+
+
+def section(name):
+    """One section of json.md."""
+    return (DOCS / "reference" / "json.md").read_text("utf-8").partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+def documented(text):
+    """The keys in the first column of a section's tables."""
+    rows = re.findall(r"^\| (`.*?) \|", text, flags=re.M)
+    return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
+
+
+@pytest.mark.parametrize("name", ["build", "verify", "info", "plan"])
+def test_every_key_is_documented_and_there(objects, name):
+    everywhere = {"schema", "command", "exit_code", "error"}
+    assert set(objects[name]) == documented(section(name)) | everywhere
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("build", ("counts",)),
+        ("build", ("plan",)),
+        ("info", ("counts",)),
+        ("info", ("source",)),
+        ("info", ("entries", 0)),
+        ("plan", ("buckets", 0)),
+        ("info", ("buckets", 0)),
+    ],
+)
+def test_inner_keys_are_documented(objects, name, path):
+    value = objects[name]
+    for step in path:
+        value = value[step]
+    missing = [key for key in value if f"`{key}`" not in section(name)]
+    assert missing == []
+
+
+def test_items_and_errors_are_documented(objects):
+    everywhere = section("Every object")
+    items = objects["build"]["items"] + objects["verify"]["items"]
+    assert items
+    assert {key for item in items for key in item} <= documented(everywhere)
+    assert all({"category", "reason", "path", "hint"} <= set(item) for item in items)
+    assert objects["error"]["exit_code"] == 2
+    assert [key for key in objects["error"]["error"] if f"`{key}`" not in everywhere] == []
+
+
+def test_the_categories_of_verify_are_explained(objects):
+    text = (DOCS / "explanation" / "what-stale-means.md").read_text("utf-8")
+    assert [name for name in objects["verify"]["counts"] if f"| `{name}` |" not in text] == []

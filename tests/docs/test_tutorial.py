@@ -1,0 +1,78 @@
+"""The tutorial and the how-to pages do what they say, command by command."""
+
+import warnings
+
+import pytest
+from make_pictures import make_pictures
+from page_blocks import DOCS, Block, agrees, blocks, parse, run_console, run_page
+
+from latentcache import BuildSettings, RecipeSettings, build_cache
+
+HOWTOS = sorted((DOCS / "howto").glob("*.md"))
+RUNNABLE = {"console", "python"}
+
+
+def run(page, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*demo encoder")
+        warnings.filterwarnings("ignore", category=ResourceWarning)
+        return run_page(page, folder)
+
+
+def test_the_tutorial(tmp_path, monkeypatch, capsys):
+    names = run(DOCS / "tutorial" / "first-cache.md", tmp_path, monkeypatch)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 4
+    assert all(line.startswith("(4, 16, ") for line in printed)
+    assert set(names["batch"]) == {
+        *("latents", "captions", "names", "keys"),
+        *("original_size", "crop_top_left", "target_size"),
+    }
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in HOWTOS if {b.language for b in blocks(page)} & RUNNABLE], ids=lambda page: page.stem
+)
+def test_a_howto(page, tmp_path, monkeypatch):
+    """A page takes twelve pictures and their cache for granted."""
+    make_pictures(tmp_path / "pictures", count=12, side=256)
+    build_cache(BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(resolutions=(256,))))
+    run(page, tmp_path, monkeypatch)
+
+
+def test_commands_and_outputs_are_told_apart():
+    assert parse("$ one\n$ two\nout\n  more\n") == [("one", ""), ("two", "out\n  more\n")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ("3 made in 0.2 s", "3 made in 11.9 s\n"),
+        ("cache …/a (generation 1)", "cache /tmp/x/a (generation 12)"),
+        ("first\n…\nlast", "first\nmiddle\nlast"),
+        ("256x256        3", "256x256   3"),
+        ("", "anything"),
+    ],
+)
+def test_loose_agreement(expected, found):
+    assert agrees(expected, found)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        ("3 made", "3 made, 1 refused"),
+        ("first\n…\nlast", "first\nlast but one"),
+        ("1 ok", ""),
+        ("stale a", "stale b"),
+    ],
+)
+def test_loose_disagreement(expected, found):
+    assert not agrees(expected, found)
+
+
+def test_a_wrong_output_fails_and_a_status_is_kept(tmp_path):
+    run_console(Block("console", "$ false\n$ echo $?\n1\n", 1), tmp_path)
+    with pytest.raises(AssertionError, match="one"):
+        run_console(Block("console", "$ echo one\ntwo\n", 1), tmp_path)

@@ -1,0 +1,132 @@
+"""Resume: a checkpoint counts delivered batches, goes on exactly, and is refused by other contents."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from latentcache.errors import PlanError
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+
+SIZES = [(64, 64)] * 7 + [(48, 80)] * 5 + [(80, 48)] * 9
+
+
+def build(folder: Path, sizes: list[tuple[int, int]]) -> Cache:
+    folder.mkdir()
+    for number, (height, width) in enumerate(sizes):
+        pixels = np.full((height, width, 3), number * 7 % 256, dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    recipe = RecipeSettings(model="stub", resolutions=(64,), bucket_step=16, min_side=32)
+    report = build_cache(BuildSettings(data=folder, recipe=recipe))
+    return open_cache(report.plan.cache)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    return build(tmp_path_factory.mktemp("position") / "data", SIZES)
+
+
+def keys(batches) -> list[list[str]]:
+    return [batch["keys"] for batch in batches]
+
+
+def interrupted(cache: Cache, steps: int, **options):
+    """A loader's first batches, and its state as a checkpoint would hold it."""
+    loader = cache.loader(**options)
+    loader.set_epoch(3)
+    passing = iter(loader)
+    head = keys(next(passing) for _ in range(steps))
+    return head, json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 6])
+def test_a_resumed_epoch_is_the_rest_of_it(cache: Cache, steps: int) -> None:
+    whole = cache.loader(batch_size=3, seed=1)
+    whole.set_epoch(3)
+    expected = keys(whole)
+    head, state = interrupted(cache, steps, batch_size=3, seed=1)
+    resumed = cache.loader(batch_size=3, seed=77)  # the seed of the checkpoint counts
+    resumed.load_state_dict(state)
+    assert (len(resumed), resumed.remaining()) == (len(expected), len(expected) - steps)
+    resumed.set_epoch(3)  # trainers say the epoch they resume
+    assert head + keys(resumed) == expected
+    assert keys(resumed) == expected  # and the pass after that is a whole epoch
+
+
+def test_the_state_counts_delivered_batches(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    for delivered, _ in enumerate(loader, start=1):
+        assert loader.remaining() == len(loader) - delivered
+        assert loader.state_dict()["legs"] == [[3, 1, delivered]]
+
+
+def test_a_complete_epoch_is_never_resumed_to_nothing(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    assert len(keys(loader)) == len(loader)
+    again = cache.loader(batch_size=3)
+    again.load_state_dict(loader.state_dict())
+    assert again.remaining() == 0
+    assert len(keys(again)) == len(again)
+
+
+def test_another_epoch_forgets_the_place(cache: Cache) -> None:
+    _, state = interrupted(cache, 2, batch_size=3)
+    loader = cache.loader(batch_size=3)
+    loader.load_state_dict(state)
+    loader.set_epoch(4)
+    assert loader.remaining() == len(loader)
+
+
+def test_a_pass_that_was_broken_off_starts_again(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    next(iter(loader))
+    assert len(keys(loader)) == len(loader)
+
+
+def test_another_world_size_serves_the_rest_of_every_sample(cache: Cache) -> None:
+    head, state = interrupted(cache, 3, batch_size=2, small_buckets="partial")
+    ranks = [cache.loader(batch_size=1, rank=rank, world_size=3, small_buckets="partial") for rank in range(3)]
+    served = Counter(key for batch in head for key in batch)
+    for loader in ranks:
+        loader.load_state_dict(state)
+    lengths = set()
+    for step in zip(*(iter(loader) for loader in ranks), strict=True):
+        lengths.add(len({tuple(batch["latents"].shape) for batch in step}))
+        served.update(key for batch in step for key in batch["keys"])
+    assert lengths == {1}
+    assert len(served) == len(cache)
+    assert len({json.dumps(loader.state_dict()) for loader in ranks}) == 1
+
+
+def test_a_second_interruption_after_a_change_of_size_goes_on_too(cache: Cache) -> None:
+    head, state = interrupted(cache, 2, batch_size=3, small_buckets="partial")
+    second = cache.loader(batch_size=2, small_buckets="partial")
+    second.load_state_dict(state)
+    passing = iter(second)
+    middle = keys(next(passing) for _ in range(3))
+    third = cache.loader(batch_size=4, small_buckets="partial")
+    third.load_state_dict(second.state_dict())
+    served = [key for batch in (*head, *middle, *keys(third)) for key in batch]
+    assert Counter(served) == Counter(set(served))
+    assert len(served) == len(cache)
+
+
+def test_another_cache_is_refused_by_name(cache: Cache, tmp_path: Path) -> None:
+    _, state = interrupted(cache, 1, batch_size=3)
+    other = build(tmp_path / "other", SIZES[:-1]).loader(batch_size=3)
+    with pytest.raises(PlanError, match="another cache") as caught:
+        other.load_state_dict(state)
+    assert caught.value.slug == "resume-mismatch"
+
+
+def test_another_policy_is_refused_by_name(cache: Cache) -> None:
+    _, state = interrupted(cache, 1, batch_size=3)
+    with pytest.raises(PlanError, match="small_buckets: expected repeat, found drop"):
+        cache.loader(batch_size=3, small_buckets="drop").load_state_dict(state)

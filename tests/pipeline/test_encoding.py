@@ -1,0 +1,159 @@
+import numpy as np
+import pytest
+from small_builds import FakeEncoder, float32_latents, one_row_less, piece, recipe_of
+
+from latentcache.encoders.protocol import EncodedBatch
+from latentcache.encoders.stub import StubEncoder
+from latentcache.errors import DeviceError, EncoderError
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import checksum
+from latentcache.pipeline.encoding import BatchEncoder, new_entry
+from latentcache.store.entry import HEADER_BYTES, unpack_facts, unpack_header
+
+RECIPE = recipe_of()
+
+
+class Bench:
+    """A batch encoder with a record of what it said."""
+
+    def __init__(self, encoder, batch_size=8, recipe=RECIPE):
+        self.refused, self.warnings = {}, []
+        self.batches = BatchEncoder(
+            encoder=encoder,
+            recipe=recipe,
+            batch_size=batch_size,
+            refuse=lambda piece, cause, detail: self.refused.update({piece.name: (cause, detail)}),
+            warn=self.warnings.append,
+        )
+
+    def encode(self, pieces):
+        return self.batches.encode(pieces)
+
+
+def expected(pieces):
+    """What the stub gives for each picture alone."""
+    return {p.key: StubEncoder().encode(p.pixels[None]).latents[0].tobytes() for p in pieces}
+
+
+def payloads(entries):
+    return {entry.key: bytes(entry.value[HEADER_BYTES:]) for entry in entries}
+
+
+def test_every_piece_becomes_the_entry_of_its_own_pixels():
+    pieces = [piece(seed, RECIPE) for seed in range(5)]
+    encoder = FakeEncoder()
+    entries = Bench(encoder, batch_size=2).encode(pieces)
+    assert payloads(entries) == expected(pieces)
+    assert encoder.calls == [(2, False), (2, False), (1, False)]
+
+
+def test_an_entry_says_what_it_is():
+    one = piece(3, RECIPE)
+    (entry,) = Bench(FakeEncoder()).encode([one])
+    header = unpack_header(bytes(entry.value[:HEADER_BYTES]), one.key)
+    assert (header.dtype, header.shape, header.content) == ("float16", (4, 8, 8), one.content)
+    assert (header.recipe_id, header.original_size) == (RECIPE.recipe_id, Size(64, 64))
+    assert header.payload_checksum == checksum(entry.value[HEADER_BYTES:])
+    facts = unpack_facts(entry.facts, Size(64, 64))
+    assert (facts.pixel_hash, facts.placement) == (one.pixel_hash, one.placement)
+
+
+def test_an_entry_made_from_a_twin_holds_its_latents():
+    one = piece(3, RECIPE)
+    entry = new_entry(one, RECIPE, (4, 8, 8), b"x" * 512)
+    assert payloads([entry]) == {one.key: b"x" * 512}
+
+
+def test_out_of_memory_halves_the_batch_and_tries_the_same_pictures_again():
+    pieces = [piece(seed, RECIPE) for seed in range(8)]
+    bench = Bench(FakeEncoder(most=3))
+    entries = bench.encode(pieces)
+    assert payloads(entries) == expected(pieces)
+    assert [size for size, _ in bench.batches.encoder.calls] == [8, 4, 2, 2, 2, 2]
+    assert bench.refused == {}
+    assert bench.warnings == [
+        "out of memory at batch 8 of 64x64; going on with 4",
+        "out of memory at batch 4 of 64x64; going on with 2",
+    ]
+
+
+def test_the_halved_size_is_remembered_for_its_bucket_alone():
+    bench = Bench(FakeEncoder(most=4))
+    bench.encode([piece(seed, RECIPE) for seed in range(8)])
+    assert bench.batches.limit(Size(64, 64)) == 4
+    assert bench.batches.limit(Size(32, 96)) == 8
+    bench.batches.encoder.calls.clear()
+    bench.encode([piece(seed, RECIPE) for seed in range(8)])
+    assert bench.batches.encoder.calls == [(4, False), (4, False)]
+    assert len(bench.warnings) == 1
+
+
+def test_a_picture_that_does_not_fit_alone_is_refused_and_the_others_are_not():
+    class Hungry(FakeEncoder):
+        def encode(self, pixels, *, precise=False):
+            large = any(np.array_equal(picture, big.pixels) for picture in pixels)
+            self.most = 0 if large else None
+            return super().encode(pixels, precise=precise)
+
+    big, *others = (piece(seed, RECIPE) for seed in range(6))
+    bench = Bench(Hungry())
+    entries = bench.encode([others[0], big, *others[1:]])
+    assert payloads(entries) == expected(others)
+    assert bench.refused == {big.name: ("out-of-memory", "1 pictures are too many")}
+
+
+def test_latents_that_are_not_finite_come_from_the_precise_retry():
+    pieces = [piece(seed, RECIPE) for seed in range(4)]
+    bench = Bench(FakeEncoder(broken=[pieces[2].pixels], mends=True))
+    entries = bench.encode(pieces)
+    assert payloads(entries) == expected(pieces)
+    assert bench.batches.encoder.calls == [(4, False), (1, True)]
+    assert bench.refused == {}
+
+
+def test_latents_that_are_never_finite_are_refused_and_not_stored():
+    pieces = [piece(seed, RECIPE) for seed in range(4)]
+    bench = Bench(FakeEncoder(broken=[pieces[0].pixels, pieces[2].pixels]))
+    entries = bench.encode(pieces)
+    assert payloads(entries) == expected([pieces[1], pieces[3]])
+    assert {name: cause for name, (cause, _) in bench.refused.items()} == dict.fromkeys(
+        (pieces[0].name, pieces[2].name), "non-finite"
+    )
+
+
+def test_values_beyond_the_storage_type_are_called_so():
+    class Bright(FakeEncoder):
+        def encode(self, pixels, *, precise=False):
+            encoded = super().encode(pixels, precise=precise)
+            encoded.latents[:, 0] = np.inf
+            return EncodedBatch(latents=encoded.latents, finite=np.zeros(len(pixels), dtype=bool))
+
+    bench = Bench(Bright())
+    assert bench.encode([piece(1, RECIPE)]) == []
+    assert bench.refused["1.png"][0] == "storage-overflow"
+
+
+def test_a_precise_retry_that_does_not_fit_costs_that_picture_alone():
+    pieces = [piece(seed, RECIPE) for seed in range(4)]
+    bench = Bench(FakeEncoder(broken=[pieces[1].pixels], precise_memory=False))
+    assert payloads(bench.encode(pieces)) == expected([pieces[0], pieces[2], pieces[3]])
+    assert bench.refused["1.png"][0] == "out-of-memory"
+    assert bench.batches.limit(Size(64, 64)) == 8
+    assert len(bench.batches.encoder.calls) == 2
+
+
+@pytest.mark.parametrize("change", [one_row_less, float32_latents])
+def test_another_shape_or_type_is_an_error_of_the_encoder(change):
+    bench = Bench(FakeEncoder(change=change))
+    with pytest.raises(EncoderError, match="another shape or type") as caught:
+        bench.encode([piece(1, RECIPE)])
+    assert "expected (1, 4, 8, 8)" in caught.value.why
+
+
+def test_a_lost_device_ends_the_work():
+    class Lost(FakeEncoder):
+        def encode(self, pixels, *, precise=False):
+            raise DeviceError("the device is gone")
+
+    with pytest.raises(DeviceError, match="gone"):
+        Bench(Lost()).encode([piece(1, RECIPE)])

@@ -1,0 +1,65 @@
+import json
+import os
+import resource
+
+import pytest
+
+from latentcache.errors import DiskFullError, UsageError
+from latentcache.pipeline.events import EventLog
+
+KEYS = [bytes([number]) * 32 for number in range(3)]
+
+
+def test_a_commit_is_one_line_in_one_write(tmp_path, monkeypatch):
+    writes, real = [], os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: writes.append(data) or real(descriptor, data))
+    with EventLog(tmp_path / "events") as events:
+        events.commit(KEYS[:2])
+        events.commit(KEYS[2:])
+    assert (tmp_path / "events").read_bytes() == b"".join(writes)
+    assert [json.loads(line) for line in writes] == [
+        {"event": "commit", "keys": [KEYS[0].hex(), KEYS[1].hex()]},
+        {"event": "commit", "keys": [KEYS[2].hex()]},
+    ]
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in writes)
+
+
+def test_an_event_file_is_continued(tmp_path):
+    for key in KEYS:
+        with EventLog(tmp_path / "events") as events:
+            events.commit([key])
+    assert len((tmp_path / "events").read_text().splitlines()) == 3
+
+
+def test_without_a_path_nothing_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with EventLog(None) as events:
+        events.commit(KEYS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_opened_is_said_before_the_build(tmp_path):
+    with pytest.raises(UsageError, match="event file") as caught:
+        EventLog(tmp_path / "no" / "such" / "folder")
+    assert caught.value.where.endswith("folder")
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_line_that_does_not_fit_is_a_full_disk(tmp_path, room):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventLog(tmp_path / "events") as events:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(DiskFullError):
+                events.commit(KEYS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_reader_that_went_away_is_said(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(tmp_path / "pipe") as events:
+        os.close(reader)
+        with pytest.raises(UsageError, match="cannot be written"):
+            events.commit(KEYS)

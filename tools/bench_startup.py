@@ -1,0 +1,84 @@
+"""How quickly a command starts: bare Python, ``latentcache --help``, ``latentcache verify``, and torch beside them.
+
+Every round runs each command once in a process of its own, in turn, so that a busy moment of the machine falls on
+all of them; what counts is the ratio to bare Python. The cache is built first, from drawn pictures with the stub
+encoder, unless one is given. Prints a Markdown table. Cost: about a minute, nearly all of it the import of torch.
+
+    python tools/bench_startup.py [CACHE] [--rounds 9] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from make_pictures import make_pictures
+
+PROGRAM = str(Path(sys.executable).with_name("latentcache"))
+BARE = "python -c pass"
+
+
+def commands(cache: Path) -> dict[str, list[str]]:
+    """What is compared."""
+    return {
+        BARE: [sys.executable, "-c", "pass"],
+        "latentcache --help": [PROGRAM, "--help"],
+        "latentcache verify CACHE": [PROGRAM, "verify", str(cache)],
+        "python -c 'import torch'": [sys.executable, "-c", "import torch"],
+    }
+
+
+def small_cache(folder: Path, count: int = 40) -> Path:
+    """A cache of drawn pictures, made without torch."""
+    make_pictures(folder / "pictures", count, side=96)
+    build = [PROGRAM, "build", str(folder / "pictures"), "--model", "stub", "--resolution", "128", "--quiet"]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    return folder / "pictures.latentcache"
+
+
+def measure(todo: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each command in each round; one round before is not counted, it fills the page cache."""
+    times: dict[str, list[float]] = {name: [] for name in todo}
+    for number in range(rounds + 1):
+        for name, command in todo.items():
+            started = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if number:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def table(times: Mapping[str, Sequence[float]]) -> str:
+    """The result as Markdown: median and best in ms, and the ratio of medians to bare Python."""
+    bare = statistics.median(times[BARE])
+    lines = ["| command | median ms | best ms | x bare Python |", "|---|---:|---:|---:|"]
+    for name, values in times.items():
+        middle = statistics.median(values)
+        lines.append(f"| `{name}` | {1000 * middle:.0f} | {1000 * min(values):.0f} | {middle / bare:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how quickly commands start.")
+    parser.add_argument("cache", nargs="?", type=Path, help="a cache whose data folder is there (default: make one)")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times in seconds")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        cache = options.cache or small_cache(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        times = measure(commands(cache), options.rounds)
+    print(table(times))
+    if options.json:
+        options.json.write_text(json.dumps({"rounds": options.rounds, "seconds": times}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
