@@ -119,7 +119,8 @@ def _names(name: str, declared: Any) -> str:
 
 def words_of(declared: Any) -> list[str]:
     """The words of an option, none for an argument; beside Annotated typer keeps the first one as the default."""
-    return [word for word in (declared.default, *(declared.param_decls or ())) if isinstance(word, str) and word[:1] == "-"]
+    said = declared.default, *(declared.param_decls or ())
+    return [word for word in said if isinstance(word, str) and word.startswith("-")]
 
 
 def _value(kind: Any, declared: Any) -> str:

@@ -29,6 +29,7 @@ Start with:  latentcache build DATA        (a folder of pictures)
 #: Typer carries its own click; this is its base of all errors in how a command was called.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 _EXIT_BUG = 70
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
     name="latentcache",
@@ -66,7 +67,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. The signal handlers of the caller are put back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     finally:
@@ -82,12 +83,20 @@ def run() -> None:
     sys.exit(status)
 
 
-class _Terminated(BaseException):
-    """SIGTERM outside a build, which handles it itself."""
+class _Signalled(BaseException):
+    """SIGINT or SIGTERM outside a build, which handles them itself; typer ends a KeyboardInterrupt silently."""
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+def _listen() -> None:
+    """Turn signals into words; one that the caller has us ignore stays ignored."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Signalled(number)
 
 
 def _run(given: list[str]) -> int:
@@ -95,8 +104,7 @@ def _run(given: list[str]) -> int:
     command = next((word for word in given if not word.startswith("-")), "")
     try:
         console.prepare_streams()
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _terminate)
+        _listen()
         result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
@@ -110,6 +118,9 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
         return int(error.exit_code)
     if isinstance(error, SystemExit):  # shell completion ends this way
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
+        typer.echo(str(error), err=True)
+        return UsageError.exit_code
     known = _as_known(error)
     if os.environ.get("LATENTCACHE_DEBUG"):
         traceback.print_exception(error)
@@ -124,12 +135,10 @@ def _as_known(error: BaseException) -> LatentcacheError:
         return error
     if isinstance(error, _CallError):
         where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
-        what = _no_command(error) or error.format_message().strip().rstrip(".")
-        return UsageError(what, where=where, fix=f"{where} --help")
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return InterruptedBuildError("interrupted by SIGINT", signal_number=signal.SIGINT)
-    if isinstance(error, _Terminated):
-        return InterruptedBuildError("interrupted by SIGTERM", signal_number=signal.SIGTERM)
+        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
+    if isinstance(error, _Signalled | KeyboardInterrupt | typer.Abort):
+        number = signal.Signals(error.args[0] if isinstance(error, _Signalled) else signal.SIGINT)
+        return InterruptedBuildError(f"interrupted by {number.name}", signal_number=number)
     if isinstance(error, OSError):
         return _system_error(error)
     if isinstance(error, MemoryError):
@@ -163,11 +172,6 @@ def _of_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
     found = LatentcacheError(what, **parts)
     found.exit_code = exit_code
     return found
-
-
-def _no_command(error: Any) -> str:
-    """Words for a call without a command, for which click would repeat the help."""
-    return "no command was given" if type(error).__name__ == "NoArgsIsHelpError" else ""
 
 
 def _place(error: BaseException) -> str:

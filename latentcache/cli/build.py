@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import SHOWN, human_bytes, item, out
+from latentcache.cli.console import SHOWN, counted, human_bytes, item, out
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildReport
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(
-    data: Annotated[Path, typer.Argument(help="A folder of pictures.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.")],
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
     ] = None,
@@ -106,7 +107,7 @@ def build(
     if as_json:
         console.emit("build", _payload(report), exit_code=exit_code)
     else:
-        _show(report)
+        _show(report, f" (more than --allow-failed {allow_failed}: exit status 1)" if exit_code else "")
     return exit_code
 
 
@@ -139,28 +140,34 @@ def _payload(report: BuildReport) -> dict[str, Any]:
 
 
 def _item(category: str, refusal: Refusal) -> dict[str, str]:
-    return item(category, refusal.cause, refusal.name, found=refusal.detail, hint=refusal.hint or "see the detail")
+    return item(category, refusal.cause, refusal.name, found=refusal.detail, hint=refusal.hint or "look at the file")
 
 
-def _show(report: BuildReport) -> None:
-    """The summary for people."""
-    for kind, refusals in (("quarantined", report.refused), ("note", report.notes)):
-        for refusal in refusals[:SHOWN]:
-            detail = f": {refusal.detail}" if refusal.detail else ""
-            out(f"{kind} {refusal.name} [{refusal.cause}]{detail}")
-            if kind == "quarantined":
-                out(f"  fix: {refusal.hint}")
-        if len(refusals) > SHOWN:
-            out(f"... and {len(refusals) - SHOWN} more (all of them with --json)")
+def _show(report: BuildReport, excess: str) -> None:
+    """The summary for people; ``excess`` says why the exit status is not 0."""
+    _show_files("quarantined", report.refused)
+    _show_files("note", report.notes)
+    quarantined = f"{len(report.refused)} quarantined{excess}"
     if report.dry_run:
-        out(f"dry run: {report.plan.entries_to_make} entries would be made, {report.plan.entries_cached} reused")
+        plan = report.plan
+        out(f"dry run: {plan.entries_to_make} entries would be made, {plan.entries_cached} reused, {quarantined}")
         return
     rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
     if report.encoded:
         out(
-            f"{report.encoded} encoded, {report.cached} reused, {len(report.refused)} quarantined"
+            f"{report.encoded} encoded, {report.cached} reused, {quarantined}"
             f" in {report.elapsed_s:.1f} s ({rate:.1f} img/s, {human_bytes(report.written_bytes)})"
         )
     else:
-        out(f"nothing to encode: {report.cached} entries reused, {len(report.refused)} quarantined")
+        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
     out(f"cache {report.plan.cache} (generation {report.generation}) is complete")
+
+
+def _show_files(kind: str, refusals: Sequence[Refusal]) -> None:
+    for refusal in refusals[:SHOWN]:
+        detail = f": {refusal.detail}" if refusal.detail else ""
+        out(f"{kind} {refusal.name} [{refusal.cause}]{detail}")
+        if kind == "quarantined":
+            out(f"  fix: {refusal.hint}")
+    if len(refusals) > SHOWN:
+        out(f"... and {len(refusals) - SHOWN} more {kind} (all of them with --json)")

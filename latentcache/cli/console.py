@@ -39,7 +39,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process lives
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
@@ -133,9 +133,9 @@ def human_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 picture, 2 pictures."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: 1 picture, 2 pictures; 1 entry, 2 entries."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def table(rows: Iterable[Iterable[object]]) -> list[str]:
@@ -153,7 +153,7 @@ def table(rows: Iterable[Iterable[object]]) -> list[str]:
 
 
 def _escaped(letter: str) -> str:
-    """``\\n``, ``\\x1b``, ``\\u202e``; a byte that is not UTF-8 as the byte it is."""
+    """As Python would write it in quotes; a byte that is not UTF-8 as the byte it is."""
     if "\udc80" <= letter <= "\udcff":
         return f"\\x{ord(letter) - 0xDC00:02x}"
     return letter.encode("unicode_escape").decode("ascii")

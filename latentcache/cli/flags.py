@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,6 +128,17 @@ def any_said(settings: RecipeSettings) -> bool:
     return any(getattr(settings, name) not in (None, ()) for name in type(settings).__dataclass_fields__)
 
 
+def as_words(settings: RecipeSettings) -> str:
+    """The flags that say these settings, for a command that is shown."""
+    names = {"resolutions": "resolution", "buckets": "bucket"}
+    words: list[str] = []
+    for name in type(settings).__dataclass_fields__:
+        value = getattr(settings, name)
+        values = value if isinstance(value, tuple) else () if value is None else (value,)
+        words += [f"--{names.get(name, name).replace('_', '-')} {shlex.quote(str(one))}" for one in values]
+    return " ".join(words)
+
+
 def parse_size(text: str) -> Size:
     """``704x1152`` as height and width.
 
@@ -146,7 +159,7 @@ def parse_allowed(text: str, samples: int) -> int:
     Raises:
         UsageError: It is neither.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text)
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)", text)
     if match is None or (not match[2] and "." in text):
         raise UsageError(f"--allow-failed {text!r} is no number", why="expected N or x%", fix="--allow-failed 1%")
-    return int(float(match[1]) * samples / 100) if match[2] else int(match[1])
+    return int(Fraction(match[1]) * samples / 100) if match[2] else int(match[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import human_bytes, out, table
+from latentcache.cli.console import counted, human_bytes, out, table
 
 if TYPE_CHECKING:
     from latentcache.store.generation import Generation
 
 
 def info(
-    cache: Annotated[Path, typer.Argument(help="A cache.")],
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.")],
     entries: Annotated[bool, typer.Option("--entries", help="List every entry; reads every payload.")] = False,
     as_json: flags.Json = False,
 ) -> int:
@@ -37,7 +38,7 @@ def info(
             "entries": len(stored),
             "quarantined": len(generation.refused) if generation else 0,
         },
-        "bytes": sum(file.stat().st_blocks * 512 for file in cache.rglob("*") if file.is_file()),
+        "bytes": _bytes_on_disk(cache),
         **(_facts(generation) if generation else {}),
     }
     if entries:
@@ -57,6 +58,16 @@ def _samples(building: Path, generation: Generation | None) -> int:
     if generation is not None:
         return len(generation.samples.names) + len(generation.refused)
     return int(read_json(building).get("samples", 0)) if building.exists() else 0
+
+
+def _bytes_on_disk(cache: Path) -> int:
+    """Space that the cache takes; files that a running build renames meanwhile count once or not at all."""
+    total = 0
+    for folder, _, names in os.walk(cache):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(folder, name).lstat().st_blocks * 512  # POSIX counts in blocks of 512 bytes
+    return total
 
 
 def _facts(generation: Generation) -> dict[str, Any]:
@@ -100,10 +111,11 @@ def _entry(stored: Any, names: list[str]) -> dict[str, Any]:
 def _show(payload: dict[str, Any], *, entries: bool) -> None:
     """The same for people."""
     counts = payload["counts"]
-    state = "complete" if payload["complete"] else "not complete: run `latentcache build` again to go on"
-    out(f"{payload['cache']}  generation {payload['generation']}, {state}")
+    state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to go on"
+    out(f"{payload['cache']}  generation {payload['generation'] or 'none yet'}, {state}")
     size = human_bytes(payload["bytes"])
-    out(f"{counts['samples']} samples, {counts['entries']} entries, {counts['quarantined']} quarantined, {size}")
+    held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
+    out(f"{held}, {counts['quarantined']} quarantined, {size}")
     if "recipe" in payload:
         _show_recipe(payload)
     for entry in payload.get("entries", ()) if entries else ():

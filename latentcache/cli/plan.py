@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import out, table
+from latentcache.cli.console import counted, out, table
 from latentcache.errors import EmptyPlanError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def plan(
     path: Annotated[Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.")],
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
     world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,
-    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")] = 1,
+    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimiser step.")] = 1,
     small_buckets: Annotated[
         str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
     ] = "repeat",
@@ -40,9 +40,9 @@ def plan(
         model, model_config, resolution, bucket, bucket_step, min_side, max_side, None, None, None, None, None
     )
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
-    column, sizes = _buckets(path, settings)
+    column, sizes, quarantined = _buckets(path, settings)
     report = plan_report(column, sizes, batches)
-    payload = _payload(path, report, grad_accum)
+    payload = _payload(path, report, grad_accum) | {"quarantined": quarantined}
     try:
         require_steps(report)
     except EmptyPlanError as error:
@@ -57,27 +57,36 @@ def plan(
     return 0
 
 
-def _buckets(path: Path, settings: RecipeSettings) -> tuple[Any, Any]:
-    """Bucket of every entry, and the sizes; from a cache's columns or from picture headers."""
-    import numpy as np
-
+def _buckets(path: Path, settings: RecipeSettings) -> tuple[Any, Any, int]:
+    """Bucket of every entry, the sizes, and how many files are refused; from a cache's columns or picture headers."""
     from latentcache.store.generation import load_generation
     from latentcache.store.layout import CacheLayout
 
     layout = CacheLayout(path)
-    if layout.current.exists() or layout.shards.is_dir():
+    if layout.current.is_file() or layout.building.is_file():
         generation = load_generation(path)
-        return generation.rows.bucket, generation.buckets
+        return generation.rows.bucket, generation.buckets, len(generation.refused)
+    return _survey(path, settings)
+
+
+def _survey(path: Path, settings: RecipeSettings) -> tuple[Any, Any, int]:
+    """The same for a data folder, from the headers of its pictures."""
+    import numpy as np
+
+    from latentcache.pipeline.headers import MAX_PIXELS
     from latentcache.pipeline.settings import resolve_recipe
     from latentcache.pipeline.survey import Memory, survey
     from latentcache.sources.resolve import scan
     from latentcache.store.catalog import Catalog
 
     recipe, _ = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
-    found = survey(scan(path, captions=False), recipe, Catalog(()), Memory({}, {}), max_pixels=100_000_000)
+    data = scan(path, captions=False)
+    found = survey(data, recipe, Catalog(()), Memory({}, {}), max_pixels=MAX_PIXELS)
     entries = [placement.bucket for planned in found.todo for placement in planned.placements]
-    sizes = tuple(dict.fromkeys(entries))
-    return np.array([sizes.index(size) for size in entries], dtype=np.int32), sizes
+    sizes = sorted(set(entries), key=lambda size: (-size.area, size.width))
+    numbers = {size: number for number, size in enumerate(sizes)}
+    column = np.array([numbers[size] for size in entries], dtype=np.int32)
+    return column, sizes, len(data.refused) + len(found.failed)
 
 
 def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
@@ -114,10 +123,12 @@ def _show(payload: dict[str, Any]) -> None:
     rows += [(f"{b['height']}x{b['width']}", *(b[name] for name in names)) for b in payload["buckets"]]
     for line in table(rows):
         out(line)
-    ranks = f"{payload['world_size']} rank{'s' * (payload['world_size'] > 1)}"
+    ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(
-        f"{payload['steps_per_epoch']} steps per epoch at batch size {payload['batch_size']} on {ranks}{accumulation}"
-        f": {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
+        f"{counted(payload['steps_per_epoch'], 'step')} per epoch at batch size {payload['batch_size']}"
+        f" on {ranks}{accumulation}: {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
         f" {payload['samples_dropped']} dropped"
     )
+    if payload["quarantined"]:
+        out(f"{counted(payload['quarantined'], 'file')} refused and not counted: `latentcache build` names them")

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli.console import SHOWN, human_bytes, say
+from latentcache.cli.console import SHOWN, counted, human_bytes, say
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -32,7 +32,7 @@ class BuildTalk:
         if self._quiet:
             return
         spec = plan.recipe.encoder
-        say(f"{plan.samples} pictures in {plan.data}, cache {plan.cache}")
+        say(f"{counted(plan.samples, 'picture')} in {plan.data}, cache {plan.cache}")
         about = f"{spec.family}, {spec.channels} channels, f{spec.factor}, {spec.storage_dtype}"
         say(f"  model    {plan.model} ({about}), recipe {plan.recipe.recipe_id.hex()[:8]}")
         shown = [f"{size} ({count})" for size, count in list(plan.buckets.items())[:SHOWN]]
@@ -41,7 +41,7 @@ class BuildTalk:
         cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
         say(f"  plan     {plan.entries_to_make} entries to make, {plan.entries_cached} reused, {cost}")
         if plan.refused:
-            say(f"  refused  {len(plan.refused)} files so far: they are named at the end")
+            say(f"  refused  {counted(len(plan.refused), 'file')} so far, named at the end")
         self._started = time.monotonic()
 
     def advanced(self, progress: Progress) -> None:
@@ -58,7 +58,8 @@ class BuildTalk:
             say(f"{progress.looked}/{progress.total} {text}")
 
     def warned(self, message: str) -> None:
-        """Something the user should know."""
+        """Something the user should know; the bar makes way for it."""
+        self.close()
         say(f"warning: {message}")
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    cache: Annotated[Path, typer.Argument(help="A cache.")],
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.")],
     data: Annotated[
         Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
     ] = None,
@@ -59,10 +61,11 @@ def verify(
     requested = _requested(cache, settings) if flags.any_said(settings) else None
     report = verify_cache(cache, data=data, requested=requested, full=full)
     exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
+    findings = [_with_flags(finding, flags.as_words(settings)) for finding in report.findings]
     if as_json:
-        console.emit("verify", _payload(cache, report), exit_code=exit_code)
+        console.emit("verify", _payload(cache, report, findings), exit_code=exit_code)
     else:
-        _show(report)
+        _show(report, findings)
     return exit_code
 
 
@@ -73,30 +76,36 @@ def _requested(cache: Path, settings: Any) -> Recipe:
     return requested_recipe(settings, load_generation(cache).recipe)
 
 
-def _payload(cache: Path, report: VerifyReport) -> dict[str, Any]:
+def _with_flags(finding: Finding, words: str) -> Finding:
+    """A build without the flags that were asked for would not mend what they make stale."""
+    needs_flags = finding.reason.startswith("recipe:") and words
+    return replace(finding, fix=f"{finding.fix} {words}") if needs_flags else finding
+
+
+def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> dict[str, Any]:
     """The JSON form."""
     return {
         "cache": str(cache),
         "mode": report.mode,
         "generation": report.generation,
         "counts": report.counts,
-        "items": [_item(finding) for finding in report.findings],
+        "items": [_item(finding) for finding in findings],
         "building": report.building,
         "elapsed_s": round(report.elapsed_s, 3),
     }
 
 
 def _item(finding: Finding) -> dict[str, str]:
-    more = {name: getattr(finding, name) for name in ("key", "file", "expected", "found", "hint", "fix")}
-    return item(finding.category, finding.reason, finding.path, **more)
+    more = {name: getattr(finding, name) for name in ("key", "field", "file", "expected", "found", "fix")}
+    return item(finding.category, finding.reason, finding.path, hint=finding.hint, **more)
 
 
-def _show(report: VerifyReport) -> None:
-    """The findings for people, worst first, then the counts."""
+def _show(report: VerifyReport, findings: Sequence[Finding]) -> None:
+    """The findings for people, worst first, then the counts and what mends them."""
     from latentcache.verify.findings import CATEGORIES
 
     for category in CATEGORIES:
-        found = [finding for finding in report.findings if finding.category == category]
+        found = [finding for finding in findings if finding.category == category]
         for finding in found[:SHOWN]:
             _show_one(finding)
         if len(found) > SHOWN:
@@ -104,14 +113,14 @@ def _show(report: VerifyReport) -> None:
     counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
     read = "payloads and sources read" if report.mode == "full" else "headers and timestamps; payloads not read"
     out(f"{counts} ({read})")
-    fixes = dict.fromkeys(finding.fix for finding in report.findings if finding.fix)
+    if report.building:
+        out("a build has been started here and has not ended: this is the generation before it")
+    fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)
     for fix in fixes:
         out(f"fix: {fix}")
 
 
 def _show_one(finding: Finding) -> None:
     name = finding.path or finding.file or finding.key
-    sides = " ".join(
-        f"{word} {text}" for word, text in (("expected", finding.expected), ("found", finding.found)) if text
-    )
-    out(f"{finding.category} {name} [{finding.reason}]{': ' + sides if sides else ''}")
+    sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
+    out(f"{finding.category} {f'{name} ' if name else ''}[{finding.reason}]{': ' + sides if sides else ''}")

@@ -97,10 +97,12 @@ def _from_folder(folder: Path, config: str | None) -> Located:
     folder = _encoder_folder(folder)
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
+        found = sorted(path.name for path in folder.iterdir())
+        listed = ", ".join(found[:5]) + ", ..." * (len(found) > 5)
         raise UnsupportedModelError(
             f"{folder} has no config.json",
             where=str(folder),
-            why="the class and the settings of a model are read from it, never guessed",
+            why=f"the class and the settings of a model are read from it, never guessed; found {listed or 'no files'}",
             fix="put the config.json of the VAE beside its weights, or name it with --model-config",
         )
     return Located(config_path=config_path, config=read_config(config_path), weights=_weights_in(folder))

@@ -41,7 +41,7 @@ class ShardIndex:
     rows: NDArray[Any]
     """Structured array of INDEX_DTYPE, sorted by key."""
     transaction: int
-    """Transaction the shard ends with."""
+    """Transaction the shard ended with when it was sealed."""
 
     @property
     def data(self) -> Path:
@@ -104,7 +104,8 @@ def load_rows(folder: Path) -> ShardIndex:
     if rows.dtype != INDEX_DTYPE or rows.ndim != 1 or len(rows) != facts.get("entries"):
         why = f"expected {facts.get('entries')} rows, found {rows.dtype} {rows.shape}"
         raise CacheDamagedError("a shard's index is damaged", where=str(path), why=why)
-    return ShardIndex(folder=folder, rows=rows, transaction=int(facts.get("transaction", 0)))
+    transaction = facts.get("transaction")
+    return ShardIndex(folder=folder, rows=rows, transaction=transaction if isinstance(transaction, int) else 0)
 
 
 def _check_identity(folder: Path, facts: dict[str, Any], meta: Meta) -> None:

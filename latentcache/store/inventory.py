@@ -12,7 +12,7 @@ from latentcache.store.entry import EntryHeader
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import ShardIndex, load_rows
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import live_entries
+from latentcache.store.live import live_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from latentcache.errors import CacheDamagedError
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_PAGE_HEADER = 16
+#: Bytes of a page's header; a value with pages of its own begins behind it.
+PAGE_HEADER_BYTES = 16
 _META = struct.Struct("<IIQQ")  # magic, version, address, map size; behind the page header
 _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pages, entries, root
 _META_BYTES = _META.size + 2 * _DB.size + 16
@@ -104,12 +105,12 @@ def slots(path: Path, database: str, meta: Meta | None = None) -> Iterator[Slot]
 
 def _parse_meta(front: bytes, offset: int) -> Meta | None:
     """One meta page, or None where there is none."""
-    if len(front) < offset + _PAGE_HEADER + _META_BYTES:
+    if len(front) < offset + PAGE_HEADER_BYTES + _META_BYTES:
         return None
-    magic, version, _, map_size = _META.unpack_from(front, offset + _PAGE_HEADER)
+    magic, version, _, map_size = _META.unpack_from(front, offset + PAGE_HEADER_BYTES)
     if magic != _MAGIC or version & 0x3FFF != _VERSION:
         return None
-    databases = offset + _PAGE_HEADER + _META.size
+    databases = offset + PAGE_HEADER_BYTES + _META.size
     page_size = _DB.unpack_from(front, databases)[0]
     main_root = _DB.unpack_from(front, databases + _DB.size)[-1]
     last_page, transaction = struct.unpack_from("<QQ", front, databases + 2 * _DB.size)
@@ -169,7 +170,7 @@ class _Pages:
         if len(data) != self.meta.page_size:
             raise self._broken(f"page {number} ends early")
         flags, lower = struct.unpack_from("<HH", data, 10)
-        if not flags & (_BRANCH | _LEAF) or not _PAGE_HEADER <= lower <= len(data) or lower % 2:
+        if not flags & (_BRANCH | _LEAF) or not PAGE_HEADER_BYTES <= lower <= len(data) or lower % 2:
             raise self._broken(f"page {number} is neither branch nor leaf")
         return data, bool(flags & _BRANCH)
 
@@ -177,7 +178,7 @@ class _Pages:
         """(place in the page, low, high, flags, key length) of every node, in order."""
         (lower,) = struct.unpack_from("<H", data, 12)
         found = []
-        for (pointer,) in struct.iter_unpack("<H", data[_PAGE_HEADER:lower]):
+        for (pointer,) in struct.iter_unpack("<H", data[PAGE_HEADER_BYTES:lower]):
             if pointer + _NODE.size > len(data):
                 raise self._broken(f"page {number} points outside itself")
             found.append((pointer, *_NODE.unpack_from(data, pointer)))
@@ -193,7 +194,7 @@ class _Pages:
         if not flags & _BIG:
             return key, number * len(data) + value, length, flags
         (overflow,) = _POINTER.unpack_from(data, value)
-        offset = overflow * len(data) + _PAGE_HEADER
+        offset = overflow * len(data) + PAGE_HEADER_BYTES
         if offset + length > self.meta.file_bytes:
             raise self._broken(f"a value of page {number} leaves the file")
         return key, offset, length, flags

@@ -11,20 +11,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import lmdb
-from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
-from latentcache.identity.content import checksum
-from latentcache.store.entry import HEADER_BYTES, EntryHeader, pack_record, unpack_header
-from latentcache.store.index import collect_rows, write_index
+from latentcache.store.entry import HEADER_BYTES, pack_record
+from latentcache.store.index import write_index
 from latentcache.store.layout import DISK_FULL, OPEN_SUFFIX, make_folder, sync_folder
-from latentcache.store.pages import read_meta
 
 HEAD, BLOB = b"head", b"blob"
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
@@ -32,8 +29,7 @@ FIRST_MAP_BYTES = 1 << 30
 #: LMDB reports a full disk as EIO (5), measured in 10 of 10 trials.
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
-#: How often a shard is read again because a commit came between; commits are seconds apart, a read is not.
-_SNAPSHOT_TRIES = 20
+_PROBE = "probe.tmp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,7 @@ class ShardWriter:
             self._blob = self._environment.open_db(BLOB)
         except lmdb.Error as error:
             self.close()
-            raise _store_error(error, folder) from error
+            raise store_error(error, folder) from error
         sync_folder(folder)
         sync_folder(folder.parent)
 
@@ -100,7 +96,7 @@ class ShardWriter:
             except lmdb.MapFullError:
                 self._grow(sum(len(entry.value) for entry in entries))
             except lmdb.Error as error:
-                raise _store_error(error, self.folder) from error
+                raise store_error(error, self.folder) from error
         self.num_entries += len(added)
         self.num_bytes += sum(added)
 
@@ -119,7 +115,7 @@ class ShardWriter:
         try:
             self._environment.sync(True)
         except lmdb.Error as error:
-            raise _store_error(error, self.folder) from error
+            raise store_error(error, self.folder) from error
         self.close()
         return seal_folder(self.folder)
 
@@ -148,7 +144,7 @@ class ShardWriter:
         try:
             self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
         except lmdb.Error as error:
-            raise _store_error(error, self.folder) from error
+            raise store_error(error, self.folder) from error
 
 
 def seal_folder(folder: Path) -> Path:
@@ -159,7 +155,8 @@ def seal_folder(folder: Path) -> Path:
     """
     sealed = folder.with_name(folder.name.removesuffix(OPEN_SUFFIX))
     num_entries = write_index(folder)
-    (folder / "lock.mdb").unlink(missing_ok=True)
+    for leftover in ("lock.mdb", _PROBE):
+        (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:
         shutil.rmtree(folder)
         return sealed
@@ -191,72 +188,7 @@ def recover_shard(folder: Path, quarantine: Path) -> Path | None:
     return sealed if sealed.exists() else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveEntry:
-    """One entry of a shard that is still open. ``intact`` is whether its payload, where asked for, is right."""
-
-    key: bytes
-    header: EntryHeader
-    intact: bool
-
-
-def live_entries(folder: Path, *, payloads: bool = True) -> Iterator[LiveEntry]:
-    """Committed entries of an open shard, beside its builder or after the builder's death.
-
-    The file is read, not mapped, and nothing in the folder is touched, so this works on a read-only disk. Values
-    are never moved once they are committed; the tree above them is, so it is read again when a commit came between.
-
-    Args:
-        folder: ``shards/<id>.open``.
-        payloads: Read every payload and check it.
-
-    Raises:
-        CacheDamagedError: The shard is truncated or its pages contradict themselves.
-        CorruptEntryError: A header fails its check.
-    """
-    data = folder / "data.mdb"
-    if not data.exists() or not data.stat().st_size:
-        return
-    rows = _settled_rows(data)
-    with data.open("rb") as file:
-        for row in rows:
-            key, packed = row["key"].tobytes(), row["header"].tobytes()
-            header = unpack_header(packed, key)
-            intact = not payloads or _is_intact(file, int(row["offset"]), packed, header)
-            yield LiveEntry(key=key, header=header, intact=intact)
-
-
-def _is_intact(file: BinaryIO, offset: int, packed: bytes, header: EntryHeader) -> bool:
-    """Whether the value at ``offset`` is this header and the payload it speaks of."""
-    file.seek(offset)
-    value = memoryview(file.read(HEADER_BYTES + header.payload_bytes))
-    return value[:HEADER_BYTES] == packed and checksum(value[HEADER_BYTES:]) == header.payload_checksum
-
-
-def _settled_rows(data: Path) -> NDArray[Any]:
-    """The rows of one state of a file that may be written at the same time.
-
-    LMDB never writes on pages of the newest committed state, so what was read is whole if that is still the newest.
-    """
-    for attempt in range(_SNAPSHOT_TRIES):
-        meta = read_meta(data)
-        try:
-            rows = collect_rows(data, meta)
-        except (CacheDamagedError, CorruptEntryError):
-            if read_meta(data) == meta or attempt == _SNAPSHOT_TRIES - 1:
-                raise
-            continue
-        if read_meta(data) == meta:
-            return rows
-    raise CacheDamagedError(
-        "a shard is written faster than it can be read",
-        where=str(data),
-        why=f"{_SNAPSHOT_TRIES} attempts met a commit",
-        fix="try again, or wait until the build has ended",
-    )
-
-
-def _store_error(error: lmdb.Error, folder: Path) -> StoreError:
+def store_error(error: lmdb.Error, folder: Path) -> StoreError:
     """Our word for an LMDB error. A full disk arrives as EIO, because LMDB names a short write so."""
     code = getattr(error, "code", None)
     if code in DISK_FULL or (code == _EIO and not _has_room(folder)):
@@ -271,7 +203,7 @@ def _store_error(error: lmdb.Error, folder: Path) -> StoreError:
 
 def _has_room(folder: Path) -> bool:
     """Whether the shard could grow: no full disk, no used-up quota, no limit on the size of a file."""
-    probe = folder / "probe.tmp"
+    probe = folder / _PROBE
     try:
         size = (folder / "data.mdb").stat().st_size
         with probe.open("wb") as file:

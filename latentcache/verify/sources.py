@@ -28,6 +28,12 @@ _THREADS = 4
 _UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
 #: Causes that mean that the file went away.
 _GONE = frozenset({"not-found", "vanished"})
+#: First word of the cause of an old refusal -> what the file is, now that the cause is gone.
+_WORTH_A_TRY = {
+    "caption": ("stale", "caption-changed"),
+    "empty": ("stale", "source-changed"),
+    "changing": ("stale", "source-changed"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +153,8 @@ def _caption(generation: Generation, number: int, sample: Sample) -> Finding | N
         category="stale",
         reason="caption-changed",
         path=sample.name,
-        expected=_short(recorded),
-        found=_short(sample.caption),
+        expected=_short(recorded) or "(no caption)",
+        found=_short(sample.caption) or "(no caption)",
         hint="latents are not touched by this: a build only records the new caption",
     )
 
@@ -196,7 +202,7 @@ def _others(generation: Generation, scan: Scan, present: Mapping[str, Sample], *
     refused_now = {item.name for item in scan.refused}
     for name, item in recorded.items():
         if name in present:
-            findings.append(_refused_then(item, changed.get(name), present[name]))
+            findings.append(_refused_then(item, changed.get(name), present[name], scan.root))
         elif name not in refused_now:
             findings.append(_absent(name, {note.name: note for note in scan.notes}))
     new = (name for name in present if name not in names and name not in recorded)
@@ -204,19 +210,25 @@ def _others(generation: Generation, scan: Scan, present: Mapping[str, Sample], *
     return findings
 
 
-def _refused_then(item: Mapping[str, Any], answer: Finding | None, sample: Sample) -> Finding:
+def _refused_then(item: Mapping[str, Any], answer: Finding | None, sample: Sample, root: Path) -> Finding:
     """A file that the build refused and that the scan takes now: only other bytes or words make it worth a try."""
     if answer is not None and answer.category == "stale":
         return answer
-    same_file = item.get("stat") and unpack_memo(item["stat"]).same_stat(sample.stat)
     cause = str(item["cause"])
-    if item.get("content") or (same_file and not cause.startswith("caption")):
+    if item.get("content") or not (cause.startswith("caption") or _readable(root / sample.name)):
         return _recorded(item)
-    if cause.startswith("caption"):
-        detail = f"refused for {cause} when it was built; the caption can be read now"
-        return Finding(category="stale", reason="caption-changed", path=sample.name, found=detail)
-    detail = f"refused as {cause} when it was built; it is there now"
-    return Finding(category="missing", reason="not-built", path=sample.name, found=detail)
+    category, reason = _WORTH_A_TRY.get(cause.partition("-")[0], ("missing", "not-built"))
+    return Finding(
+        category=category, reason=reason, path=sample.name, found=f"refused as {cause}; it can be read now"
+    )
+
+
+def _readable(path: Path) -> bool:
+    try:
+        read_source(path)
+    except UnusableSampleError:
+        return False
+    return True
 
 
 def _question(item: Mapping[str, Any], sample: Sample) -> _Question:

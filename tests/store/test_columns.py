@@ -158,7 +158,8 @@ def test_columns_of_another_shape_or_type_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("shard", 1), ("shard", -1), ("bucket", 1), ("sample", 2), ("sample", -1), ("offset", 1 << 63)]
+    ("name", "value"),
+    [("shard", 1), ("shard", -1), ("bucket", 1), ("sample", 2), ("sample", -1), ("offset", 1 << 63)],
 )
 def test_positions_that_point_nowhere_are_refused(name, value):
     made = sound()

@@ -1,0 +1,219 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from small_cache import SMALL, draw
+
+from latentcache.cli import app as front_door
+from latentcache.cli.app import app, main
+
+PROGRAM = [sys.executable, "-m", "latentcache"]
+COMMANDS = ("build", "verify", "info", "plan")
+
+
+def test_every_command_is_there(run):
+    done = run("--help")
+    assert done.status == 0
+    assert [name for name in COMMANDS if not re.search(rf"^  {name} ", done.out, re.M)] == []
+
+
+def parameters():
+    group = typer.main.get_command(app)
+    for name in COMMANDS:
+        for parameter in group.commands[name].params:
+            yield pytest.param(name, parameter, id=f"{name}-{parameter.name}")
+
+
+@pytest.mark.parametrize(("name", "parameter"), list(parameters()))
+def test_every_option_is_documented_in_the_help(run, name, parameter):
+    text = run(name, "--help").out
+    word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
+    assert parameter.help, "an option without a word on it"
+    assert word in text
+    assert parameter.help.split()[0] in text
+
+
+def test_version(run):
+    done = run("--version")
+    assert (done.status, done.out) == (0, "latentcache 0.1.0\n")
+
+
+def test_a_bare_call_shows_the_help(run):
+    done = run()
+    assert done.status == 2
+    assert "Start with:  latentcache build DATA" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["build"], "Missing argument"),
+        (["build", "x", "--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (["build", "x", "--batch-size", "many"], "Invalid value for '--batch-size'"),
+        (["build", "x", "--bach-size", "4"], "No such option: --bach-size"),
+        (["build", "x", "y"], "unexpected extra argument"),
+        (["bild", "x"], "No such command 'bild'"),
+        (["verify"], "Missing argument"),
+        (["info"], "Missing argument"),
+        (["plan", "x"], "Missing option '--batch-size'"),
+    ],
+)
+def test_usage_errors_are_json_as_well(run, words, what):
+    done = run(*words, "--json")
+    assert (done.status, done.json["command"]) == (2, words[0])
+    assert done.error["slug"] == "usage"
+    assert what in done.error["what"]
+    assert done.error["fix"].endswith("--help")
+
+
+def test_an_error_is_four_lines_on_stderr_and_nothing_on_stdout(run, tmp_path):
+    done = run("verify", tmp_path / "none")
+    assert (done.status, done.out) == (3, "")
+    lines = done.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error[cache-not-found]", "  where", "  why", "  fix"]
+
+
+def test_a_bug_is_status_70_and_says_where(run, monkeypatch, cache):
+    def broken(*_, **__):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("latentcache.verify.run.verify_cache", broken)
+    done = run("verify", cache, "--json")
+    assert done.status == 70
+    assert done.json["error"]["slug"] == "bug"
+    assert "RuntimeError" in done.json["error"]["what"]
+    assert "test_app.py:" in done.json["error"]["where"]
+    assert "LATENTCACHE_DEBUG=1" in done.json["error"]["fix"]
+    assert len(done.err.splitlines()) == 3
+
+
+def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, cache):
+    monkeypatch.setenv("LATENTCACHE_DEBUG", "1")
+    monkeypatch.setattr("latentcache.store.inventory.current_or_none", lambda _: 1 / 0)
+    capsys.readouterr()
+    assert main(["info", str(cache), "--json"]) == 70
+    out, err = capsys.readouterr()
+    assert "ZeroDivisionError" in err
+    assert json.loads(out)["exit_code"] == 70
+
+
+@pytest.mark.parametrize(
+    ("error", "slug", "status"),
+    [
+        (PermissionError(13, "Permission denied", "/somewhere"), "system", 3),
+        (OSError(28, "No space left on device"), "disk-full", 3),
+        (MemoryError("8 GB"), "memory", 3),
+    ],
+)
+def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, cache, error, slug, status):
+    def refusing(*_, **__):
+        raise error
+
+    monkeypatch.setattr("latentcache.verify.run.verify_cache", refusing)
+    done = run("verify", cache, "--json")
+    assert (done.status, done.json["error"]["slug"]) == (status, slug)
+    assert done.error
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_outside_a_build_is_said(run, monkeypatch, cache, number):
+    def waiting(*_, **__):
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+    monkeypatch.setattr("latentcache.verify.run.verify_cache", waiting)
+    done = run("verify", cache, "--json")
+    assert (done.status, done.error["slug"]) == (128 + number, "interrupted")
+    assert done.error["what"] == f"interrupted by {number.name}"
+
+
+def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, cache):
+    emit = front_door.console.emit
+
+    def late(*words, **options):
+        emit(*words, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("latentcache.cli.console.emit", late)
+    assert run("verify", cache, "--json").json["counts"]["ok"] == 4
+
+
+def test_the_handlers_of_the_caller_are_put_back(run, cache):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    run("verify", cache, "--json")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_main_runs_outside_the_main_thread(cache):
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(main(["info", str(cache)])))
+    thread.start()
+    thread.join()
+    assert statuses == [0]
+
+
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["verify"], ["plan", "--batch-size", "1"]])
+def test_a_reader_that_goes_away_is_no_error(cache, words):
+    """``latentcache ... | true``: no traceback, no other status."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*PROGRAM, words[0], cache, *words[1:]], stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_build_goes_on_when_nobody_reads_its_talk(data, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [*PROGRAM, "build", data, *SMALL, "--out", tmp_path / "c", "--json"]
+    done = subprocess.run(words, stderr=writer, stdout=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, json.loads(done.stdout)["counts"]["encoded"]) == (0, 4)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
+def test_an_output_that_cannot_be_written_is_said(cache, words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PROGRAM, words[0], cache, *words[1:]], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error[output]: the output cannot be written\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_are_no_error(cache):
+    command = f'"{sys.executable}" -m latentcache verify "{cache}" >&- 2>&-'
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_build_commits_and_gives_one_object(data, tmp_path, number):
+    for extra in range(4, 30):
+        draw(data / f"p{extra:02}.png", seed=extra)
+    words = [*PROGRAM, "build", data, *SMALL, "--out", tmp_path / "c", "--json", "--batch-size", "1"]
+    words += ["--model", "stub:delay_ms=200", "--events", tmp_path / "events", "--commit-every", "1"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while (
+        not ((tmp_path / "events").exists() and (tmp_path / "events").stat().st_size) and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=15)
+    assert process.returncode == 128 + number
+    value = json.loads(out)
+    assert (value["exit_code"], value["error"]["slug"]) == (128 + number, "interrupted")
+    assert "Traceback" not in err
+    assert "again" in value["error"]["fix"]

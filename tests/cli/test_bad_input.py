@@ -1,0 +1,550 @@
+"""Every bad input that people bring, and the words it gets: slug, what, where, why and fix, exactly.
+
+``{tmp}`` stands for the folder of the test; the data folder is ``{tmp}/data``, the cache ``{tmp}/cache``.
+"""
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from small_cache import SMALL, draw
+
+from latentcache.store.generation import load_generation
+from latentcache.store.lock import builder_lock
+
+PICTURES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp"
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    """The error of a build that does not start, with the folder of the test written as {tmp}; nothing was made."""
+
+    def build(data="data", *words, status=2, out="cache"):
+        done = run("build", tmp_path / data, "--out", tmp_path / out, *words, "--json")
+        assert done.status == status
+        return {name: text.replace(str(tmp_path), "{tmp}") for name, text in done.error.items() if name != "holder"}
+
+    return build
+
+
+def error(slug, what, where, why, fix):
+    return {"slug": slug, "what": what, "where": where, "why": why, "fix": fix}
+
+
+@pytest.fixture
+def one(tmp_path):
+    """A data folder with one picture."""
+    draw(tmp_path / "data" / "a.png")
+    return tmp_path / "data"
+
+
+def items(run, tmp_path, *words, status=1):
+    """Items of a build that goes on without what it cannot use."""
+    done = run("build", tmp_path / "data", *SMALL, "--out", tmp_path / "cache", *words, "--json")
+    assert done.status == status
+    return {
+        item["path"]: (item["category"], item["reason"], item.get("found"), item["hint"])
+        for item in done.json["items"]
+    }
+
+
+# the data folder
+
+
+def test_an_empty_folder(refused, tmp_path):
+    (tmp_path / "data").mkdir()
+    assert refused() == error(
+        "source-empty",
+        "no pictures in {tmp}/data",
+        "{tmp}/data",
+        f"looked for {PICTURES}; found no files",
+        "give the folder that holds the pictures: `latentcache build FOLDER`",
+    )
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_without_pictures(refused, tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("a.md", "b.md", "c.parquet", "README"):
+        (tmp_path / "data" / name).write_text("x")
+    assert refused() == error(
+        "source-empty",
+        "no pictures in {tmp}/data",
+        "{tmp}/data",
+        f"looked for {PICTURES}; found 4 other files (2 .md, 1 without ending, 1 .parquet);"
+        " this version does not read .parquet",
+        "give the folder that holds the pictures: `latentcache build FOLDER`",
+    )
+
+
+def test_data_that_is_not_there(refused):
+    assert refused() == error(
+        "source-not-found",
+        "no such folder: {tmp}/data",
+        "{tmp}/data",
+        "No such file or directory",
+        "check the path; `latentcache build DATA` takes a folder of pictures",
+    )
+
+
+def test_data_that_is_a_file(refused, one):
+    assert refused("data/a.png") == error(
+        "usage",
+        "DATA is no folder: {tmp}/data/a.png",
+        "{tmp}/data/a.png",
+        "expected a folder of pictures, found a file",
+        "give the folder that holds the pictures: `latentcache build {tmp}/data`",
+    )
+
+
+# the cache folder
+
+
+@pytest.mark.parametrize("out", ["data/cache", "data", "data/sub/../deep/cache"])
+def test_a_cache_inside_the_data(refused, one, out):
+    assert refused(out=out) == error(
+        "usage",
+        f"the cache would lie inside the data folder: {{tmp}}/{out}",
+        f"{{tmp}}/{out}",
+        "data folders are only read; a cache in one would be taken for data",
+        "use --out {tmp}/data.latentcache",
+    )
+    assert [path.name for path in one.iterdir()] == ["a.png"]
+
+
+def test_a_cache_folder_that_holds_something_else(refused, one, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").write_text("x")
+    assert refused() == error(
+        "usage",
+        "--out {tmp}/cache is no cache and not empty",
+        "{tmp}/cache",
+        "a cache is never mixed with other files",
+        "give an empty or a new folder",
+    )
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thesis.tex"]
+
+
+def test_a_cache_that_is_a_file(refused, one, tmp_path):
+    (tmp_path / "cache").write_text("x")
+    found = refused()
+    assert (found["slug"], found["what"]) == ("usage", "--out {tmp}/cache is a file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
+def test_a_cache_folder_that_cannot_be_written():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        draw(folder / "data" / "a.png")
+        words = [sys.executable, "-m", "latentcache", "build", folder / "data", *SMALL, "--json"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, user=65534, group=65534, cwd="/")
+        value = json.loads(done.stdout)["error"]
+        assert (done.returncode, value) == (
+            3,
+            error(
+                "read-only",
+                f"the cache folder cannot be written: {name}/data.latentcache",
+                f"{name}/data.latentcache",
+                f"read-only: [Errno 13] Permission denied: '{name}/data.latentcache'",
+                "give another folder with --out, or change its permissions",
+            ),
+        )
+        assert "Traceback" not in done.stderr
+
+
+def test_a_cache_of_a_newer_format(run, cache, data):
+    manifest = cache / "generations" / "000001" / "manifest.json"
+    value = json.loads(manifest.read_text())
+    value["format"]["version"] = 2
+    manifest.write_text(json.dumps(value))
+    for words in (["build", data, "--out", cache], ["verify", cache], ["info", cache]):
+        done = run(*words, "--json")
+        assert (done.status, done.error) == (
+            3,
+            error(
+                "cache-format",
+                "this cache has format 2; this version of latentcache reads up to 1",
+                str(manifest.parent),
+                "it was written by a newer version",
+                "upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            ),
+        )
+
+
+def test_a_second_build_names_the_holder_at_once(run, cache, data):
+    with builder_lock(cache / "builder.lock"):
+        done = run("build", data, "--out", cache, "--json")
+    since = done.error["holder"]["since"]
+    host = done.error["holder"]["host"]
+    assert (done.status, done.error["holder"]["pid"]) == (3, os.getpid())
+    assert {name: text for name, text in done.error.items() if name != "holder"} == error(
+        "locked",
+        f"another build holds this cache: process {os.getpid()} on {host}",
+        str(cache / "builder.lock"),
+        f"it has been running since {since}",
+        "wait until it ends; it is safe to run this command again then",
+    )
+
+
+def test_a_second_process_is_refused_within_two_seconds(tmp_path):
+    for number in range(30):
+        draw(tmp_path / "data" / f"{number}.png", seed=number)
+    words = [
+        sys.executable,
+        "-m",
+        "latentcache",
+        "build",
+        tmp_path / "data",
+        *SMALL,
+        "--out",
+        tmp_path / "c",
+        "--json",
+    ]
+    first = subprocess.Popen(
+        [*words, "--model", "stub:delay_ms=500"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "c" / "BUILDING").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        started = time.monotonic()
+        second = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert time.monotonic() - started < 5, "2 s on a machine that does nothing else"
+        value = json.loads(second.stdout)
+        assert (second.returncode, value["exit_code"], value["error"]["slug"]) == (3, 3, "locked")
+        assert value["error"]["holder"]["pid"] == first.pid
+        assert f"process {first.pid} on" in second.stderr
+    finally:
+        first.terminate()
+        first.communicate(timeout=15)
+
+
+# the model
+
+
+RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
+AGAIN = "download the file again and compare its size with the page it comes from"
+PICKLE = "pickle files can run code when they are opened"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "why", "fix"),
+    [
+        (
+            "m.gguf",
+            b"GGUF\3\0\0\0",
+            "m.gguf is a GGUF file",
+            "GGUF holds language and transformer models, not picture encoders",
+            "give the safetensors VAE that belongs to the model (its vae/ folder)",
+        ),
+        ("m.bin", b"\x80\x02}q\0.", "m.bin is a pickle checkpoint", PICKLE, RESAVE),
+        ("m.ckpt", b"PK\3\4archive/data.pkl", "m.ckpt is a pickle checkpoint", PICKLE, RESAVE),
+        ("m.pt", b"PK\3\4archive/data.pkl", "m.pt is a pickle checkpoint", PICKLE, RESAVE),
+        (
+            "m.safetensors",
+            b"<!DOCTYPE html><html>404</html>",
+            "m.safetensors is an HTML page",
+            "a web page was saved in place of the file",
+            AGAIN,
+        ),
+        (
+            "m.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+            "m.safetensors is a git-lfs pointer",
+            "git has not fetched the file itself",
+            "run `git lfs pull` in its folder",
+        ),
+        ("m.safetensors", b"", "m.safetensors is empty", "it has no bytes", AGAIN),
+        (
+            "m.safetensors",
+            (1000).to_bytes(8, "little") + b"{",
+            "m.safetensors is cut short",
+            "the header speaks of 1008 bytes, the file has 9",
+            AGAIN,
+        ),
+    ],
+)
+def test_a_file_that_is_no_model(refused, one, tmp_path, name, content, what, why, fix):
+    (tmp_path / name).write_bytes(content)
+    found = refused("data", "--model", tmp_path / name)
+    assert found == error("model-unsupported", what, f"{{tmp}}/{name}", why, fix)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "listed"), [([], "no files"), (["m.gguf"], "m.gguf"), (["a.ckpt", "b"], "a.ckpt, b")]
+)
+def test_a_model_folder_without_configuration(refused, one, tmp_path, files, listed):
+    (tmp_path / "model").mkdir()
+    for name in files:
+        (tmp_path / "model" / name).write_bytes(b"x")
+    assert refused("data", "--model", tmp_path / "model") == error(
+        "model-unsupported",
+        "{tmp}/model has no config.json",
+        "{tmp}/model",
+        f"the class and the settings of a model are read from it, never guessed; found {listed}",
+        "put the config.json of the VAE beside its weights, or name it with --model-config",
+    )
+
+
+def test_a_model_folder_with_pickles_only(refused, one, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+    (tmp_path / "model" / "diffusion_pytorch_model.bin").write_bytes(b"\x80\x02.")
+    assert refused("data", "--model", tmp_path / "model") == error(
+        "model-unsupported",
+        "{tmp}/model has only pickle weights (diffusion_pytorch_model.bin)",
+        "{tmp}/model",
+        PICKLE,
+        "save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER",
+    )
+
+
+def test_a_path_to_no_model(refused, one):
+    assert refused("data", "--model", "/no/such/model") == error(
+        "model-not-found",
+        "there is no model at /no/such/model",
+        "/no/such/model",
+        "",
+        "check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
+    )
+
+
+def test_an_unknown_hub_id_offline(one, tmp_path):
+    words = [sys.executable, "-m", "latentcache", "build", one, "--model", "nobody/nothing", "--json"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    found = json.loads(done.stdout)["error"]
+    why = found.pop("why")
+    assert (done.returncode, {**found, "why": ""}) == (
+        2,
+        error(
+            "model-not-found",
+            "nobody/nothing is neither a folder here nor a model within reach",
+            "nobody/nothing",
+            "",
+            "where there is a network: `hf download nobody/nothing --local-dir FOLDER`; then --model FOLDER",
+        ),
+    )
+    assert why.startswith("this machine is offline, or the repository does not exist or is closed: ")
+    assert "Traceback" not in done.stderr
+
+
+# tables
+
+
+def table(one, text, name="metadata.csv"):
+    (one / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def test_a_table_with_bom_missing_unlisted_absolute_and_parent_paths(run, one, tmp_path):
+    draw(one / "b.png", seed=1)
+    table(one, "\ufefffile_name,text\na.png,hello\nc.png,gone\n/etc/passwd,abs\n../a.png,up\n")
+    outside = "copy the file into the data folder and write its path relative to that folder"
+    assert items(run, tmp_path) == {
+        "c.png": (
+            "quarantined",
+            "not-found",
+            "metadata.csv:3 names it, and there is no such file",
+            "put the file there, or remove what points to it",
+        ),
+        "/etc/passwd": (
+            "quarantined",
+            "outside-root",
+            "metadata.csv:4 names a file outside the data folder",
+            outside,
+        ),
+        "../a.png": (
+            "quarantined",
+            "outside-root",
+            "metadata.csv:5 names a file outside the data folder; did you mean a.png?",
+            outside,
+        ),
+        "b.png": ("note", "unlisted", "metadata.csv has no row for it", "add a row to the table to use it"),
+        "metadata.csv": (
+            "note",
+            "bom",
+            "metadata.csv begins with a UTF-8 BOM",
+            "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
+        ),
+    }
+
+
+def test_a_bom_alone_is_no_reason_to_fail(run, one, tmp_path):
+    table(one, "\ufefffile_name,text\na.png,hello\n")
+    assert set(items(run, tmp_path, status=0)) == {"metadata.csv"}
+
+
+QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line", "why", "fix"),
+    [
+        (
+            "file_name,text\na.png,hello, world\n",
+            "a row of another length",
+            2,
+            "expected 2 fields as in the first line, found 3: a.png, hello,  world",
+            QUOTE,
+        ),
+        (
+            "file_name,text\na.png,x\na.png\n",
+            "a row of another length",
+            3,
+            "expected 2 fields as in the first line, found 1: a.png",
+            QUOTE,
+        ),
+        (
+            "name,words\na.png,x\n",
+            "no column of file names",
+            1,
+            "expected a column named file_name, image, file, filename or path; found columns: name, words",
+            "name the columns in the first line of metadata.csv, e.g. `file_name,text`",
+        ),
+        (
+            "file_name,text\n",
+            "the table has no rows",
+            1,
+            "expected one row per picture, found none",
+            "add one row per picture, or remove the table to use all pictures",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_read(refused, one, tmp_path, text, what, line, why, fix):
+    table(one, text)
+    assert refused() == error("table", f"metadata.csv: {what}", f"{{tmp}}/data/metadata.csv:{line}", why, fix)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_verify_and_plan_say_the_same_of_a_table(run, cache, data):
+    table(data, "file_name,text\np0.png\n")
+    for words in (["verify", cache], ["plan", data, "--batch-size", "1"]):
+        done = run(*words, "--json")
+        assert (done.status, done.error["slug"], done.error["where"]) == (2, "table", f"{data}/metadata.csv:2")
+
+
+# pictures
+
+
+def bomb(width, height):
+    """A small PNG whose header claims a huge picture."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(100))), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason", "found", "hint"),
+    [
+        (
+            "zero.jpg",
+            b"",
+            "empty",
+            r"it has 0 bytes",
+            "the file has no bytes: download or export it again, or remove it",
+        ),
+        (
+            "bomb.png",
+            bomb(60000, 60000),
+            "bomb",
+            r".*\b3600000000 pixels.*",
+            "it claims more pixels than any decoder should trust: make it smaller, or remove it",
+        ),
+        (
+            "large.png",
+            bomb(11000, 10000),
+            "too-many-pixels",
+            r".*110000000.*100000000.*|.*110,000,000.*100,000,000.*",
+            "make it smaller, or raise --max-pixels",
+        ),
+        (
+            "page.png",
+            b"<!DOCTYPE html><html></html>",
+            "html",
+            r".+",
+            "this is a web page saved under a picture's name: download the picture itself",
+        ),
+        (
+            "lfs.png",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "git-lfs",
+            r".+",
+            "this is a pointer, not the picture: run `git lfs pull` in the data folder",
+        ),
+    ],
+)
+def test_a_file_that_is_no_picture(run, one, tmp_path, name, content, reason, found, hint):
+    (one / name).write_bytes(content)
+    category, why, detail, said = items(run, tmp_path)[name]
+    assert (category, why, said) == ("quarantined", reason, hint)
+    assert re.fullmatch(found, detail)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+def test_a_truncated_picture(run, one, tmp_path, suffix):
+    whole = draw(tmp_path / f"whole{suffix}", seed=3).read_bytes()
+    (one / f"cut{suffix}").write_bytes(whole[: len(whole) // 2])
+    category, reason, detail, hint = items(run, tmp_path)[f"cut{suffix}"]
+    assert (category, reason) == ("quarantined", "truncated")
+    assert detail
+    assert hint == "the file is cut short or damaged: download or export it again"
+
+
+def test_a_pipe_named_like_a_picture(run, one, tmp_path):
+    os.mkfifo(one / "x.jpg")
+    started = time.monotonic()
+    assert items(run, tmp_path) == {
+        "x.jpg": (
+            "quarantined",
+            "not-regular",
+            "it is a named pipe, not a regular file",
+            "this is no regular file (a pipe, socket, device or folder): remove it from the data folder",
+        )
+    }
+    assert time.monotonic() - started < 10
+
+
+def test_a_name_that_is_not_utf8(run, one, tmp_path):
+    raw = os.fsencode(one) + b"/b\xff.png"
+    shutil.copy(one / "a.png", raw)
+    done = run("build", one, *SMALL, "--out", tmp_path / "cache", "--json")
+    assert (done.status, done.json["counts"]["samples"]) == (0, 2)
+    (entry,) = run("info", tmp_path / "cache", "--entries", "--json").json["entries"]
+    assert [base64.b64decode(name) for name in entry["paths_b64"]] == [b"a.png", b"b\xff.png"]
+    Path(os.fsdecode(raw)).write_bytes(b"")
+    (item,) = run("build", one, "--out", tmp_path / "cache", "--json").json["items"]
+    assert base64.b64decode(item["path_b64"]) == b"b\xff.png"
+    assert "quarantined b\\xff.png [empty]" in run("build", one, "--out", tmp_path / "cache").out
+
+
+def test_the_words_of_damage_lead_out_of_it(run, cache, data):
+    """A manifest that is damaged: nothing can be said of single samples, and nothing is encoded again either."""
+    manifest = cache / "generations" / "000001" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"generation", b"Generation", 1))
+    done = run("verify", cache, "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-damaged")
+    assert done.error["where"].startswith(str(cache / "generations" / "000001"))
+    command = done.error["fix"].split(",")[0]
+    assert command == f"rm {cache}/CURRENT"
+    subprocess.run(shlex.split(command), check=True)
+    counts = run("build", data, *SMALL, "--out", cache, "--json").json["counts"]
+    assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+    assert run("verify", cache, "--full").status == 0
+    assert load_generation(cache).number > 1

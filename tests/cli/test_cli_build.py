@@ -1,0 +1,204 @@
+import base64
+import json
+import os
+import zlib
+
+import pytest
+from small_cache import SMALL, draw
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "cache", "data", "dry_run", "counts", "fields", "items",
+    "written_bytes", "generation", "published", "recipe_id", "recipe", "plan", "elapsed_s",
+}  # fmt: skip
+ERROR_KEYS = {"schema", "command", "exit_code", "error"}
+
+
+def build(run, data, *more):
+    return run("build", data, *SMALL, "--out", data.with_name("cache"), *more)
+
+
+def test_the_keys_of_the_object(run, data):
+    done = build(run, data, "--json")
+    value = done.json
+    assert set(value) == KEYS
+    assert value["counts"] == {"samples": 4, "encoded": 4, "cached": 0, "quarantined": 0}
+    assert value["fields"] == {"latents": {"encoded": 4, "cached": 0}}
+    assert (value["command"], value["exit_code"], value["error"], value["items"]) == ("build", 0, None, [])
+    assert set(value["plan"]) == {"entries_to_make", "entries_cached", "bytes_to_write", "free_bytes", "buckets"}
+    assert sum(bucket["entries"] for bucket in value["plan"]["buckets"]) == 4
+
+
+def test_an_error_has_only_the_common_keys(run, tmp_path):
+    assert set(run("build", tmp_path / "none", "--json").json) == ERROR_KEYS
+
+
+def test_plan_first_then_the_summary(run, data):
+    done = build(run, data)
+    assert done.err.startswith(f"4 pictures in {data}, cache ")
+    for word in (
+        "  model    stub",
+        "  buckets  ",
+        "  plan     4 entries to make, 0 reused, ",
+        " to write, ",
+        " free",
+    ):
+        assert word in done.err
+    assert "4 encoded, 0 reused, 0 quarantined in " in done.out
+    assert done.out.endswith("(generation 1) is complete\n")
+
+
+def test_a_second_run_encodes_nothing_and_says_so(run, data):
+    build(run, data)
+    done = build(run, data)
+    assert done.out.startswith("nothing to encode: 4 entries reused, 0 quarantined\n")
+    again = build(run, data, "--json").json
+    assert again["counts"] == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+    assert (again["published"], again["generation"]) == (False, 1)
+
+
+def test_the_cache_is_beside_the_data(run, data):
+    assert run("build", data, *SMALL, "--json").json["cache"] == f"{data}.latentcache"
+    assert data.with_name("data.latentcache").is_dir()
+
+
+def test_a_dry_run_makes_nothing(run, data):
+    done = build(run, data, "--dry-run")
+    assert done.out == "dry run: 4 entries would be made, 0 reused, 0 quarantined\n"
+    assert not data.with_name("cache").exists()
+    assert build(run, data, "--dry-run", "--json").json["plan"]["entries_to_make"] == 4
+
+
+def test_quiet_says_nothing_but_the_summary(run, data):
+    done = build(run, data, "--quiet")
+    assert done.err == ""
+    assert len(done.out.splitlines()) == 2
+
+
+def test_quarantined_files_are_items_with_cause_and_hint(run, data):
+    (data / "broken.jpg").write_bytes(b"<html>404</html>")
+    done = build(run, data, "--json")
+    assert done.status == 1
+    (item,) = done.json["items"]
+    assert (item["category"], item["reason"], item["path"]) == ("quarantined", "html", "broken.jpg")
+    assert item["hint"]
+    assert done.json["counts"] == {"samples": 5, "encoded": 4, "cached": 0, "quarantined": 1}
+    assert "error" in done.json
+    assert done.json["error"] is None
+
+
+def test_the_text_says_why_the_status_is_1(run, data):
+    (data / "broken.jpg").write_bytes(b"")
+    done = build(run, data)
+    assert done.status == 1
+    assert "quarantined broken.jpg [empty]" in done.out
+    assert "  fix: the file has no bytes" in done.out
+    assert "1 quarantined (more than --allow-failed 0: exit status 1)" in done.out
+
+
+@pytest.mark.parametrize(("allowed", "status"), [("0", 1), ("1", 0), ("2", 0), ("19%", 1), ("20%", 0), ("100%", 0)])
+def test_so_many_failures_are_fine(run, data, allowed, status):
+    (data / "broken.jpg").write_bytes(b"")
+    assert build(run, data, "--allow-failed", allowed).status == status
+
+
+def test_a_number_that_is_none_is_refused_before_any_work(run, data):
+    done = build(run, data, "--allow-failed", "few", "--json")
+    assert (done.status, done.error["what"]) == (2, "--allow-failed 'few' is no number")
+    assert not data.with_name("cache").exists()
+
+
+def test_every_picture_file_is_an_entry_or_an_item(run, data):
+    (data / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    draw(data / ".hidden.png")
+    draw(data / "sub" / "deep.PNG", seed=9)
+    draw(data / "zwilling ü.png", seed=0)
+    raw = os.fsencode(data) + b"/\xff\xfe.png"
+    with open(raw, "wb") as file:  # noqa: PTH123 - a name that is no text
+        file.write((data / "p0.png").read_bytes())
+    items = build(run, data, "--json").json["items"]
+    entries = run("info", data.with_name("cache"), "--entries", "--json").json["entries"]
+    named = {base64.b64decode(name) for entry in entries for name in entry["paths_b64"]}
+    named |= {base64.b64decode(i["path_b64"]) if "path_b64" in i else i["path"].encode() for i in items}
+    pictures = {
+        os.path.relpath(os.path.join(folder, name), os.fsencode(data))  # noqa: PTH118
+        for folder, _, names in os.walk(os.fsencode(data))
+        for name in names
+        if name.lower().endswith(b".png")
+    }
+    assert named == pictures
+    assert len(pictures) == 9
+
+
+def test_more_than_ten_items_of_a_kind_are_counted(run, data):
+    for number in range(13):
+        (data / f"bad{number:02}.png").write_bytes(b"")
+    done = build(run, data)
+    assert done.out.count("quarantined bad") == 10
+    assert "... and 3 more quarantined (all of them with --json)\n" in done.out
+
+
+def test_a_metadata_edit_is_cached_not_encoded(run, data):
+    build(run, data)
+    picture = data / "p0.png"
+    raw = picture.read_bytes()
+    text = b"tEXtComment\0hello"
+    chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+    picture.write_bytes(raw[:33] + chunk + raw[33:])
+    counts = build(run, data, "--json").json["counts"]
+    assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+
+
+def test_several_resolutions_make_several_entries_per_picture(run, data):
+    counts = build(run, data, "--resolution", "128", "--json").json["counts"]
+    assert counts == {"samples": 4, "encoded": 8, "cached": 0, "quarantined": 0}
+
+
+def test_events_are_lines_with_keys(run, data, tmp_path):
+    build(run, data, "--events", tmp_path / "events", "--commit-every", "1")
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    commits = [event for event in events if event["event"] == "commit"]
+    keys = [key for event in commits for key in event["keys"]]
+    entries = run("info", data.with_name("cache"), "--entries", "--json").json["entries"]
+    assert sorted(keys) == sorted(entry["key"] for entry in entries)
+    assert len(commits) == 4
+
+
+def test_a_failed_build_is_looked_at_again_on_request(run, data):
+    (data / "bad.png").write_bytes(b"")
+    for more in ((), ("--retry-failed",)):
+        assert build(run, data, "--json", *more).json["counts"]["quarantined"] == 1
+
+
+def test_sources_are_never_touched(run, data):
+    (data / "bad.png").write_bytes(b"no picture")
+    before = {path.name: (path.stat(), path.read_bytes()) for path in data.iterdir()}
+    build(run, data)
+    build(run, data, "--retry-failed")
+    after = {path.name: (path.stat(), path.read_bytes()) for path in data.iterdir()}
+    for name, (stat, content) in before.items():
+        now, bytes_now = after[name]
+        assert (now.st_mtime_ns, now.st_ctime_ns, now.st_ino, bytes_now) == (
+            stat.st_mtime_ns,
+            stat.st_ctime_ns,
+            stat.st_ino,
+            content,
+        )
+    assert set(after) == set(before)
+
+
+def test_data_and_cache_may_move(run, data):
+    build(run, data)
+    data.rename(data.with_name("moved"))
+    data.with_name("cache").rename(data.with_name("cache2"))
+    counts = run("build", data.with_name("moved"), "--out", data.with_name("cache2"), "--json").json["counts"]
+    assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+
+
+def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_bytes(b"")
+    done = build(run, tmp_path / "data", "--json")
+    assert done.status == 1
+    assert done.json["counts"] == {"samples": 1, "encoded": 0, "cached": 0, "quarantined": 1}
+    planned = run("plan", tmp_path / "cache", "--batch-size", "1", "--json")
+    assert (planned.status, planned.error["slug"]) == (1, "plan-empty")

@@ -1,0 +1,82 @@
+import pytest
+from small_cache import SMALL, draw
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "small_buckets",
+    "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
+    "quarantined",
+}  # fmt: skip
+
+
+def test_the_keys_of_the_object(run, cache):
+    value = run("plan", cache, "--batch-size", "2", "--json").json
+    assert set(value) == KEYS
+    for bucket in value["buckets"]:
+        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped"}
+    assert (value["steps_per_epoch"], value["samples_used"], value["samples_repeated"]) == (3, 4, 2)
+
+
+@pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (3, 2)])
+def test_a_folder_and_its_cache_have_the_same_plan(run, data, cache, policy, batch_size, world_size):
+    words = ["--batch-size", batch_size, "--world-size", world_size, "--small-buckets", policy, "--json"]
+    of_cache = run("plan", cache, *words).json
+    of_data = run("plan", data, *SMALL, *words).json
+    assert {**of_cache, "path": ""} == {**of_data, "path": ""}
+
+
+def test_a_folder_is_planned_without_making_anything(run, data):
+    assert run("plan", data, *SMALL, "--batch-size", "1").status == 0
+    assert sorted(path.name for path in data.parent.iterdir()) == ["data"]
+
+
+def test_a_data_folder_may_have_a_folder_called_shards(run, data):
+    draw(data / "shards" / "deep.png")
+    assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["samples_used"] == 5
+
+
+def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, cache):
+    done = run("plan", cache, "--batch-size", "8", "--small-buckets", "drop", "--json")
+    assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 4)
+    assert done.error["slug"] == "plan-empty"
+    assert "0 steps per epoch" in done.error["what"]
+    assert "48x80: 2" in done.error["where"]
+    assert "--small-buckets repeat, or a --batch-size of at most 2" in done.error["fix"]
+    assert (
+        "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--small-buckets", "drop").out
+    )
+
+
+def test_a_policy_that_refuses(run, cache):
+    done = run("plan", cache, "--batch-size", "2", "--small-buckets", "error", "--json")
+    assert (done.status, done.error["slug"]) == (1, "plan")
+    assert "does not divide into full batches" in done.error["what"]
+
+
+def test_an_unknown_policy(run, cache):
+    done = run("plan", cache, "--batch-size", "2", "--small-buckets", "merge", "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert "repeat, drop, partial, error" in done.error["fix"]
+
+
+@pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
+def test_optimizer_steps_are_rounded_up(run, cache, accumulation, steps):
+    value = run("plan", cache, "--batch-size", "1", "--grad-accum", accumulation, "--json").json
+    assert (value["batches_per_epoch"], value["steps_per_epoch"]) == (4, steps)
+
+
+def test_files_that_cannot_be_used_are_counted_apart(run, data):
+    (data / "bad.png").write_bytes(b"")
+    (data / "tiny.png").write_bytes(draw(data / "t" / "t.png", (8, 8)).read_bytes())
+    done = run("plan", data, *SMALL, "--batch-size", "1")
+    assert "4 steps per epoch at batch size 1 on 1 rank: 4 samples used" in done.out
+    assert "3 files refused and not counted: `latentcache build` names them" in done.out
+    assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
+
+
+def test_the_text(run, cache):
+    out = run("plan", cache, "--batch-size", "2", "--world-size", "2", "--grad-accum", "2").out
+    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped"]
+    assert out.splitlines()[-1] == (
+        "2 steps per epoch at batch size 2 on 2 ranks, gradient accumulation 2: 4 samples used, 8 repeated, 0 dropped"
+    )

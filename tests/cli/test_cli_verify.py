@@ -1,0 +1,154 @@
+import base64
+import os
+import shlex
+import subprocess
+
+import pytest
+from small_cache import damage_payload, draw
+
+from latentcache.verify.findings import CATEGORIES
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "cache", "mode", "generation", "counts", "items", "building",
+    "elapsed_s",
+}  # fmt: skip
+ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
+
+
+def test_the_keys_of_the_object(run, cache):
+    value = run("verify", cache, "--json").json
+    assert set(value) == KEYS
+    assert set(value["counts"]) == set(CATEGORIES)
+    assert (value["mode"], value["generation"], value["counts"]["ok"]) == ("fast", 1, 4)
+    assert value["items"] == []
+
+
+def test_every_item_has_category_reason_path_and_hint(run, cache, data):
+    (data / "p0.png").unlink()
+    (data / "p1.txt").write_text("other")
+    draw(data / "new.png")
+    os.utime(data / "p2.png", (1, 1))
+    done = run("verify", cache, "--json")
+    assert done.status == 1
+    for item in done.json["items"]:
+        assert set(item) <= ITEM_KEYS
+        assert item["category"]
+        assert item["reason"]
+        assert item["hint"]
+    found = {item["path"]: (item["category"], item["reason"]) for item in done.json["items"]}
+    assert found == {
+        "p0.png": ("stale", "source-removed"),
+        "p1.png": ("stale", "caption-changed"),
+        "p2.png": ("touched", "stat-changed"),
+        "new.png": ("missing", "not-built"),
+    }
+    assert done.json["counts"]["ok"] == 1
+
+
+def test_the_text_names_the_worst_first_and_ends_with_the_command(run, cache, data):
+    (data / "p1.txt").write_text("other")
+    draw(data / "new.png")
+    done = run("verify", cache)
+    assert done.out.splitlines() == [
+        "stale p1.png [caption-changed]: expected caption 1, found other",
+        "missing new.png [not-built]",
+        "1 stale, 1 missing, 3 ok (headers and timestamps; payloads not read)",
+        f"fix: latentcache build {data} --out {cache}",
+    ]
+
+
+def test_the_text_of_a_clean_cache(run, cache):
+    assert run("verify", cache).out == "4 ok (headers and timestamps; payloads not read)\n"
+    assert run("verify", cache, "--full").out == "4 ok (payloads and sources read)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (["--resolution", "128"], "geometry.resolutions"),
+        (["--bucket", "64x64"], "geometry.buckets"),
+        (["--bucket-step", "16"], "geometry.multiple"),
+        (["--min-side", "32"], "geometry.min_side"),
+        (["--max-side", "96"], "geometry.max_side"),
+        (["--storage-dtype", "float32"], "encoder.storage_dtype"),
+        (["--compute-dtype", "float16"], "encoder.compute_dtype"),
+        (["--resample", "lanczos-u8"], "pixels.resample"),
+        (["--icc", "ignore"], "pixels.icc"),
+        (["--alpha", "#000000"], "pixels.alpha"),
+        (["--model", "demo"], "encoder.family"),
+    ],
+)
+def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, cache, data, words, field):
+    (data / "bad.png").write_bytes(b"")
+    run("build", data, "--out", cache)
+    done = run("verify", cache, *words, "--json")
+    assert done.status == 1
+    stale = [item for item in done.json["items"] if item["category"] == "stale"]
+    assert [item["reason"] for item in stale] == [f"recipe:{field}"] * 4
+    assert stale[0]["expected"] != stale[0]["found"]
+    assert stale[0]["fix"].endswith(f"--out {cache} {' '.join(shlex.quote(word) for word in words)}")
+    assert done.json["counts"]["quarantined"] == 1
+
+
+def test_the_same_flags_are_no_difference(run, cache):
+    words = ["--model", "stub", "--resolution", "64", "--bucket-step", "8", "--alpha", "#FFFFFF"]
+    assert run("verify", cache, *words).status == 0
+
+
+@pytest.mark.parametrize("words", [["--resolution", "128"], ["--bucket", "64x64", "--bucket", "64x96"]])
+def test_the_command_that_is_shown_mends_what_the_flags_make_stale(run, cache, words):
+    fix = run("verify", cache, *words, "--json").json["items"][0]["fix"]
+    assert run(*shlex.split(fix)[1:]).status == 0
+    assert run("verify", cache, *words).status == 0
+
+
+def test_allowed_failures_are_fine(run, cache, data):
+    (data / "bad.png").write_bytes(b"")
+    run("build", data, "--out", cache)
+    assert run("verify", cache).status == 1
+    assert run("verify", cache, "--allow-failed", "1").status == 0
+    assert run("verify", cache, "--allow-failed", "20%").status == 0
+
+
+def test_a_name_that_is_not_utf8(run, cache, data):
+    with open(os.fsencode(data) + b"/\xffnew.png", "wb") as file:  # noqa: PTH123 - a name that is no text
+        file.write(b"x")
+    (item,) = run("verify", cache, "--json").json["items"]
+    assert base64.b64decode(item["path_b64"]) == b"\xffnew.png"
+    assert "missing \\xffnew.png [not-built]" in run("verify", cache).out
+
+
+def test_control_characters_in_names_never_reach_the_terminal(run, cache, data):
+    draw(data / "a\x1b[31m\nfix: rm -r .png")
+    out = run("verify", cache).out
+    assert "\x1b" not in out
+    assert "missing a\\x1b[31m\\nfix: rm -r .png [not-built]\n" in out
+
+
+def test_no_finished_build_is_status_3(run, tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "BUILDING").write_text("{}")
+    done = run("verify", tmp_path / "c", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-unfinished")
+    done = run("verify", tmp_path / "d", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
+
+
+def test_a_build_that_has_not_ended_is_mentioned(run, cache):
+    (cache / "BUILDING").write_text("{}")
+    done = run("verify", cache)
+    assert done.status == 0
+    assert "has not ended" in done.out
+    assert run("verify", cache, "--json").json["building"] is True
+
+
+def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
+    """As it is shown, in a shell: set the shard aside, build again."""
+    damage_payload(cache)
+    done = run("verify", cache, "--full")
+    assert done.status == 1
+    fix = next(line.removeprefix("fix: ") for line in done.out.splitlines() if line.startswith("fix: "))
+    words = fix.replace("latentcache build", "true")
+    assert subprocess.run(["sh", "-c", words], check=False).returncode == 0
+    assert run("build", data, "--out", cache, "--json").json["counts"]["encoded"] == 4
+    assert run("verify", cache, "--full").status == 0

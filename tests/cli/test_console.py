@@ -1,0 +1,138 @@
+import base64
+import io
+import json
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.cli import console
+from latentcache.errors import CacheLockedError, UsageError
+
+
+@given(st.text())
+def test_text_is_one_line_that_cannot_steer_a_terminal(text):
+    shown = console.printable(text)
+    assert "\n" not in shown
+    assert all(letter.isprintable() for letter in shown)
+
+
+@given(st.text(st.characters(exclude_categories=("C", "Z"))))
+def test_what_is_printable_stays_as_it_is(text):
+    assert console.printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a b", "a b"),
+        ("a\tb\n", "a\\tb\\n"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\x9b2J", "\\x9b2J"),
+        ("gnp.\u202etxt", "gnp.\\u202etxt"),
+        ("\udcff.png", "\\xff.png"),
+        ("\ud800", "\\ud800"),
+        ("Fotos für Ω", "Fotos für Ω"),
+    ],
+)
+def test_control_characters_and_bytes_are_shown(text, shown):
+    assert console.printable(text) == shown
+
+
+@given(st.binary(min_size=1, max_size=20).filter(lambda raw: b"\0" not in raw))
+def test_the_bytes_of_a_name_are_never_lost(raw):
+    fields = console.path_fields(os.fsdecode(raw))
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        assert base64.b64decode(fields["path_b64"]) == raw
+    else:
+        assert fields == {"path": text}
+
+
+def test_an_item_has_a_hint_even_when_it_is_empty():
+    item = console.item("note", "bom", "a.csv", hint="", found="", key="")
+    assert item == {"category": "note", "reason": "bom", "path": "a.csv", "hint": ""}
+
+
+def test_an_item_without_a_sample_has_an_empty_path():
+    assert console.item("orphan", "unreferenced", "", hint="h", key="00")["path"] == ""
+
+
+def test_the_object_is_one_ascii_line(capsys):
+    console.emit("info", {"name": "für\n\udcff"}, exit_code=0)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"schema": 1, "command": "info", "exit_code": 0, "error": None, "name": "für\n\udcff"}
+
+
+def test_an_error_carries_its_holder(capsys):
+    holder = {"pid": 7, "host": "here", "since": "now"}
+    error = CacheLockedError("held by 7", holder=holder, where="w", why="y", fix="wait")
+    console.fail("build", error, as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["holder"] == holder
+    assert err == "error[locked]: held by 7\n  where: w\n  why: y\n  fix: wait\n"
+
+
+def test_parts_that_are_empty_are_left_out(capsys):
+    console.fail("build", UsageError("no"), as_json=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error[usage]: no\n  fix: run `latentcache --help`\n"
+
+
+def test_a_broken_pipe_is_silence(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    console.out("x")
+    console.say("x")
+    console.emit("info", {}, exit_code=0)
+
+
+def test_another_failure_of_stdout_is_said_and_of_stderr_is_not(monkeypatch):
+    class Full(io.StringIO):
+        name = "<stdout>"
+
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    monkeypatch.setattr(sys, "stderr", Full())
+    console.say("x")
+    with pytest.raises(console.OutputError, match="cannot be written"):
+        console.out("x")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (3_140_000, "3.1 MB"), (5e15, "5000.0 TB")]
+)
+def test_sizes_for_people(size, text):
+    assert console.human_bytes(size) == text
+
+
+def test_numbers_for_people():
+    assert [console.counted(n, "picture") for n in (0, 1, 2)] == ["0 pictures", "1 picture", "2 pictures"]
+    assert console.counted(2, "entry", "entries") == "2 entries"
+
+
+def test_a_table_is_aligned():
+    assert console.table([("a", "count"), ("long", 1), ("b", 22)]) == ["a     count", "long      1", "b        22"]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """``emit`` decides the exit status and ignores signals from then on; give them back to pytest."""
+    import signal
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGTERM, before[1])

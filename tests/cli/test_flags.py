@@ -1,0 +1,113 @@
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_cache import SMALL
+
+from latentcache.cli import flags
+from latentcache.errors import UsageError
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.settings import RecipeSettings
+
+NOTHING = (None,) * 12
+
+
+def test_nothing_said_is_nothing():
+    settings = flags.recipe_settings(*NOTHING)
+    assert settings == RecipeSettings()
+    assert not flags.any_said(settings)
+    assert flags.as_words(settings) == ""
+
+
+def test_what_was_said_is_said():
+    settings = flags.recipe_settings(
+        "stub", Path("c.json"), None, ["64x96"], 8, 32, 128, "auto", "float32", "auto", "ignore", "#000000"
+    )
+    assert flags.any_said(settings)
+    assert (settings.model, settings.model_config, settings.buckets) == ("stub", "c.json", (Size(64, 96),))
+    assert (settings.bucket_step, settings.min_side, settings.max_side) == (8, 32, 128)
+
+
+def test_a_resolution_counts_once():
+    settings = flags.recipe_settings(None, None, [512, 768, 512], *NOTHING[3:])
+    assert settings.resolutions == (512, 768)
+    assert flags.as_words(settings) == "--resolution 512 --resolution 768"
+
+
+def test_words_are_those_of_the_command_line(run, data):
+    """What ``as_words`` writes, ``build`` takes."""
+    settings = flags.recipe_settings(
+        "stub", None, None, ["64x96", "96x64"], 8, 32, 128, "float32", "float32", "lanczos-pil", "ignore", "#00ff00"
+    )
+    done = run("build", data, "--out", data.with_name("c"), *shlex.split(flags.as_words(settings)), "--json")
+    recipe = done.json["recipe"]
+    assert recipe["geometry"]["buckets"] == [[64, 96], [96, 64]]
+    assert (recipe["geometry"]["min_side"], recipe["geometry"]["max_side"]) == (32, 128)
+    assert (recipe["encoder"]["storage_dtype"], recipe["pixels"]["alpha"]) == ("float32", "#00ff00")
+
+
+@given(st.integers(1, 99999), st.integers(1, 99999))
+def test_sizes_are_height_by_width(height, width):
+    assert flags.parse_size(f"{height}x{width}") == Size(height, width)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "64", "64x", "x64", "0x64", "64x0", "-64x64", "64X64", "64x64x3", "1e3x64", "٦٤x٦٤"]
+)
+def test_what_is_no_size(text):
+    with pytest.raises(UsageError, match="is no size") as caught:
+        flags.parse_size(text)
+    assert caught.value.fix == "--bucket 704x1152"
+
+
+@pytest.mark.parametrize(
+    ("text", "samples", "allowed"),
+    [("0", 9, 0), ("3", 1, 3), ("0%", 100, 0), ("1%", 99, 0), ("1%", 100, 1), ("2.3%", 1000, 23), ("100%", 7, 7)],
+)
+def test_allowed_failures(text, samples, allowed):
+    assert flags.parse_allowed(text, samples) == allowed
+
+
+@given(st.integers(0, 1000), st.integers(1, 10**6))
+def test_a_share_is_exact(tenths, samples):
+    assert flags.parse_allowed(f"{tenths / 10}%", samples) == tenths * samples // 1000
+
+
+@pytest.mark.parametrize("text", ["", "few", "-1", "1.5", "1 %", "%", "1%%", "9" * 5000, "٣"])
+def test_what_is_no_number_of_failures(text):
+    with pytest.raises(UsageError, match="is no number"):
+        flags.parse_allowed(text, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "slug", "what"),
+    [
+        (["--bucket", "64"], "usage", "--bucket '64' is no size"),
+        (["--bucket", "60x64"], "recipe", "bucket 60x64 does not fit the grid of 8 pixels"),
+        (["--bucket", "64x64", "--resolution", "64"], "usage", "--bucket and --resolution were both given"),
+        (["--resolution", "0"], "recipe", "resolution 0 is below the model's size multiple"),
+        (["--resolution", "-64"], "recipe", "resolution -64 is below the model's size multiple"),
+        (["--bucket-step", "0"], "recipe", "--bucket-step 0 is below 1"),
+        (["--min-side", "512", "--max-side", "64"], "recipe", "no side between 512 and 64"),
+        (["--alpha", "white"], "usage", "--alpha 'white' is no colour"),
+        (["--icc", "p3"], "usage", "--icc 'p3' is not known"),
+        (["--resample", "bicubic"], "usage", "--resample 'bicubic' is not known"),
+        (["--storage-dtype", "fp8"], "usage", "--storage-dtype 'fp8' is not known"),
+        (["--compute-dtype", "half"], "usage", "--compute-dtype 'half' is not known"),
+        (["--model", "stub:delay=1"], "usage", "unknown option of the stub encoder: delay=1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_flags_that_cannot_be_are_refused_in_words(run, data, command, words, slug, what):
+    cache = data.with_name("cache")
+    if command == "verify":
+        run("build", data, *SMALL, "--out", cache)
+    target = [data, "--out", cache, "--model", "stub"] if command == "build" else [cache]
+    done = run(command, *target, *words, "--json")
+    assert (done.status, done.error["slug"]) == (2, slug)
+    assert what in done.error["what"]
+    assert done.error["fix"]
+    if command == "build":
+        assert not cache.exists()

@@ -1,0 +1,106 @@
+import base64
+from pathlib import Path
+
+from small_cache import SMALL, damage_payload, draw
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "cache", "complete", "generation", "counts", "bytes", "created",
+    "demo", "source", "recipe_id", "recipe", "provenance", "buckets",
+}  # fmt: skip
+
+
+def test_the_keys_of_the_object(run, cache):
+    value = run("info", cache, "--json").json
+    assert set(value) == KEYS
+    assert (value["complete"], value["generation"]) == (True, 1)
+    assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
+    assert sum(bucket["entries"] for bucket in value["buckets"]) == 4
+
+
+def test_the_keys_of_an_entry(run, cache, data):
+    entries = run("info", cache, "--entries", "--json").json["entries"]
+    assert len(entries) == 4
+    for entry in entries:
+        assert set(entry) == {"key", "field", "shape", "dtype", "checksum", "paths", "paths_b64"}
+        assert len(bytes.fromhex(entry["key"])) == 32
+        assert len(bytes.fromhex(entry["checksum"])) == 8
+        assert (entry["field"], entry["dtype"], entry["shape"][0]) == ("latents", "float16", 4)
+        assert [base64.b64decode(name).decode() for name in entry["paths_b64"]] == entry["paths"]
+    assert sorted(path for entry in entries for path in entry["paths"]) == [f"p{n}.png" for n in range(4)]
+
+
+def test_one_entry_for_two_files_with_the_same_bytes(run, cache, data):
+    (data / "twin.png").write_bytes((data / "p0.png").read_bytes())
+    run("build", data, "--out", cache)
+    entries = run("info", cache, "--entries", "--json").json["entries"]
+    assert sorted(len(entry["paths"]) for entry in entries) == [1, 1, 1, 2]
+
+
+def test_an_entry_that_fails_its_check_has_no_checksum(run, cache):
+    whole = {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
+    damage_payload(cache)
+    now = {entry["key"]: entry["checksum"] for entry in run("info", cache, "--entries", "--json").json["entries"]}
+    assert set(now) == set(whole)
+    damaged = [key for key in now if now[key] is None]
+    assert len(damaged) == 1
+    assert all(now[key] == whole[key] for key in now if key not in damaged)
+    assert "DAMAGED" in run("info", cache, "--entries").out
+
+
+def test_an_unfinished_build_is_shown(run, data, tmp_path):
+    folder = tmp_path / "c"
+    run("build", data, *SMALL, "--out", folder)
+    (folder / "CURRENT").unlink()
+    (folder / "BUILDING").write_text('{"samples": 4}')
+    value = run("info", folder, "--entries", "--json").json
+    assert (value["complete"], value["generation"]) == (False, 0)
+    assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
+    assert len(value["entries"]) == 4
+    assert "not complete: run the same `latentcache build` again" in run("info", folder).out
+
+
+def test_a_build_that_goes_on_is_not_complete(run, cache):
+    (cache / "BUILDING").write_text("{}")
+    assert run("info", cache, "--json").json["complete"] is False
+
+
+def test_the_text(run, cache, data):
+    lines = run("info", cache).out.splitlines()
+    assert lines[0] == f"{cache}  generation 1, complete"
+    assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
+    assert f"from {data}" in lines[2]
+    assert lines[3].startswith("  encoder  stub ")
+    assert "  bucket  entries" in lines
+
+
+def test_a_demo_cache_says_that_it_is_one(run, data, tmp_path):
+    run("build", data, "--resolution", "64", "--out", tmp_path / "c")
+    assert run("info", tmp_path / "c", "--json").json["demo"] is True
+    assert "(demo: not for training)" in run("info", tmp_path / "c").out
+
+
+def test_no_cache(run, tmp_path):
+    done = run("info", tmp_path / "none", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
+    assert "no such folder" in done.error["why"]
+
+
+def test_files_that_vanish_while_they_are_counted(run, cache, monkeypatch):
+    """A running build renames its temporary files at any moment."""
+    real = Path.lstat
+
+    def vanishing(self):
+        if self.name == "data.mdb":
+            raise FileNotFoundError(2, "gone", str(self))
+        return real(self)
+
+    monkeypatch.setattr(Path, "lstat", vanishing)
+    assert run("info", cache, "--json").json["bytes"] > 0
+
+
+def test_names_with_control_characters_are_escaped(run, data, tmp_path):
+    draw(data / "x\x07\x1b]0;y.png", seed=8)
+    run("build", data, *SMALL, "--out", tmp_path / "c")
+    out = run("info", tmp_path / "c", "--entries").out
+    assert "\x1b" not in out
+    assert "x\\x07\\x1b]0;y.png" in out

@@ -1,0 +1,132 @@
+"""Real processes of ``python -m latentcache``, and pictures for them."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from latentcache.cli.app import main
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A build that is slow enough to be disturbed: a commit per picture, its key in the event file.
+RECIPE = ("--resolution", "64", "--bucket-step", "32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What a command gave back."""
+
+    code: int
+    out: str
+    talk: str
+
+    @property
+    def json(self):
+        """The one object on stdout."""
+        assert self.out.count("\n") == 1, self.out + self.talk
+        found = json.loads(self.out)
+        assert found["exit_code"] == self.code
+        assert "Traceback" not in self.talk
+        return found
+
+
+def noise(seed, height=48, width=48, form="PNG"):
+    """The bytes of a picture."""
+    pixels, buffer = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8), io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format=form)
+    return buffer.getvalue()
+
+
+def draw_folder(folder, count):
+    """Small pictures of two shapes with captions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:04}.png").write_bytes(noise(number, 48 + 16 * (number % 2), 48))
+        (folder / f"{number:04}.txt").write_text(f"picture {number}")
+    return folder
+
+
+def start(*words, **options):
+    """A process of the command line; its output is piped."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "latentcache", *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+def finished(process, timeout=60):
+    """Wait for it."""
+    try:
+        out, talk = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    return Done(code=process.returncode, out=out.decode("ascii"), talk=talk.decode("utf-8", "replace"))
+
+
+def run(*words, timeout=60, **options):
+    return finished(start(*words, **options), timeout)
+
+
+def look(*words):
+    """A command that only reads, run in this process: half a second sooner."""
+    out, talk = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(talk):
+        code = main([*map(str, words)])
+    return Done(code=code, out=out.getvalue(), talk=talk.getvalue())
+
+
+def start_build(data, cache, *more, delay_ms=0, events=None, **options):
+    words = ["build", data, "--out", cache, "--model", f"stub:delay_ms={delay_ms}", *RECIPE]
+    words += ["--commit-every", 1, "--json", "--quiet", *more]
+    words += ["--events", events] if events else []
+    return start(*words, **options)
+
+
+def build(data, cache, *more, timeout=60, **options):
+    return finished(start_build(data, cache, *more, **options), timeout)
+
+
+def entries(cache):
+    """key -> (checksum, names) of every committed entry."""
+    found = look("info", cache, "--entries", "--json").json["entries"]
+    assert len({entry["key"] for entry in found}) == len(found)
+    return {entry["key"]: (entry["checksum"], entry["paths"]) for entry in found}
+
+
+def acknowledged(events):
+    """Keys of an event file in the order of their commits; what follows the last line end does not count."""
+    if not events.exists():
+        return []
+    lines = events.read_text("ascii").split("\n")[:-1]
+    return [key for line in lines for key in json.loads(line)["keys"]]
+
+
+def wait_for(condition, process=None, timeout=30.0):
+    """Poll until it holds; a process that ends meanwhile ends the waiting too."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        if process is not None and process.poll() is not None:
+            return
+        time.sleep(0.002)
+
+
+def state_of(folder):
+    """name -> (kind, size, mtime, ctime, content) of everything below a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        stat = path.lstat()
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path)] = (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_nlink, content)
+    return found

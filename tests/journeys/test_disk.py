@@ -1,0 +1,112 @@
+"""A disk that is full or may not be written: said in words, and nothing that was committed is lost."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of
+
+#: Every command once, so that all modules are there; then the same as a user who owns nothing here.
+AS_NOBODY = """
+import contextlib, io, json, os, sys
+from latentcache.cli.app import main
+
+data, cache, torch_too = sys.argv[1], sys.argv[2], sys.argv[3] == "yes"
+build = ["build", data, "--out", cache, "--json", "--quiet"]
+commands = [build, ["info", cache, "--entries", "--json"], ["verify", cache, "--full", "--json"]]
+
+def said(words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = main(words)
+    return [code, json.loads(out.getvalue())]
+
+for words in commands:
+    said(words)
+if torch_too:
+    import latentcache
+    list(latentcache.open_cache(cache).loader(batch_size=2, seed=0))
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+answers = [said(words) for words in commands]
+if torch_too:
+    loader = latentcache.open_cache(cache).loader(batch_size=2, seed=0)
+    answers.append(sorted(name for batch in loader for name in batch["names"]))
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture
+def shared():
+    """A folder that other users may look into, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.parametrize("torch_too", ["no", pytest.param("yes", marks=pytest.mark.slow)])
+def test_a_cache_that_may_not_be_written_can_be_read_and_a_build_says_so(shared, torch_too):
+    data, cache = draw_folder(shared / "data", 4), shared / "cache"
+    assert build(data, cache).code == 0
+    folders = [path for path in (cache, *cache.rglob("*")) if path.is_dir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(data), str(cache), torch_too],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    assert result.returncode == 0, result.stderr
+    (built, error), (shown, info), (checked, verify), *rest = json.loads(result.stdout)
+    assert (built, error["error"]["slug"]) == (3, "read-only")
+    assert "--out" in error["error"]["fix"]
+    assert (shown, checked, verify["counts"]["ok"]) == (0, 0, 4)
+    assert all(entry["checksum"] for entry in info["entries"])
+    assert rest == ([sorted(f"{number:04}.png" for number in range(4))] if torch_too == "yes" else [])
+
+
+def test_a_full_disk_is_said_in_words_and_the_next_run_finishes(tmp_path):
+    data, cache, events = draw_folder(tmp_path / "data", 60), tmp_path / "cache", tmp_path / "events"
+    sources = state_of(data)
+
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+
+    full = finished(start_build(data, cache, events=events, preexec_fn=little_room))
+    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
+    assert "disk is full" in full.talk
+    keys = acknowledged(events)
+    assert keys
+    assert set(keys) <= set(entries(cache))
+    again = build(data, cache, events=events)
+    assert (again.code, again.json["counts"]["encoded"]) == (0, 60 - again.json["counts"]["cached"])
+    assert again.json["counts"]["cached"] >= len(keys)
+    assert len(set(acknowledged(events))) == len(acknowledged(events))
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
+    assert state_of(data) == sources
+
+
+@pytest.mark.parametrize("room", [0, 100, 5_000, 20_000])
+def test_a_disk_that_is_full_from_the_start_is_said_too(tmp_path, room):
+    data, cache = draw_folder(tmp_path / "data", 3), tmp_path / "cache"
+
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+    full = finished(start_build(data, cache, preexec_fn=little_room))
+    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
+    assert build(data, cache).code == 0

@@ -1,0 +1,95 @@
+"""A build that is killed at any moment loses nothing that it acknowledged."""
+
+import random
+import time
+
+import pytest
+from commands import acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
+
+NUM_PICTURES = 48
+
+
+def killed_often(tmp_path, num_kills, seed):
+    """Build with so many kills; every one is followed by a look at what is there."""
+    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    sources, chance = state_of(data), random.Random(seed)
+    for _ in range(num_kills):
+        process = start_build(data, cache, delay_ms=10, events=events)
+        before = len(acknowledged(events))
+        if chance.random() < 0.7:  # most of them while entries are made, the others anywhere
+            wanted = before + chance.randint(1, 3)
+            wait_for(lambda wanted=wanted: len(acknowledged(events)) >= wanted, process)
+            time.sleep(chance.uniform(0, 0.02))
+        else:
+            time.sleep(chance.uniform(0.1, 0.9))
+        process.kill()
+        finished(process)
+        if cache.exists() and (cache / "shards").exists():
+            check(cache, events)
+    return data, cache, events, sources
+
+
+def check(cache, events):
+    """Every acknowledged key is there and reads back whole; none was acknowledged twice."""
+    keys, there = acknowledged(events), entries(cache)
+    assert len(set(keys)) == len(keys)
+    assert [key for key in keys if there.get(key, (None,))[0] is None] == []
+    assert None not in {checksum for checksum, _ in there.values()}
+
+
+def ends_like_an_undisturbed_build(tmp_path, data, cache, events, sources):
+    keys = set(acknowledged(events))
+    there = set(entries(cache)) if (cache / "shards").exists() else set()
+    last = build(data, cache, events=events)
+    assert last.code == 0
+    assert last.json["counts"] == {
+        "samples": NUM_PICTURES,
+        "encoded": NUM_PICTURES - len(there),
+        "cached": len(there),
+        "quarantined": 0,
+    }
+    check(cache, events)
+    assert keys <= there
+    assert build(data, tmp_path / "other").code == 0
+    assert entries(cache) == entries(tmp_path / "other")
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_PICTURES
+    assert look("info", cache, "--json").json["complete"] is True
+    assert state_of(data) == sources
+
+
+def test_ten_kills(tmp_path):
+    ends_like_an_undisturbed_build(tmp_path, *killed_often(tmp_path, 10, seed=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_kills(tmp_path, seed):
+    ends_like_an_undisturbed_build(tmp_path, *killed_often(tmp_path, 10, seed=100 + seed))
+
+
+def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path):
+    data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=50, events=events)
+    wait_for(lambda: len(acknowledged(events)) >= 2, process)
+    process.kill()
+    finished(process)
+    assert (cache / "builder.lock").exists()
+    told = look("info", cache, "--json").json
+    assert (told["complete"], told["generation"], told["counts"]["samples"]) == (False, 0, 30)
+    assert told["counts"]["entries"] >= 2
+    unfinished = look("verify", cache, "--json")
+    assert (unfinished.code, unfinished.json["error"]["slug"]) == (3, "cache-unfinished")
+    assert build(data, cache, events=events).json["counts"]["encoded"] == 30 - told["counts"]["entries"]
+
+
+def test_a_line_is_in_the_event_file_only_after_its_commit(tmp_path):
+    """Looked at from outside, in the moment after the line appeared."""
+    data, cache, events = draw_folder(tmp_path / "data", 12), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=100, events=events)
+    for wanted in (1, 2):
+        wait_for(lambda wanted=wanted: len(acknowledged(events)) >= wanted, process)
+        keys = acknowledged(events)
+        assert set(keys) <= set(entries(cache))
+    process.kill()
+    finished(process)
+    assert set(acknowledged(events)) <= set(entries(cache))

@@ -1,0 +1,114 @@
+"""SIGINT and SIGTERM end a build in order, and the same command goes on."""
+
+import os
+import signal
+import time
+
+import pytest
+from commands import acknowledged, build, draw_folder, entries, finished, noise, start, start_build, wait_for
+
+both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+def stopped(process, number, timeout=10):
+    """Send a signal and check how the process takes it."""
+    started = time.monotonic()
+    process.send_signal(number)
+    done = finished(process, timeout)
+    assert time.monotonic() - started < 10
+    assert done.code == 128 + number
+    assert done.json["error"]["slug"] == "interrupted"
+    assert done.json["error"]["fix"]
+    assert "error[interrupted]" in done.talk
+    return done
+
+
+@both
+def test_a_signal_ends_the_build_in_order_and_the_next_run_goes_on(tmp_path, number):
+    data, cache, events = draw_folder(tmp_path / "data", 40), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=30, events=events)
+    wait_for(lambda: len(acknowledged(events)) >= 2, process)
+    stopped(process, number)
+    keys, there = acknowledged(events), entries(cache)
+    assert set(keys) == set(there)
+    assert 2 <= len(keys) < 40
+    again = build(data, cache, events=events)
+    assert again.json["counts"] == {"samples": 40, "encoded": 40 - len(keys), "cached": len(keys), "quarantined": 0}
+    assert len(set(acknowledged(events))) == len(acknowledged(events)) == 40
+
+
+@pytest.mark.slow
+def test_a_batch_that_would_take_too_long_is_given_up(tmp_path):
+    data, cache, events = draw_folder(tmp_path / "data", 20), tmp_path / "cache", tmp_path / "events"
+    assert build(data, cache, events=events, delay_ms=0).code == 0
+    for number in range(10):  # a half of them new, a batch of which takes 24 seconds
+        (data / f"{number:04}.png").write_bytes(noise(1000 + number))
+    process = start_build(data, cache, delay_ms=3000, events=events)
+    wait_for((cache / "BUILDING").exists, process)
+    time.sleep(0.3)
+    stopped(process, signal.SIGTERM)
+    assert build(data, cache).json["counts"]["encoded"] == 10
+
+
+@both
+def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
+    data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=400, events=events)
+    wait_for((cache / "BUILDING").exists, process)
+    time.sleep(0.3)
+    process.send_signal(number)
+    time.sleep(0.2)
+    started = time.monotonic()
+    process.send_signal(number)
+    done = finished(process, 10)
+    assert time.monotonic() - started < 2
+    assert done.code == 128 + number
+    assert "Traceback" not in done.talk
+    assert set(acknowledged(events)) <= set(entries(cache)) if (cache / "shards").exists() else True
+    assert build(data, cache).code == 0
+
+
+@pytest.fixture(scope="module")
+def big_folder(tmp_path_factory):
+    """So many pictures that planning takes a while."""
+    folder, picture = tmp_path_factory.mktemp("big") / "data", noise(1)
+    folder.mkdir()
+    for number in range(6_000):
+        with os.fdopen(os.open(folder / f"{number}.png", os.O_WRONLY | os.O_CREAT), "wb") as file:
+            file.write(picture)
+    return folder
+
+
+@both
+@pytest.mark.parametrize("later", [0.0, 0.2])
+def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, later):
+    process = start_build(big_folder, tmp_path / "cache", delay_ms=1)
+    wait_for((tmp_path / "cache" / "builder.lock").exists, process)
+    time.sleep(later)
+    started = time.monotonic()
+    stopped(process, number)
+    assert time.monotonic() - started < 3
+    assert not (tmp_path / "cache" / "CURRENT").exists()
+
+
+@both
+@pytest.mark.parametrize("after", [0.02, 0.15, 0.4])
+def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
+    """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
+    data = draw_folder(tmp_path / "data", 3)
+    process = start_build(data, tmp_path / "cache", delay_ms=300)
+    time.sleep(after)
+    process.send_signal(number)
+    done = finished(process, 10)
+    if done.out:
+        assert done.code == done.json["exit_code"] == 128 + number
+    else:
+        assert done.code in (-number, 1)
+        assert not (tmp_path / "cache").exists()
+
+
+def test_a_dry_run_is_interrupted_in_words_too(big_folder, tmp_path):
+    process = start("build", big_folder, "--out", tmp_path / "cache", "--dry-run", "--json", "--quiet")
+    time.sleep(0.8)
+    stopped(process, signal.SIGTERM)
+    assert not (tmp_path / "cache").exists()

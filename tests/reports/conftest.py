@@ -1,0 +1,3 @@
+from small_cache import cache, data, run
+
+__all__ = ["cache", "data", "run"]

@@ -1,0 +1,55 @@
+"""Processes that write, hold and read shards, to be killed or starved by the tests. Run as a program.
+
+python shard_children.py write FOLDER FIRST     entries of random sizes for ever; prints what is durable
+python shard_children.py limited FOLDER BYTES   the same, where no file may grow beyond BYTES
+python shard_children.py lock PATH              take the builder lock, say so, wait
+"""
+
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+
+from made_entries import flat_entry
+
+from latentcache.errors import LatentcacheError
+from latentcache.store.lock import builder_lock
+from latentcache.store.shard import ShardWriter
+
+
+def size_of(number):
+    return random.Random(number).choice([300, 3_000, 30_000, 150_000])
+
+
+def write(folder, first):
+    """Commit batches of random length and print the last number of each; ends when it is killed."""
+    writer, number = ShardWriter(Path(folder), map_bytes=1 << 20), int(first)
+    while True:
+        count = random.randint(1, 6)
+        writer.write([flat_entry(n, size_of(n)) for n in range(number, number + count)])
+        number += count
+        say(number)
+
+
+def limited(folder, most_bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
+    try:
+        write(folder, 0)
+    except LatentcacheError as error:
+        say(f"{type(error).__name__} {error.slug}: {error.fix}")
+
+
+def lock(path):
+    with builder_lock(Path(path)):
+        say("held")
+        time.sleep(60)
+
+
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    {"write": write, "limited": limited, "lock": lock}[sys.argv[1]](*sys.argv[2:])

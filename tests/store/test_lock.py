@@ -1,0 +1,129 @@
+import errno
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from latentcache.errors import CacheLockedError, CacheReadOnlyError, DiskFullError
+from latentcache.store import lock as lock_module
+from latentcache.store.lock import builder_lock
+
+CHILD = [sys.executable, str(Path(__file__).with_name("shard_children.py")), "lock"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "builder.lock"
+
+
+@pytest.fixture
+def holder(path):
+    with subprocess.Popen([*CHILD, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.kill()
+
+
+def test_a_second_builder_hears_at_once_who_holds_the_cache(path, holder):
+    start = time.monotonic()
+    with pytest.raises(CacheLockedError) as caught, builder_lock(path):
+        pytest.fail("two builders hold one cache")
+    assert time.monotonic() - start < 0.5
+    error = caught.value
+    assert error.holder["pid"] == holder.pid
+    assert error.holder["host"] == socket.gethostname()
+    assert datetime.fromisoformat(error.holder["since"]).tzinfo is not None
+    assert error.what == f"another build holds this cache: process {holder.pid} on {socket.gethostname()}"
+    assert (error.slug, error.exit_code, error.where) == ("locked", 3, str(path))
+    assert error.as_json()["holder"] == error.holder
+
+
+def test_the_lock_vanishes_with_its_process(path, holder):
+    holder.kill()
+    holder.wait()
+    with builder_lock(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_the_lock_is_given_back_and_its_file_stays(path):
+    for _ in range(2):
+        with builder_lock(path):
+            pass
+    with pytest.raises(RuntimeError, match="of the build"), builder_lock(path):
+        raise RuntimeError("of the build")
+    with builder_lock(path):
+        pass
+    assert path.exists()
+
+
+def test_one_process_cannot_hold_it_twice(path):
+    with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
+        pytest.fail("held twice")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff\xff", b'{"pid": 5}'])
+def test_a_holder_that_has_not_said_who_it_is(path, text, monkeypatch):
+    monkeypatch.setattr(lock_module, "_WAIT_S", 0)
+    path.write_bytes(text)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(CacheLockedError) as caught, builder_lock(path):
+            pytest.fail("held twice")
+    finally:
+        os.close(descriptor)
+    assert caught.value.holder["host"] == "unknown"
+    assert caught.value.holder["pid"] == (5 if b"5" in text else "unknown")
+
+
+def test_a_holder_that_is_about_to_say_who_it_is_is_waited_for(path, monkeypatch):
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    said = json.dumps({"pid": 77, "host": "there", "since": "then"}).encode()
+    monkeypatch.setattr(lock_module.time, "sleep", lambda _: os.pwrite(descriptor, said, 0))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(CacheLockedError) as caught, builder_lock(path):
+            pytest.fail("held twice")
+    finally:
+        os.close(descriptor)
+    assert caught.value.holder == {"pid": 77, "host": "there", "since": "then"}
+
+
+def test_a_longer_text_of_the_last_holder_leaves_nothing(path):
+    path.write_text(json.dumps({"pid": 1, "host": "h" * 3000, "since": "then"}))
+    with builder_lock(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_ours(tmp_path):
+    with pytest.raises(CacheReadOnlyError, match="cannot be written"), builder_lock(tmp_path / "none" / "lock"):
+        pytest.fail("no such folder")
+
+
+@pytest.mark.parametrize(("call", "code", "expected"), [
+    ("pwrite", errno.ENOSPC, DiskFullError),
+    ("ftruncate", errno.EROFS, CacheReadOnlyError),
+])  # fmt: skip
+def test_trouble_of_the_disk_is_an_error_of_ours(path, monkeypatch, call, code, expected):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(lock_module.os, call, fail)
+    with pytest.raises(expected), builder_lock(path):
+        pytest.fail("nothing was written")
+
+
+def test_a_file_system_without_locks_is_an_error_of_ours(path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(lock_module.fcntl, "flock", fail)
+    with pytest.raises(CacheReadOnlyError, match="cannot be written"), builder_lock(path):
+        pytest.fail("no lock was taken")

@@ -1,0 +1,269 @@
+import errno
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lmdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_entries import flat_entry, flip, make_shard, new_entry, open_shard
+from shard_children import size_of
+
+from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, DiskFullError, StoreError
+from latentcache.identity.content import checksum
+from latentcache.store import shard as shard_module
+from latentcache.store.entry import HEADER_BYTES, unpack_header
+from latentcache.store.index import load_index
+from latentcache.store.live import live_entries
+from latentcache.store.pages import read_meta
+from latentcache.store.shard import ShardWriter, recover_shard, seal_folder
+
+CHILD = [sys.executable, str(Path(__file__).with_name("shard_children.py"))]
+
+
+def stored(folder):
+    """Every value of a sealed shard by its key, each checked."""
+    index = load_index(folder)
+    found = {}
+    with index.data.open("rb") as file:
+        for row, key in zip(index.rows, index.keys(), strict=True):
+            header = unpack_header(row["header"].tobytes(), key)
+            file.seek(int(row["offset"]))
+            value = file.read(HEADER_BYTES + header.payload_bytes)
+            assert checksum(value[HEADER_BYTES:]) == header.payload_checksum
+            found[key] = value
+    return found
+
+
+def expected(entries):
+    return {entry.key: bytes(entry.value) for entry in entries}
+
+
+@settings(max_examples=10)
+@given(st.lists(st.lists(st.integers(100, 300_000), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_what_was_written_is_there(tmp_path_factory, batches):
+    folder = tmp_path_factory.mktemp("shard")
+    writer, entries = ShardWriter(folder / "one.open", map_bytes=1 << 20), []
+    for sizes in batches:
+        batch = [flat_entry(len(entries) + n, size) for n, size in enumerate(sizes)]
+        writer.write(batch)
+        entries += batch
+    assert (writer.num_entries, writer.num_bytes) == (len(entries), sum(len(entry.value) for entry in entries))
+    assert stored(writer.seal()) == expected(entries)
+
+
+def test_a_map_of_one_mebibyte_grows_without_loss_or_duplicate(tmp_path):
+    entries = [flat_entry(number, 100_000 + 37 * number) for number in range(200)]
+    writer = ShardWriter(tmp_path / "one.open", map_bytes=1 << 20)
+    for start in range(0, 200, 50):  # one batch alone is five times the map
+        writer.write(entries[start : start + 50])
+    assert writer.num_entries == 200
+    folder = writer.seal()
+    assert read_meta(folder / "data.mdb").map_size > 20 << 20
+    assert stored(folder) == expected(entries)
+
+
+def test_growth_stops_where_the_disk_ends(tmp_path, monkeypatch):
+    writer = ShardWriter(tmp_path / "one.open", map_bytes=1 << 20)
+    writer.write([new_entry(1)])
+    usage = shard_module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shard_module.shutil, "disk_usage", lambda path: usage._replace(free=70 << 20))
+    with pytest.raises(DiskFullError, match="disk is full") as caught:
+        writer.write([flat_entry(number, 1 << 20) for number in range(8)])
+    assert "committed work is kept" in caught.value.fix
+    assert stored(writer.seal()) == expected([new_entry(1)])
+
+
+def test_a_map_beyond_the_address_space_is_an_error_of_ours(tmp_path):
+    with pytest.raises(StoreError) as caught:
+        ShardWriter(tmp_path / "one.open", map_bytes=1 << 60)
+    assert caught.value.exit_code == 3
+
+
+def test_a_key_that_is_there_keeps_its_entry(tmp_path):
+    writer = ShardWriter(tmp_path / "one.open")
+    writer.write([new_entry(1), new_entry(2), new_entry(2)])
+    writer.write([new_entry(2), new_entry(3)])
+    assert writer.num_entries == 3
+    assert stored(writer.seal()) == expected([new_entry(1), new_entry(2), new_entry(3)])
+
+
+def test_values_may_be_any_buffer(tmp_path):
+    made = [new_entry(number) for number in range(3)]
+    forms = [bytes, bytearray, memoryview]
+    writer = ShardWriter(tmp_path / "one.open")
+    writer.write(
+        [
+            shard_module.NewEntry(key=entry.key, value=form(entry.value), facts=entry.facts)
+            for form, entry in zip(forms, made, strict=True)
+        ]
+    )
+    assert stored(writer.seal()) == expected(made)
+
+
+def test_a_sealed_shard_has_no_lock_and_is_not_writable(tmp_path):
+    folder = make_shard(tmp_path / "one", [new_entry(1)])
+    assert sorted(path.name for path in folder.iterdir()) == ["data.mdb", "index.npy", "shard.json"]
+    assert (folder / "data.mdb").stat().st_mode & 0o222 == 0
+    assert not (tmp_path / "one.open").exists()
+
+
+def test_an_empty_shard_leaves_nothing(tmp_path):
+    assert not ShardWriter(tmp_path / "one.open").seal().exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_format_does_not_follow_the_environment(tmp_path):
+    code = (
+        "from made_entries import *; import sys; make_shard(__import__('pathlib').Path(sys.argv[1]), [new_entry(1)])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "one")]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(command, check=True, env=os.environ | {"LMDB_DEFAULT_LIB_VERSION": "1", "PYTHONPATH": paths})
+    assert read_meta(tmp_path / "one" / "data.mdb").transaction
+    with lmdb.open(str(tmp_path / "one"), readonly=True, lock=False) as environment:
+        assert environment.lib_version()[:2] == (0, 9)
+    assert stored(tmp_path / "one") == expected([new_entry(1)])
+
+
+@pytest.mark.parametrize("place", ["file/one.open", "file"])
+def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheReadOnlyError, match="cannot be written"):
+        ShardWriter(tmp_path / place)
+
+
+# A full disk.
+
+
+def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):
+    command = [*CHILD, "limited", str(tmp_path / "one.open"), str(4 << 20)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    *acknowledged, error = [line for line in said if line]
+    assert error == f"DiskFullError disk-full: {DiskFullError.default_fix}"
+    count = int(acknowledged[-1])
+    assert count > 10
+    assert not (tmp_path / "one.open" / "probe.tmp").exists()
+    folder = recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+    found = stored(folder)
+    assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
+
+
+def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"")
+    error = lmdb.Error("mdb_txn_commit", errno.EIO)
+    error.code = errno.EIO
+    found = shard_module.store_error(error, tmp_path)
+    assert type(found) is StoreError
+    assert found.slug == "store"
+    error.code = errno.ENOSPC
+    assert isinstance(shard_module.store_error(error, tmp_path), DiskFullError)
+
+
+# Death of the builder.
+
+
+def killed_writer(folder, first, delay):
+    """Let a child write for a while after its first commit, kill it; returns how far it had acknowledged."""
+    with subprocess.Popen([*CHILD, "write", str(folder), str(first)], stdout=subprocess.PIPE, text=True) as child:
+        acknowledged = [int(child.stdout.readline())]
+        time.sleep(delay)
+        child.kill()
+        acknowledged += [int(line) for line in child.stdout if line.endswith("\n")]
+    return acknowledged[-1]
+
+
+def check_kills(root, kills, seed):
+    rng, number, folders = random.Random(seed), 0, []
+    for kill in range(kills):
+        folder = root / "shards" / f"{kill}.open"
+        reached = killed_writer(folder, number, rng.uniform(0, 0.06))
+        listed = {live.key: live.intact for live in live_entries(folder)}
+        sealed = recover_shard(folder, root / "quarantine")
+        found = stored(sealed)
+        wanted = expected(flat_entry(n, size_of(n)) for n in range(number, reached))
+        assert found.items() >= wanted.items()
+        assert listed == dict.fromkeys(found, True)
+        more = expected(flat_entry(n, size_of(n)) for n in range(reached, reached + 6))
+        assert found.items() <= (wanted | more).items()
+        folders.append(sealed)
+        number = reached
+    assert not (root / "quarantine").exists()
+    return folders
+
+
+def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
+    check_kills(tmp_path, kills=20, seed=1)
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost_by_many_kills(tmp_path):
+    check_kills(tmp_path, kills=200, seed=2)
+
+
+def test_sealing_may_be_killed_at_any_point(tmp_path):
+    """Every state a kill can leave behind between the last commit and the rename is sealed by the next build."""
+    entries = [new_entry(number) for number in range(5)]
+    for number, spoil in enumerate([lambda f: None, with_index, with_half_an_index, without_lock]):
+        folder = tmp_path / f"{number}.open"
+        writer = ShardWriter(folder)
+        writer.write(entries)
+        writer.close()
+        spoil(folder)
+        sealed = recover_shard(folder, tmp_path / "quarantine")
+        assert stored(sealed) == expected(entries)
+        assert sorted(path.name for path in sealed.iterdir()) == ["data.mdb", "index.npy", "shard.json"]
+
+
+def with_index(folder):
+    sealed = seal_folder(folder)
+    sealed.rename(folder)
+
+
+def with_half_an_index(folder):
+    with_index(folder)
+    (folder / "shard.json").unlink()
+    (folder / "index.npy").write_bytes(b"half")
+    (folder / "index.npy.tmp").write_bytes(b"ha")
+    (folder / "probe.tmp").write_bytes(b"")
+
+
+def without_lock(folder):
+    (folder / "lock.mdb").unlink()
+
+
+@pytest.mark.parametrize("state", ["no file", "an empty file", "no commit"])
+def test_a_shard_without_entries_is_removed(tmp_path, state):
+    folder = tmp_path / "one.open"
+    folder.mkdir()
+    if state == "an empty file":
+        (folder / "data.mdb").touch()
+    elif state == "no commit":
+        lmdb.open(str(folder), lib_version=0, max_dbs=4).close()
+    assert list(live_entries(folder)) == []
+    assert recover_shard(folder, tmp_path / "quarantine") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_truncated_shard_is_set_aside(tmp_path):
+    data = open_shard(tmp_path / "one.open")
+    os.truncate(data, data.stat().st_size // 2)
+    with pytest.raises(CacheDamagedError, match="truncated"):
+        list(live_entries(tmp_path / "one.open"))
+    assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
+    (kept,) = (tmp_path / "quarantine").iterdir()
+    assert (kept / "data.mdb").exists()
+    assert not (tmp_path / "one.open").exists()
+
+
+def test_a_damaged_record_sets_the_shard_aside(tmp_path):
+    data = open_shard(tmp_path / "one.open")
+    flip(data, data.read_bytes().rindex(flat_entry(3, 3000).facts))
+    with pytest.raises(CorruptEntryError):
+        list(live_entries(tmp_path / "one.open"))
+    assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
+    assert list((tmp_path / "quarantine").iterdir())
