@@ -1,7 +1,11 @@
 """Commands run in this process, and a small cache of a few pictures: what the tests of the upper folders share."""
 
 import json
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +13,14 @@ import pytest
 from PIL import Image
 
 from latentcache.cli.app import main
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.generation import load_generation
 
 #: The stub encoder on a small grid: builds take milliseconds.
 SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "8")
+_RECIPE_FIELDS = RecipeSettings.__dataclass_fields__
 
 
 @dataclass
@@ -70,10 +77,8 @@ def draw(path, size=(96, 64), seed=0):
     return path
 
 
-@pytest.fixture
-def data(tmp_path):
+def draw_four(folder):
     """Four pictures of three shapes; three have captions."""
-    folder = tmp_path / "data"
     for number, size in enumerate([(96, 64), (64, 96), (80, 80), (96, 64)]):
         draw(folder / f"p{number}.png", size, seed=number)
     for number in range(3):
@@ -81,12 +86,32 @@ def data(tmp_path):
     return folder
 
 
+def build(data, out, **more):
+    """Build ``out`` from ``data`` with the stub encoder on a small grid; gives the report."""
+    wanted = {"model": "stub", "resolutions": (64,), "bucket_step": 8}
+    recipe = RecipeSettings(**wanted | {name: more.pop(name) for name in list(more) if name in _RECIPE_FIELDS})
+    return build_cache(BuildSettings(data=data, out=out, recipe=recipe, **more))
+
+
 @pytest.fixture
-def cache(data, run, tmp_path):
+def data(tmp_path):
+    """Four pictures of three shapes; three have captions."""
+    return draw_four(tmp_path / "data")
+
+
+@pytest.fixture
+def cache(data, tmp_path):
     """A finished cache of ``data``."""
-    done = run("build", data, *SMALL, "--out", tmp_path / "cache", "--quiet")
-    assert done.status == 0, done.err
+    assert build(data, tmp_path / "cache").encoded == 4
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A data folder and its finished cache, for tests that change neither."""
+    folder = tmp_path_factory.mktemp("shared")
+    build(draw_four(folder / "data"), folder / "cache")
+    return folder / "data", folder / "cache"
 
 
 def damage_payload(cache, row=0, bit=0x10):
@@ -102,3 +127,32 @@ def damage_payload(cache, row=0, bit=0x10):
         shard.seek(place)
         shard.write(bytes([byte ^ bit]))
     return generation.samples.names[int(rows.sample[row])]
+
+
+_AS_NOBODY = """
+import json, os, sys
+from latentcache.cli.app import main
+warm, words = json.loads(sys.argv[1])
+stdout, sys.stdout = sys.stdout, open(os.devnull, "w")
+main(warm)  # imports everything: the interpreter may lie where only root can read
+sys.stdout = stdout
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main(words))
+"""
+
+
+def as_nobody(warm, words):
+    """Status, stdout and stderr of a command run by a user without rights, after the like of it as root."""
+    given = json.dumps([[str(word) for word in part] for part in (warm, words)])
+    done = subprocess.run([sys.executable, "-c", _AS_NOBODY, given], capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user can read."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

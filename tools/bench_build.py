@@ -1,17 +1,17 @@
 """What a build costs beside the encoding itself, and what a second build costs when there is nothing to do.
 
-Data: drawn JPEGs of about one megapixel in three aspect ratios. In every round each system runs once, the first one in
-turn: the encoder alone on pixels that are in memory already (same encoder object, same batches), then ``build_cache`` into a
-fresh folder. Reported per encoder: pictures per second, CPU milliseconds per picture over all threads, and
-efficiency, the median of (encode time / build time) of the rounds. On few cores decoding and encoding compete, so an
-encoder as cheap as the demo's shows the cost of the host, and the tiny VAE what that cost means beside a model.
+Data: drawn JPEGs of about one megapixel in three aspect ratios. Systems, once per round and each first in every
+second round: the encoder alone on pixels that are in memory already (same encoder object, same batches), and
+``build_cache`` into a fresh folder. Reported per encoder: pictures per second, CPU milliseconds per picture over all
+threads, and efficiency, the median of (encode time / build time) of the rounds. On few cores decoding and encoding
+compete: an encoder as cheap as the demo's shows the cost of the host, the tiny VAE what that means beside a model.
 
 Then the second build, all reused: files per second right after the first one, when every file is read and hashed
 again because it was young when it was hashed (the racy rule), and once more with old files, which are not opened.
 
     python tools/bench_build.py [--count 192] [--rounds 5] [--encoders demo,vae] [--json FILE]
 
-Cost: four minutes on two cores. Run it alone, or read ratios only.
+Cost: three minutes on two cores that are free. Run it alone, or read ratios only.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from latentcache.geometry.placement import place
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.decode import decode
 from latentcache.pipeline.preflight import default_threads
+from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.resize import resize_crop
-from latentcache.pipeline.settings import resolve_recipe
 from latentcache.recipe import Recipe
 
 ASPECTS = ((1, 1), (4, 3), (3, 4))

@@ -70,7 +70,7 @@ def verify(
 
 
 def _requested(cache: Path, settings: Any) -> Recipe:
-    from latentcache.pipeline.settings import requested_recipe
+    from latentcache.pipeline.recipes import requested_recipe
     from latentcache.store.generation import load_generation
 
     return requested_recipe(settings, load_generation(cache).recipe)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -159,6 +159,9 @@ def _normalisation(
             )
         return weights.read_tensor(tensors[names[name]])
 
+    if family.generic and {"latents_mean", "latents_std"} <= names.keys():
+        # Statistics among the weights (LTX-2) are in no configuration, which speaks of a scale of 1 only.
+        family = replace(family, normalisation="buffers")
     return normalisation_of(family, located.config, read)
 
 

@@ -29,6 +29,8 @@ _READ_ONLY = {
     *("out_channels", "out_ch", "sample_size", "sample_height", "sample_width", "force_upcast", "dropout"),
     *("use_post_quant_conv", "upsample_match_channel", "timestep_conditioning", "num_dec_blocks"),
 }
+#: What Mochi calls its colours: three, and twelve Fourier features that its ``encode`` makes of them.
+_MOCHI_COLOURS = 15
 _DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per_up_")
 
 
@@ -57,7 +59,7 @@ def facts_of(family: Family, config: Config, where: str) -> Facts:
             fix="use the config.json that was published with the model",
         )
     colours = _number(_field(family, config, family.colours), default=3)
-    if colours not in (3, 3 * patch * patch):
+    if colours not in (3, 3 * patch * patch, _MOCHI_COLOURS):
         raise UnsupportedModelError(
             f"{_class(config)} with {colours} input channels does not take RGB pictures",
             where=where,
@@ -89,6 +91,9 @@ def normalisation_of(family: Family, config: Config, read_tensor: ReadTensor) ->
     scale, shift = (_field(family, config, name) for name in ("scaling_factor", "shift_factor"))
     if family.normalisation == "buffers":
         mean, std = read_tensor("latents_mean").tolist(), read_tensor("latents_std").tolist()
+    if family.generic and mean and std:
+        channels = _number(_field(family, config, family.channels), default=0)
+        mean, std = _first_frame(mean, channels), _first_frame(std, channels)
     if mean and std:
         return Normalisation(kind="mean-std", mean=_floats(mean), std=_floats(std), scale=float(scale or 1.0))
     if scale is None and shift is None:
@@ -105,6 +110,12 @@ def _batch_norm(family: Family, config: Config, read_tensor: ReadTensor) -> Norm
         std=_floats(np.sqrt(variance).tolist()),
         patch=_number(_field(family, config, "patch_size"), default=2),
     )
+
+
+def _first_frame(values: Any, channels: int) -> Any:
+    """One value per channel: Cosmos lists one per channel and frame (diffusers pipeline_cosmos_video2world.py)."""
+    frames = len(values) // channels if channels > 0 and len(values) % channels == 0 else 1
+    return values[:: frames or 1]
 
 
 def _field(family: Family, config: Config, names: str) -> Any:

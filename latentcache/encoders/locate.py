@@ -48,7 +48,7 @@ def locate(model: str, config: str | None = None) -> Located:
         UnsupportedModelError: What is there cannot be a picture encoder.
         EncoderError: A lone file without a configuration.
     """
-    path = Path(model).expanduser()
+    path = _expanded(model)
     if path.is_file():
         return _from_file(path, config)
     if path.is_dir():
@@ -98,11 +98,11 @@ def _from_folder(folder: Path, config: str | None) -> Located:
     config_path = _given_config(config) if config else folder / "config.json"
     if not config_path.is_file():
         found = sorted(path.name for path in folder.iterdir())
-        listed = ", ".join(found[:5]) + ", ..." * (len(found) > 5)
+        listed = ", ".join(found[:5]) + ", ..." * (len(found) > 5) or "no files"
         raise UnsupportedModelError(
             f"{folder} has no config.json",
             where=str(folder),
-            why=f"the class and the settings of a model are read from it, never guessed; found {listed or 'no files'}",
+            why=f"the class and the settings of a model are read from it, never guessed; found {listed}",
             fix="put the config.json of the VAE beside its weights, or name it with --model-config",
         )
     return Located(config_path=config_path, config=read_config(config_path), weights=_weights_in(folder))
@@ -162,7 +162,7 @@ def _without_weights(folder: Path) -> UnsupportedModelError:
 
 
 def _given_config(config: str) -> Path:
-    path = Path(config).expanduser()
+    path = _expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelNotFoundError(
@@ -171,6 +171,14 @@ def _given_config(config: str) -> Path:
             fix="give --model-config a config.json, or a folder that has one",
         )
     return path
+
+
+def _expanded(word: str) -> Path:
+    """With the home folder for ``~``; as it stands where there is no such user."""
+    try:
+        return Path(word).expanduser()
+    except RuntimeError:
+        return Path(word)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

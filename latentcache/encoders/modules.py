@@ -115,8 +115,8 @@ def _check_names(
         what = f"the weights hold {len(extra)} tensors that {family} does not have; the first is {extra[0]}"
         raise EncoderError(what, where=where, why="they belong to another class or configuration", fix=_AGAIN)
     for name, shape in needed.items():
-        found = encoder_shape(name, tensors[names[name]].shape)
-        if found != shape:
+        found = tensors[names[name]].shape
+        if shape not in (found, encoder_shape(name, found)):
             what = f"tensor {name} has shape {found}, {family} needs {shape}"
             raise EncoderError(what, where=where, fix=_AGAIN)
 
@@ -151,13 +151,12 @@ def _from_files(
 ) -> nn.Module:
     """Fill a skeleton with the encoder half of the files, whatever layout they have."""
     state: dict[str, Tensor] = {}
+    needed = skeleton.state_dict()
     for path in sorted({info.path for info in tensors.values()}):
         with safe_open(path, framework="pt") as file:
             for name, full in names.items():
                 if tensors[full].path == path:
-                    tensor = file.get_tensor(full)
-                    state[name] = tensor.reshape(encoder_shape(name, tensors[full].shape))
-    needed = skeleton.state_dict()
+                    state[name] = file.get_tensor(full).reshape(needed[name].shape)
     counters = {name: torch.zeros_like(t, device="cpu") for name, t in needed.items() if name not in state}
     skeleton.load_state_dict({**state, **counters}, strict=True, assign=True)
     return skeleton.to(dtype)

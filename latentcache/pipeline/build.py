@@ -23,6 +23,7 @@ from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.preflight import (
     Before,
+    check_damage,
     check_places,
     check_resample,
     check_space,
@@ -32,9 +33,10 @@ from latentcache.pipeline.preflight import (
     remove_unused,
     source_facts,
 )
+from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.run import EncodeRun, RunResult
-from latentcache.pipeline.settings import BuildSettings, resolve_recipe
+from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.survey import Memory, Survey, survey
 from latentcache.pipeline.work import Progress
 from latentcache.pipeline.writing import WriterThread
@@ -67,10 +69,17 @@ class _Build:
         if not self.settings.dry_run and os.path.isdir(self.settings.data):  # noqa: PTH112 - it never raises
             self.take_lock(locks)  # for what is no folder nothing is made: the scan says what is wrong with it
         before = read_before(self.layout)
+        check_damage(before, model_said=self.settings.recipe.model is not None)
+        if before.damage:
+            self.observer.warned(f"the manifest was damaged and is made again ({before.damage})")
         found = scan(self.settings.data)
         has_cuda = self.settings.device.startswith("cuda") or (self.settings.device == "auto" and cuda_available())
         recipe, description = resolve_recipe(
-            self.settings.recipe, before.recipe, cached_model=before.model, has_cuda=has_cuda
+            self.settings.recipe,
+            before.recipe,
+            cached_model=before.model,
+            cached_config=before.model_config,
+            has_cuda=has_cuda,
         )
         return found, recipe, description, before
 
@@ -136,7 +145,7 @@ class _Build:
         draft = assemble(found, work, result, recipe, catalog)
         root = str(found.root.resolve())
         generation = before.generation
-        same = unchanged(draft, recipe, generation, root)
+        same = unchanged(draft, recipe, generation, root) and not before.damage
         if generation is None or not same:
             number = self.publish(draft, recipe, description, found)
         else:

@@ -25,13 +25,13 @@ from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.pipeline.headers import (
-    MAX_PIXELS,
     check_png,
     opened,
     refused,
     refusing,
     stored_orientation,
 )
+from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.recipe import PixelProfile
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.

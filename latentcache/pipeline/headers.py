@@ -26,10 +26,9 @@ from PIL import Image, UnidentifiedImageError
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.geometry.sizes import Size
+from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.sources.causes import cause_of, hint_for, sniff_cause
 
-#: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
-MAX_PIXELS = 100_000_000
 #: What Pillow may try. MPO, the multi-picture JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 #: EXIF orientations that exchange height and width.

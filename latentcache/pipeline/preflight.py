@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ class Before:
     generation: Generation | None = None
     recipe: Recipe | None = None
     model: str | None = None
+    model_config: str | None = None
+    damage: str = ""
+    """What is wrong with the current generation, where an older one or none had to stand in for it."""
 
 
 def check_places(data: Path, cache: Path) -> None:
@@ -80,23 +83,51 @@ def _check_places(data: Path, cache: Path) -> None:
 def read_before(layout: CacheLayout) -> Before:
     """What the cache holds already; a build that was killed counts with its recipe.
 
+    Entries are found by key, so a damaged manifest costs nothing but the memory of what was asked for: the newest
+    generation that is whole stands in for it.
+
     Raises:
         CacheFormatError: Written by a newer version.
-        CacheDamagedError: Its manifest is damaged.
     """
-    recipe, model = _unfinished(layout)
-    try:
-        generation = load_generation(layout.root)
-    except CacheNotFoundError:
-        return Before(recipe=recipe, model=model)
-    recorded = str(generation.manifest["provenance"]["model"])
-    return Before(generation=generation, recipe=recipe or generation.recipe, model=model or recorded)
+    begun = _unfinished(layout)
+    generation, damage = _newest_whole(layout)
+    if generation is None:
+        return replace(begun, damage=damage)
+    if begun.recipe is not None:
+        return replace(begun, generation=generation, damage=damage)
+    made = generation.manifest["provenance"]
+    return Before(
+        generation=generation,
+        recipe=generation.recipe,
+        model=str(made["model"]),
+        model_config=made.get("model_config"),
+        damage=damage,
+    )
+
+
+def check_damage(before: Before, *, model_said: bool) -> None:
+    """Refuse to guess a model where the cache cannot say which one it was made with.
+
+    Raises:
+        CacheDamagedError: No generation is whole, and no model was named.
+    """
+    if before.damage and before.recipe is None and not model_said:
+        raise CacheDamagedError(
+            "the manifest is damaged, so the cache cannot say what it was made with",
+            why=before.damage,
+            fix="name it: run the build again with --model and the other flags it was made with; nothing is lost",
+        )
 
 
 def marker(recipe: Recipe, description: ModelDescription, samples: int) -> dict[str, Any]:
     """What BUILDING holds while a build runs: what it set out to do."""
-    names = {"format": FORMAT_VERSION, "recipe": recipe.as_json(), "model": model_name(description)}
-    return {**names, "samples": samples}
+    return {
+        "format": FORMAT_VERSION,
+        "recipe": recipe.as_json(),
+        "model": model_name(description),
+        "model_config": model_config(description),
+        "samples": samples,
+    }
 
 
 def remove_unused(layout: CacheLayout) -> None:
@@ -110,6 +141,12 @@ def model_name(description: ModelDescription) -> str:
     """How a later build finds the model again: a path as an absolute one, anything else as it was said."""
     path = Path(description.label)
     return str(path.resolve()) if description.kind == "diffusers" and path.exists() else description.label
+
+
+def model_config(description: ModelDescription) -> str | None:
+    """The configuration file of a lone weights file; a folder has its own."""
+    lone = description.kind == "diffusers" and Path(description.label).is_file()
+    return str(description.config_path.resolve()) if lone and description.config_path else None
 
 
 def check_space(plan: BuildPlan) -> None:
@@ -153,7 +190,7 @@ def source_facts(found: Scan, description: ModelDescription, cache: Path) -> dic
     return {
         "source": {"root": str(root), "relative": relative, "captions": found.caption_source},
         "demo": description.kind == "demo",
-        "provenance": provenance(model_name(description)),
+        "provenance": provenance(model_name(description)) | {"model_config": model_config(description)},
     }
 
 
@@ -168,7 +205,24 @@ def provenance(model: str) -> dict[str, Any]:
     }
 
 
-def _unfinished(layout: CacheLayout) -> tuple[Recipe | None, str | None]:
+def _newest_whole(layout: CacheLayout) -> tuple[Generation | None, str]:
+    """The current generation, or the newest whole one with what is wrong with the current; None without any.
+
+    Raises:
+        CacheFormatError: Written by a newer version.
+    """
+    damage = ""
+    for number in (None, *sorted(layout.generations(), reverse=True)):
+        try:
+            return load_generation(layout.root, number), damage
+        except CacheNotFoundError:
+            return None, damage
+        except CacheDamagedError as error:
+            damage = damage or f"{error.what}: {error.why}"
+    return None, damage
+
+
+def _unfinished(layout: CacheLayout) -> Before:
     """Recipe and model of a build that has not ended. A marker that cannot be read says nothing.
 
     Raises:
@@ -182,9 +236,10 @@ def _unfinished(layout: CacheLayout) -> tuple[Recipe | None, str | None]:
                 where=str(layout.building),
                 fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
             )
-        return Recipe.from_json(found["recipe"]), str(found["model"])
+        recipe = Recipe.from_json(found["recipe"])
+        return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
     except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
-        return None, None
+        return Before()
 
 
 def _version(name: str) -> str:

@@ -147,7 +147,7 @@ def publish(
         DiskFullError: No space; the old generation stays.
         CacheReadOnlyError: The cache cannot be written.
     """
-    number = max(layout.current_generation(), *layout.generations(), 0) + 1
+    number = max(layout.generations(), default=0) + 1
     folder = layout.generation(number)
     make_folder(folder)
     columns = save_columns(folder, _arrays(rows, samples))

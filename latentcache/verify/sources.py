@@ -21,7 +21,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.reading import hint_for, read_source
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.generation import Generation, unpack_memo
-from latentcache.verify.findings import Finding
+from latentcache.verify.findings import Finding, worst
 
 _THREADS = 4
 #: Causes of a refusal that mean "could not be looked at" rather than "is not usable".
@@ -68,8 +68,12 @@ def check_sources(generation: Generation, scan: Scan, *, full: bool) -> tuple[di
         if sample is None:
             findings[number] = _absent(name, said)
             continue
-        found = contents.get(name) or _caption(generation, number, sample)
-        found = _stronger(found, _geometry(generation, number, tables, buckets))
+        own = (
+            contents.get(name),
+            _caption(generation, number, sample),
+            _geometry(generation, number, tables, buckets),
+        )
+        found = worst([finding for finding in own if finding is not None])
         if found is not None:
             findings[number] = found
     return findings, _others(generation, scan, present, full=full)
@@ -175,13 +179,6 @@ def _geometry(
         expected=" ".join(sorted(map(str, expected))),
         found=" ".join(sorted(map(str, found))),
     )
-
-
-def _stronger(first: Finding | None, second: Finding | None) -> Finding | None:
-    """A stale finding wins over a touched one."""
-    if first is None or (second is not None and first.category == "touched"):
-        return second if second is not None else first
-    return first
 
 
 def _buckets_of(generation: Generation) -> dict[int, set[Size]]:

@@ -82,7 +82,9 @@ def test_an_error_is_four_lines_on_stderr_and_nothing_on_stdout(run, tmp_path):
     assert [line.split(":")[0] for line in lines] == ["error[cache-not-found]", "  where", "  why", "  fix"]
 
 
-def test_a_bug_is_status_70_and_says_where(run, monkeypatch, cache):
+def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
+    cache = shared[1]
+
     def broken(*_, **__):
         raise RuntimeError("two\nlines")
 
@@ -96,7 +98,8 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, cache):
     assert len(done.err.splitlines()) == 3
 
 
-def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, cache):
+def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, shared):
+    cache = shared[1]
     monkeypatch.setenv("LATENTCACHE_DEBUG", "1")
     monkeypatch.setattr("latentcache.store.inventory.current_or_none", lambda _: 1 / 0)
     capsys.readouterr()
@@ -114,7 +117,9 @@ def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, cache):
         (MemoryError("8 GB"), "memory", 3),
     ],
 )
-def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, cache, error, slug, status):
+def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, shared, error, slug, status):
+    cache = shared[1]
+
     def refusing(*_, **__):
         raise error
 
@@ -125,7 +130,9 @@ def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, cache, error, slug
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_outside_a_build_is_said(run, monkeypatch, cache, number):
+def test_a_signal_outside_a_build_is_said(run, monkeypatch, shared, number):
+    cache = shared[1]
+
     def waiting(*_, **__):
         os.kill(os.getpid(), number)
         time.sleep(5)
@@ -136,7 +143,8 @@ def test_a_signal_outside_a_build_is_said(run, monkeypatch, cache, number):
     assert done.error["what"] == f"interrupted by {number.name}"
 
 
-def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, cache):
+def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, shared):
+    cache = shared[1]
     emit = front_door.console.emit
 
     def late(*words, **options):
@@ -148,13 +156,15 @@ def test_a_signal_after_the_object_changes_nothing(run, monkeypatch, cache):
     assert run("verify", cache, "--json").json["counts"]["ok"] == 4
 
 
-def test_the_handlers_of_the_caller_are_put_back(run, cache):
+def test_the_handlers_of_the_caller_are_put_back(run, shared):
+    cache = shared[1]
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     run("verify", cache, "--json")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
-def test_main_runs_outside_the_main_thread(cache):
+def test_main_runs_outside_the_main_thread(shared):
+    cache = shared[1]
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(main(["info", str(cache)])))
     thread.start()
@@ -163,8 +173,9 @@ def test_main_runs_outside_the_main_thread(cache):
 
 
 @pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["verify"], ["plan", "--batch-size", "1"]])
-def test_a_reader_that_goes_away_is_no_error(cache, words):
+def test_a_reader_that_goes_away_is_no_error(shared, words):
     """``latentcache ... | true``: no traceback, no other status."""
+    cache = shared[1]
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([*PROGRAM, words[0], cache, *words[1:]], stdout=writer, stderr=subprocess.PIPE, check=False)
@@ -183,7 +194,8 @@ def test_a_build_goes_on_when_nobody_reads_its_talk(data, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
-def test_an_output_that_cannot_be_written_is_said(cache, words):
+def test_an_output_that_cannot_be_written_is_said(shared, words):
+    cache = shared[1]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [*PROGRAM, words[0], cache, *words[1:]], stdout=full, stderr=subprocess.PIPE, text=True, check=False
@@ -193,7 +205,8 @@ def test_an_output_that_cannot_be_written_is_said(cache, words):
     assert "Traceback" not in done.stderr
 
 
-def test_closed_streams_are_no_error(cache):
+def test_closed_streams_are_no_error(shared):
+    cache = shared[1]
     command = f'"{sys.executable}" -m latentcache verify "{cache}" >&- 2>&-'
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
 

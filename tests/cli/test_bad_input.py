@@ -12,13 +12,12 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import zlib
 from pathlib import Path
 
 import pytest
-from small_cache import SMALL, draw
+from small_cache import SMALL, as_nobody, draw
 
 from latentcache.store.generation import load_generation
 from latentcache.store.lock import builder_lock
@@ -143,25 +142,20 @@ def test_a_cache_that_is_a_file(refused, one, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
-def test_a_cache_folder_that_cannot_be_written():
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        draw(folder / "data" / "a.png")
-        words = [sys.executable, "-m", "latentcache", "build", folder / "data", *SMALL, "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, user=65534, group=65534, cwd="/")
-        value = json.loads(done.stdout)["error"]
-        assert (done.returncode, value) == (
-            3,
-            error(
-                "read-only",
-                f"the cache folder cannot be written: {name}/data.latentcache",
-                f"{name}/data.latentcache",
-                f"read-only: [Errno 13] Permission denied: '{name}/data.latentcache'",
-                "give another folder with --out, or change its permissions",
-            ),
-        )
-        assert "Traceback" not in done.stderr
+def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
+    draw(open_folder / "data" / "a.png")
+    words = ["build", open_folder / "data", *SMALL, "--json"]
+    done = as_nobody([*words, "--out", tmp_path / "c"], words)
+    assert (done.status, done.error) == (
+        3,
+        error(
+            "read-only",
+            f"the cache folder cannot be written: {open_folder}/data.latentcache",
+            f"{open_folder}/data.latentcache",
+            f"read-only: [Errno 13] Permission denied: '{open_folder}/data.latentcache'",
+            "give another folder with --out, or change its permissions",
+        ),
+    )
 
 
 def test_a_cache_of_a_newer_format(run, cache, data):
@@ -213,7 +207,9 @@ def test_a_second_process_is_refused_within_two_seconds(tmp_path):
         "--json",
     ]
     first = subprocess.Popen(
-        [*words, "--model", "stub:delay_ms=500"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*words, "--model", "stub:delay_ms=300", "--batch-size", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     try:
         deadline = time.monotonic() + 20

@@ -8,7 +8,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_the_keys_of_the_object(run, cache):
+def test_the_keys_of_the_object(run, shared):
+    cache = shared[1]
     value = run("plan", cache, "--batch-size", "2", "--json").json
     assert set(value) == KEYS
     for bucket in value["buckets"]:
@@ -18,7 +19,8 @@ def test_the_keys_of_the_object(run, cache):
 
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (3, 2)])
-def test_a_folder_and_its_cache_have_the_same_plan(run, data, cache, policy, batch_size, world_size):
+def test_a_folder_and_its_cache_have_the_same_plan(run, shared, policy, batch_size, world_size):
+    data, cache = shared
     words = ["--batch-size", batch_size, "--world-size", world_size, "--small-buckets", policy, "--json"]
     of_cache = run("plan", cache, *words).json
     of_data = run("plan", data, *SMALL, *words).json
@@ -35,7 +37,8 @@ def test_a_data_folder_may_have_a_folder_called_shards(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["samples_used"] == 5
 
 
-def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, cache):
+def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
+    cache = shared[1]
     done = run("plan", cache, "--batch-size", "8", "--small-buckets", "drop", "--json")
     assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 4)
     assert done.error["slug"] == "plan-empty"
@@ -47,20 +50,23 @@ def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, cache):
     )
 
 
-def test_a_policy_that_refuses(run, cache):
+def test_a_policy_that_refuses(run, shared):
+    cache = shared[1]
     done = run("plan", cache, "--batch-size", "2", "--small-buckets", "error", "--json")
     assert (done.status, done.error["slug"]) == (1, "plan")
     assert "does not divide into full batches" in done.error["what"]
 
 
-def test_an_unknown_policy(run, cache):
+def test_an_unknown_policy(run, shared):
+    cache = shared[1]
     done = run("plan", cache, "--batch-size", "2", "--small-buckets", "merge", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
     assert "repeat, drop, partial, error" in done.error["fix"]
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
-def test_optimizer_steps_are_rounded_up(run, cache, accumulation, steps):
+def test_optimizer_steps_are_rounded_up(run, shared, accumulation, steps):
+    cache = shared[1]
     value = run("plan", cache, "--batch-size", "1", "--grad-accum", accumulation, "--json").json
     assert (value["batches_per_epoch"], value["steps_per_epoch"]) == (4, steps)
 
@@ -74,7 +80,8 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
-def test_the_text(run, cache):
+def test_the_text(run, shared):
+    cache = shared[1]
     out = run("plan", cache, "--batch-size", "2", "--world-size", "2", "--grad-accum", "2").out
     assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped"]
     assert out.splitlines()[-1] == (

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from small_cache import damage_payload, draw
+from small_cache import build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 
@@ -15,7 +15,8 @@ KEYS = {
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
 
-def test_the_keys_of_the_object(run, cache):
+def test_the_keys_of_the_object(run, shared):
+    cache = shared[1]
     value = run("verify", cache, "--json").json
     assert set(value) == KEYS
     assert set(value["counts"]) == set(CATEGORIES)
@@ -57,9 +58,19 @@ def test_the_text_names_the_worst_first_and_ends_with_the_command(run, cache, da
     ]
 
 
-def test_the_text_of_a_clean_cache(run, cache):
+def test_the_text_of_a_clean_cache(run, shared):
+    cache = shared[1]
     assert run("verify", cache).out == "4 ok (headers and timestamps; payloads not read)\n"
     assert run("verify", cache, "--full").out == "4 ok (payloads and sources read)\n"
+
+
+@pytest.fixture(scope="module")
+def with_bad(tmp_path_factory):
+    """A cache of four usable pictures and one that was refused."""
+    folder = tmp_path_factory.mktemp("with_bad")
+    (draw_four(folder / "data") / "bad.png").write_bytes(b"")
+    build(folder / "data", folder / "cache")
+    return folder / "cache"
 
 
 @pytest.mark.parametrize(
@@ -78,9 +89,8 @@ def test_the_text_of_a_clean_cache(run, cache):
         (["--model", "demo"], "encoder.family"),
     ],
 )
-def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, cache, data, words, field):
-    (data / "bad.png").write_bytes(b"")
-    run("build", data, "--out", cache)
+def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, with_bad, words, field):
+    cache = with_bad
     done = run("verify", cache, *words, "--json")
     assert done.status == 1
     stale = [item for item in done.json["items"] if item["category"] == "stale"]
@@ -90,7 +100,8 @@ def test_recipe_flags_that_differ_make_every_usable_sample_stale(run, cache, dat
     assert done.json["counts"]["quarantined"] == 1
 
 
-def test_the_same_flags_are_no_difference(run, cache):
+def test_the_same_flags_are_no_difference(run, shared):
+    cache = shared[1]
     words = ["--model", "stub", "--resolution", "64", "--bucket-step", "8", "--alpha", "#FFFFFF"]
     assert run("verify", cache, *words).status == 0
 
@@ -102,9 +113,8 @@ def test_the_command_that_is_shown_mends_what_the_flags_make_stale(run, cache, w
     assert run("verify", cache, *words).status == 0
 
 
-def test_allowed_failures_are_fine(run, cache, data):
-    (data / "bad.png").write_bytes(b"")
-    run("build", data, "--out", cache)
+def test_allowed_failures_are_fine(run, with_bad):
+    cache = with_bad
     assert run("verify", cache).status == 1
     assert run("verify", cache, "--allow-failed", "1").status == 0
     assert run("verify", cache, "--allow-failed", "20%").status == 0

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_cache import SMALL
 
 from latentcache.cli import flags
 from latentcache.errors import UsageError
@@ -100,14 +99,11 @@ def test_what_is_no_number_of_failures(text):
     ],
 )
 @pytest.mark.parametrize("command", ["build", "verify"])
-def test_flags_that_cannot_be_are_refused_in_words(run, data, command, words, slug, what):
-    cache = data.with_name("cache")
-    if command == "verify":
-        run("build", data, *SMALL, "--out", cache)
-    target = [data, "--out", cache, "--model", "stub"] if command == "build" else [cache]
+def test_flags_that_cannot_be_are_refused_in_words(run, shared, tmp_path, command, words, slug, what):
+    new = tmp_path / "new"
+    target = [shared[0], "--out", new, "--model", "stub"] if command == "build" else [shared[1]]
     done = run(command, *target, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, slug)
     assert what in done.error["what"]
     assert done.error["fix"]
-    if command == "build":
-        assert not cache.exists()
+    assert not new.exists()

@@ -15,10 +15,6 @@ from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedMode
 from latentcache.recipe import Normalisation
 
 
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 def test_a_folder_is_described(tiny):
     described = describe_model(str(tiny("AutoencoderKL")))
     spec = described.spec
@@ -131,55 +127,6 @@ def test_unknown_types(option):
         describe_model("demo", **{option: "float8"})
 
 
-def test_a_pipeline_folder_gives_its_vae(tiny, tmp_path):
-    pipeline = tmp_path / "pipeline"
-    pipeline.mkdir()
-    (pipeline / "model_index.json").write_text('{"_class_name": "StableDiffusionPipeline", "vae": []}')
-    (pipeline / "vae").symlink_to(tiny("AutoencoderKL"))
-    assert describe_model(str(pipeline)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
-
-
-def test_a_pipeline_without_a_vae(tmp_path):
-    index = {"_class_name": "IFPipeline", "unet": ["diffusers", "UNet2DConditionModel"], "scheduler": []}
-    (tmp_path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(tmp_path))
-    assert caught.value.what == f"the pipeline in {tmp_path} has no vae/"
-    assert caught.value.why == "its parts are: scheduler, unet"
-    assert caught.value.fix == "give the folder of the VAE itself"
-
-
-def test_a_single_file_with_a_configuration_beside_it(tiny):
-    described = describe_model(str(tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors"))
-    assert described.spec == describe_model(str(tiny("AutoencoderKL"))).spec
-
-
-def test_a_single_file_alone_names_the_option(copied, tmp_path):
-    model = copied()
-    lone = tmp_path / "lone.safetensors"
-    model.weights.rename(lone)
-    with pytest.raises(EncoderError) as caught:
-        describe_model(str(lone))
-    assert caught.value.what == "lone.safetensors alone does not say what it is"
-    assert (
-        caught.value.why == "a lone file carries neither its class nor its normalisation; no config.json is beside it"
-    )
-    assert caught.value.fix == (f"give its configuration: --model {lone} --model-config FOLDER_WITH_CONFIG_JSON")
-    for config in (model.config, model.folder):
-        assert describe_model(str(lone), config=str(config)).spec.family == "AutoencoderKL"
-    with pytest.raises(ModelNotFoundError, match="there is no configuration at /nowhere"):
-        describe_model(str(lone), config="/nowhere")
-
-
-def test_a_folder_without_configuration(copied):
-    model = copied()
-    model.config.unlink()
-    with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(model.folder))
-    assert caught.value.what == f"{model.folder} has no config.json"
-    assert caught.value.fix == "put the config.json of the VAE beside its weights, or name it with --model-config"
-
-
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -200,118 +147,12 @@ def test_a_configuration_of_something_else(copied, content, what):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt", "vae.pt"])
-def test_only_pickle_weights(copied, name):
-    model = copied()
-    model.weights.rename(model.folder / name)
-    with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(model.folder))
-    assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
-    assert caught.value.fix == (
-        "save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER"
-    )
-
-
-def test_a_pickle_file_itself_is_refused(tmp_path):
-    path = tmp_path / "vae.ckpt"
-    torch.save({"a": torch.ones(2)}, path)
-    with pytest.raises(UnsupportedModelError, match=r"vae\.ckpt is a pickle checkpoint"):
-        describe_model(str(path))
-
-
-def test_no_weights_at_all(copied):
-    model = copied()
-    model.weights.unlink()
-    with pytest.raises(UnsupportedModelError, match="has no safetensors weights"):
-        describe_model(str(model.folder))
-
-
-def test_several_weights_are_not_chosen_from(copied):
-    model = copied()
-    for name in ("a.safetensors", "b.safetensors"):
-        (model.folder / name).write_bytes(model.weights.read_bytes())
-    model.weights.unlink()
-    with pytest.raises(UnsupportedModelError) as caught:
-        describe_model(str(model.folder))
-    assert caught.value.fix == f"give one of them: --model {model.folder / 'a.safetensors'}"
-
-
 def test_weights_without_an_encoder(copied):
     model = copied()
     tensors = load_file(model.weights)
     save_file({name: t for name, t in tensors.items() if name.startswith("decoder.")}, model.weights)
     with pytest.raises(UnsupportedModelError, match="holds no encoder"):
         describe_model(str(model.folder))
-
-
-def test_damaged_weights_in_a_folder(copied):
-    model = copied()
-    model.weights.write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(UnsupportedModelError, match=r"diffusion_pytorch_model\.safetensors is a GGUF file"):
-        describe_model(str(model.folder))
-
-
-@pytest.mark.parametrize(
-    "name", ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "org/vae.safetensors"]
-)
-def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
-    with pytest.raises(ModelNotFoundError) as caught:
-        describe_model(name)
-    assert caught.value.what == f"there is no model at {name}"
-    assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
-
-
-def hub_cache(root, source, *, nested):
-    """The files of a model as huggingface_hub lays them out."""
-    repository = root / "models--someone--some-vae"
-    snapshot = repository / "snapshots" / "0123abc"
-    target = snapshot / "vae" if nested else snapshot
-    target.mkdir(parents=True)
-    for name in ("config.json", "diffusion_pytorch_model.safetensors"):
-        (target / name).symlink_to(source / name)
-    if nested:
-        (snapshot / "model_index.json").write_text('{"vae": []}')
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123abc")
-
-
-PROGRAM = """
-import sys
-from latentcache.encoders.describe import describe_model
-from latentcache.errors import LatentcacheError
-try:
-    described = describe_model("someone/some-vae")
-    print(described.spec.family, described.spec.fingerprint)
-except LatentcacheError as error:
-    print(error.slug, error.what, error.fix, sep="|")
-print(sorted({"torch", "diffusers", "transformers"} & set(sys.modules)))
-"""
-
-
-def run_with_hub(cache, **environment):
-    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_ENDPOINT": "http://127.0.0.1:9", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path, nested):
-    hub_cache(tmp_path, tiny("AutoencoderKL"), nested=nested)
-    spec = describe_model(str(tiny("AutoencoderKL"))).spec
-    assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
-
-
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_a_hub_id_out_of_reach(tmp_path, offline):
-    line, modules = run_with_hub(tmp_path, HF_HUB_OFFLINE=offline)
-    assert line == (
-        "model-not-found|someone/some-vae is neither a folder here nor a model within reach|"
-        "where there is a network: `hf download someone/some-vae --local-dir FOLDER`; then --model FOLDER"
-    )
-    assert modules == "[]"
 
 
 def test_the_torch_free_modules_import_no_torch(tiny):

@@ -1,3 +1,3 @@
-from small_cache import cache, data, run
+from small_cache import cache, data, open_folder, run, shared
 
-__all__ = ["cache", "data", "run"]
+__all__ = ["cache", "data", "open_folder", "run", "shared"]

@@ -17,8 +17,9 @@ from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
+from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.resize import pixel_hash
-from latentcache.pipeline.settings import BuildSettings, RecipeSettings, resolve_recipe
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.pipeline.work import Piece
 from latentcache.store.generation import load_generation
 

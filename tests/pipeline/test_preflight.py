@@ -9,15 +9,17 @@ import pytest
 from small_builds import folder_of, recipe_of, settings
 
 from latentcache.encoders.describe import describe_model
-from latentcache.errors import CacheFormatError, CacheReadOnlyError, DiskFullError, UsageError
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheReadOnlyError, DiskFullError, UsageError
 from latentcache.pipeline import preflight as preflight_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.preflight import (
+    check_damage,
     check_places,
     check_resample,
     check_space,
     default_threads,
     marker,
+    model_config,
     model_name,
     provenance,
     read_before,
@@ -25,6 +27,7 @@ from latentcache.pipeline.preflight import (
     source_facts,
 )
 from latentcache.pipeline.report import BuildPlan
+from latentcache.pipeline.settings import RecipeSettings
 from latentcache.sources.resolve import scan
 from latentcache.store.layout import CacheLayout, write_json
 
@@ -202,9 +205,52 @@ def test_the_manifest_says_where_the_entries_come_from(tmp_path):
     assert facts["source"]["root"] == str((tmp_path / "data").resolve())
     assert (tmp_path / "caches" / "one" / facts["source"]["relative"]).resolve() == (tmp_path / "data").resolve()
     assert facts["demo"] is False
-    assert facts["provenance"] == provenance("stub:delay_ms=3")
+    assert facts["provenance"] == provenance("stub:delay_ms=3") | {"model_config": None}
     assert set(facts["provenance"]["libraries"]) >= {"torch", "pillow", "lmdb"}
 
 
 def test_there_are_at_least_two_decode_threads():
     assert default_threads() >= 2
+
+
+def test_a_damaged_manifest_says_that_the_model_must_be_named(tmp_path):
+    made = build_cache(settings(folder_of(tmp_path / "data", 2)))
+    layout = CacheLayout(made.plan.cache)
+    (layout.generation(1) / "manifest.json").write_text("{")
+    before = read_before(layout)
+    assert (before.generation, before.recipe) == (None, None)
+    with pytest.raises(CacheDamagedError, match="cannot say what it was made with") as caught:
+        check_damage(before, model_said=False)
+    assert "manifest.json cannot be read" in caught.value.why
+    check_damage(before, model_said=True)
+
+
+def test_an_older_whole_generation_stands_in_for_a_damaged_one(tmp_path):
+    data = folder_of(tmp_path / "data", 2)
+    build_cache(settings(data))
+    (data / "000.txt").write_text("a caption")
+    made = build_cache(settings(data))
+    layout = CacheLayout(made.plan.cache)
+    (layout.generation(2) / "names_bytes.npy").write_bytes(b"")
+    before = read_before(layout)
+    assert before.generation.number == 1
+    healed = build_cache(replace(settings(data), recipe=RecipeSettings()))
+    assert (healed.encoded, healed.cached, healed.generation) == (0, 2, 3)
+    assert read_before(layout).damage == ""
+
+
+def test_a_torn_current_is_made_again(tmp_path):
+    data = folder_of(tmp_path / "data", 2)
+    layout = CacheLayout(build_cache(settings(data)).plan.cache)
+    layout.current.write_text("00")
+    healed = build_cache(settings(data))
+    assert (healed.encoded, layout.current_generation()) == (0, healed.generation)
+
+
+def test_the_configuration_of_a_lone_weights_file_is_remembered(tmp_path):
+    weights, config = tmp_path / "vae.safetensors", tmp_path / "elsewhere" / "config.json"
+    weights.write_bytes(b"")
+    lone = replace(STUB, kind="diffusers", label=str(weights), config_path=config)
+    assert model_config(lone) == str(config)
+    assert model_config(STUB) is None
+    assert source_facts(scan(folder_of(tmp_path / "data", 1)), lone, tmp_path / "c")["provenance"]["model_config"]

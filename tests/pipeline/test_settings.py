@@ -1,98 +1,10 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_builds import RECIPE
 
-from latentcache.errors import LatentcacheError, RecipeError, UsageError
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline.settings import (
-    DEFAULT_RESOLUTION,
-    DEFAULT_STEP,
-    BuildSettings,
-    RecipeSettings,
-    requested_recipe,
-    resolve_recipe,
-)
-
-
-def resolved(cached=None, cached_model=None, **said):
-    return resolve_recipe(RecipeSettings(**said), cached, cached_model=cached_model, has_cuda=False)
-
-
-def test_a_new_cache_gets_the_defaults():
-    recipe, description = resolved()
-    assert description.kind == "demo"
-    assert recipe.geometry.resolutions == (DEFAULT_RESOLUTION,)
-    assert recipe.geometry.multiple == DEFAULT_STEP
-    assert (recipe.encoder.storage_dtype, recipe.pixels.alpha, recipe.pixels.icc) == ("float16", "#ffffff", "srgb")
-    assert recipe.pixels.resample == "lanczos-pil"  # torch is not loaded for an encoder that does without it
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        {"model": "stub", "resolutions": (256, 512), "bucket_step": 32, "alpha": "#102030"},
-        {"model": "stub", "storage_dtype": "float32", "icc": "ignore"},
-        {"model": "stub", "buckets": (Size(64, 96),), "resample": "lanczos-u8"},
-        {"model": "stub", "min_side": 320, "max_side": 768},
-    ],
-)
-def test_what_is_not_said_follows_the_cache(said):
-    first, _ = resolved(**said)
-    assert resolved(first, "stub")[0] == first
-    assert resolved(first, "stub", **said)[0] == first
-
-
-@pytest.mark.parametrize(
-    ("changed", "path"),
-    [
-        ({"storage_dtype": "bfloat16"}, "encoder.storage_dtype"),
-        ({"alpha": "#000000"}, "pixels.alpha"),
-        ({"icc": "ignore"}, "pixels.icc"),
-        ({"resample": "lanczos-u8"}, "pixels.resample"),
-        ({"resolutions": (128,)}, "geometry.resolutions"),
-    ],
-)
-def test_what_is_said_wins_and_changes_nothing_else(changed, path):
-    first, _ = resolved(model="stub")
-    second, _ = resolved(first, "stub", **changed)
-    part, name = path.split(".")
-    assert getattr(getattr(second, part), name) == next(iter(changed.values()))
-    restored = replace(getattr(second, part), **{name: getattr(getattr(first, part), name)})
-    assert restored == getattr(first, part)
-    assert requested_recipe(RecipeSettings(**changed), first) == second
-
-
-def test_auto_means_what_the_cache_has():
-    first, _ = resolved(model="stub", resample="lanczos-u8")
-    assert resolved(first, "stub", resample="auto", compute_dtype="auto")[0] == first
-
-
-def test_another_model_keeps_the_rest():
-    first, _ = resolved(model="stub", resolutions=(256,), alpha="#112233")
-    second, description = resolved(first, "stub", model="demo")
-    assert description.kind == "demo"
-    assert (second.geometry, second.pixels) == (first.geometry, first.pixels)
-    assert second.encoder.family != first.encoder.family
-
-
-def test_a_list_of_buckets_is_its_own_grid_in_a_new_cache_and_in_an_old_one():
-    buckets = (Size(72, 88),)
-    assert resolved(model="stub", buckets=buckets)[0].geometry.multiple == 8
-    cached, _ = resolved(model="stub", resolutions=(512,))
-    recipe, _ = resolved(cached, "stub", buckets=buckets)
-    assert (recipe.geometry.multiple, recipe.geometry.resolutions, recipe.geometry.buckets) == (8, (), buckets)
-
-
-def test_back_from_a_list_to_a_resolution_the_usual_grid_comes_back():
-    cached, _ = resolved(model="stub", buckets=(Size(72, 88),))
-    recipe, _ = resolved(cached, "stub", resolutions=(512,))
-    assert (recipe.geometry.multiple, recipe.geometry.buckets) == (DEFAULT_STEP, ())
-
-
-def test_the_grid_holds_the_multiple_of_the_model():
-    assert resolved(model="stub", resolutions=(512,), bucket_step=20)[0].geometry.multiple == 40
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 
 
 @pytest.mark.parametrize(
@@ -112,13 +24,6 @@ def test_settings_that_cannot_be_are_refused(said, word):
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("said", [{"bucket_step": 0}, {"resolutions": (16,)}, {"buckets": (Size(60, 64),)}])
-def test_geometry_that_leaves_no_bucket_is_refused(said):
-    with pytest.raises(RecipeError) as caught:
-        resolved(model="stub", **said)
-    assert caught.value.fix
-
-
 @pytest.mark.parametrize("name", ["batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_numbers_below_one_are_refused(name, value):
@@ -135,13 +40,3 @@ def test_the_cache_lies_beside_the_data(tmp_path):
 def test_the_data_may_be_given_as_a_dot(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert BuildSettings(data=Path()).cache == tmp_path.with_name(tmp_path.name + ".latentcache")
-
-
-def test_an_unknown_model_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(LatentcacheError) as caught:
-        resolved(model=str(tmp_path / "nothing"))
-    assert caught.value.exit_code == 2
-
-
-def test_the_recipe_of_these_tests_is_a_new_one():
-    assert RECIPE.bucket_step == 32

@@ -2,7 +2,7 @@ import errno
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError
@@ -15,6 +15,9 @@ from latentcache.store.layout import (
     write_atomically,
     write_json,
 )
+
+TORN = [b"", b"0", b"00000", b"000000\n", b"000001", b"00001\n", b"xyz\n", b"-00001\n", b"000001\n\n", b" 00001\n"]
+TORN += [b"\xff\xfe\x00", b"\x00" * 7, "\u0661".encode() * 6]
 
 
 @pytest.fixture
@@ -42,8 +45,7 @@ def test_current_names_the_generation(layout):
     assert layout.current_generation() == 1234567
 
 
-@pytest.mark.parametrize("text", [b"", b"0", b"00000", b"000000\n", b"000001", b"00001\n", b"xyz\n", b"-00001\n",
-                                  b"000001\n\n", b" 00001\n", b"\xff\xfe\x00", b"\x00" * 7, "\u0661".encode() * 6])  # fmt: skip
+@pytest.mark.parametrize("text", TORN)
 def test_a_torn_current_is_damage_and_says_what_to_do(layout, text):
     layout.current.write_bytes(text)
     with pytest.raises(CacheDamagedError, match="CURRENT names no generation") as caught:
@@ -100,6 +102,7 @@ def test_no_folder_and_a_file_are_no_cache(tmp_path):
         assert why in caught.value.why
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_a_file_is_replaced_as_a_whole(tmp_path_factory, first, second):
     path = tmp_path_factory.mktemp("atomic") / "file"
@@ -132,6 +135,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text() | st.just("\udcff"), json_values, max_size=5))
 def test_json_comes_back_and_is_ascii(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("json") / "file.json"

@@ -1,0 +1,278 @@
+"""From a word to files: what is chosen, what is refused, and when a network is asked."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.locate import WEIGHTS_NAME, locate, read_config
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+
+CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
+#: The smallest complete safetensors file.
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+
+
+def made(folder):
+    """A folder with the two files of a model."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / WEIGHTS_NAME).write_bytes(NO_TENSORS)
+    return SimpleNamespace(folder=folder, config=folder / "config.json", weights=folder / WEIGHTS_NAME)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return made(tmp_path / "model")
+
+
+def test_a_folder_has_a_configuration_and_weights(model):
+    found = locate(str(model.folder))
+    assert (found.config_path, found.config, found.weights) == (model.config, CONFIG, (model.weights,))
+
+
+def test_a_home_folder_is_found(model, monkeypatch):
+    monkeypatch.setenv("HOME", str(model.folder.parent))
+    assert locate("~/model") == locate(str(model.folder))
+    assert locate("~/model", "~/model") == locate(str(model.folder))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_pipeline_folder_gives_its_vae(tmp_path, index):
+    vae = made(tmp_path / "pipeline" / "vae")
+    if index:
+        (tmp_path / "pipeline" / "model_index.json").write_text('{"vae": ["diffusers", "AutoencoderKL"]}')
+    assert locate(str(tmp_path / "pipeline")) == locate(str(vae.folder))
+
+
+def test_the_vae_of_a_pipeline_wins_over_files_beside_it(tmp_path):
+    pipeline = made(tmp_path / "pipeline")
+    vae = made(pipeline.folder / "vae")
+    assert locate(str(pipeline.folder)).weights == (pipeline.weights,)
+    (pipeline.folder / "model_index.json").write_text("{}")
+    assert locate(str(pipeline.folder)).weights == (vae.weights,)
+
+
+def test_a_pipeline_without_a_vae(tmp_path):
+    index = {"_class_name": "IFPipeline", "unet": ["diffusers", "UNet2DConditionModel"], "scheduler": []}
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError) as caught:
+        locate(str(tmp_path))
+    assert caught.value.what == f"the pipeline in {tmp_path} has no vae/"
+    assert caught.value.why == "its parts are: scheduler, unet"
+    assert caught.value.fix == "give the folder of the VAE itself"
+
+
+def test_a_single_file_with_a_configuration_beside_it(model):
+    assert locate(str(model.weights)) == locate(str(model.folder))
+
+
+def test_a_single_file_alone_names_the_option(model, tmp_path):
+    lone = tmp_path / "lone.safetensors"
+    model.weights.rename(lone)
+    with pytest.raises(EncoderError) as caught:
+        locate(str(lone))
+    assert caught.value.what == "lone.safetensors alone does not say what it is"
+    assert caught.value.why == (
+        "a lone file carries neither its class nor its normalisation; no config.json is beside it"
+    )
+    assert caught.value.fix == f"give its configuration: --model {lone} --model-config FOLDER_WITH_CONFIG_JSON"
+    for config in (model.config, model.folder):
+        assert locate(str(lone), str(config)).config_path == model.config
+
+
+@pytest.mark.parametrize("config", ["/nowhere", "~no-such-user/x"])
+def test_a_configuration_that_is_not_there(model, config):
+    for given in (model.weights, model.folder):
+        with pytest.raises(ModelNotFoundError) as caught:
+            locate(str(given), config)
+        assert caught.value.what == f"there is no configuration at {config}"
+        assert caught.value.fix == "give --model-config a config.json, or a folder that has one"
+
+
+def test_a_configuration_that_was_given_wins(model, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text('{"_class_name": "AutoencoderTiny"}')
+    assert locate(str(model.folder), str(other)).config == {"_class_name": "AutoencoderTiny"}
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [([], WEIGHTS_NAME), (list("abcdef"), "a, b, c, d, diffusion_pytorch_model.safetensors, ...")],
+)
+def test_a_folder_without_configuration(model, others, found):
+    model.config.unlink()
+    for name in others:
+        (model.folder / name).touch()
+    with pytest.raises(UnsupportedModelError) as caught:
+        locate(str(model.folder))
+    assert caught.value.what == f"{model.folder} has no config.json"
+    assert caught.value.why == f"the class and the settings of a model are read from it, never guessed; found {found}"
+    assert caught.value.fix == "put the config.json of the VAE beside its weights, or name it with --model-config"
+
+
+def test_an_empty_folder(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="never guessed; found no files"):
+        locate(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"not json", "config.json is no JSON"),
+        (b"\xff\xfe", "config.json is no JSON"),
+        (b"[" * 100_000, "config.json is no JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "config.json is a git-lfs pointer"),
+        (b"[1]", "config.json is no JSON object"),
+        (b"{}", "config.json is of another kind of model (unknown)"),
+        (b'{"_class_name": 3}', "config.json is of another kind of model (unknown)"),
+        (b'{"model_type": "clip"}', "config.json is of another kind of model (clip)"),
+    ],
+)
+def test_a_configuration_of_something_else(model, content, what):
+    model.config.write_bytes(content)
+    with pytest.raises(UnsupportedModelError) as caught:
+        read_config(model.config)
+    assert caught.value.what == what
+    assert caught.value.fix
+
+
+def test_a_configuration_that_cannot_be_read(model):
+    with pytest.raises(EncoderError, match="model cannot be read"):
+        read_config(model.folder)
+
+
+def test_an_index_of_shards_wins_over_single_files(model):
+    shards = [model.folder / f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for shard in shards:
+        shard.write_bytes(NO_TENSORS)
+    model.weights.unlink()
+    index = {"weight_map": {"a": shards[1].name, "b": shards[0].name}}
+    (model.folder / f"{WEIGHTS_NAME}.index.json").write_text(json.dumps(index))
+    assert locate(str(model.folder)).weights == tuple(shards)
+
+
+def test_the_only_weights_count_whatever_they_are_called(model):
+    other = model.folder / "diffusion_pytorch_model.fp16.safetensors"
+    other.write_bytes(NO_TENSORS)
+    assert locate(str(model.folder)).weights == (model.weights,)
+    model.weights.unlink()
+    assert locate(str(model.folder)).weights == (other,)
+
+
+@pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "vae.ckpt", "vae.pt"])
+def test_only_pickle_weights(model, name):
+    model.weights.rename(model.folder / name)
+    with pytest.raises(UnsupportedModelError) as caught:
+        locate(str(model.folder))
+    assert caught.value.what == f"{model.folder} has only pickle weights ({name})"
+    assert caught.value.fix == (
+        "save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER"
+    )
+
+
+def test_a_pickle_file_itself_is_refused(tmp_path):
+    path = tmp_path / "vae.ckpt"
+    path.write_bytes(b"PK\x03\x04" + bytes(60))
+    with pytest.raises(UnsupportedModelError, match=r"vae\.ckpt is a pickle checkpoint"):
+        locate(str(path))
+
+
+def test_no_weights_at_all(model):
+    model.weights.unlink()
+    with pytest.raises(UnsupportedModelError, match="has no safetensors weights"):
+        locate(str(model.folder))
+
+
+def test_several_weights_are_not_chosen_from(model):
+    for name in ("a.safetensors", "b.safetensors"):
+        (model.folder / name).write_bytes(model.weights.read_bytes())
+    model.weights.unlink()
+    with pytest.raises(UnsupportedModelError) as caught:
+        locate(str(model.folder))
+    assert caught.value.fix == f"give one of them: --model {model.folder / 'a.safetensors'}"
+
+
+@pytest.mark.parametrize(
+    "name", ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "~no-such-user/x", "org/vae.safetensors", "org/vae.gguf"]
+)
+def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
+    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
+    with pytest.raises(ModelNotFoundError) as caught:
+        locate(name)
+    assert caught.value.what == f"there is no model at {name}"
+    assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
+
+
+@pytest.mark.parametrize("name", ["models/vae", "models/vae.v2"])
+def test_a_folder_that_is_here_is_no_organisation(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match=f"there is no model at {name}"):
+        locate(name)
+
+
+def test_any_other_pair_of_names_is_a_hub_id(model, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda name: asked.append(name) or model.folder)
+    monkeypatch.chdir(tmp_path)
+    for name in ("someone/some-vae", "black-forest-labs/FLUX.1-dev", "a_b/c.d"):
+        assert locate(name) == locate(str(model.folder))
+        assert asked.pop() == name
+
+
+def hub_cache(root, source, *, nested):
+    """The files of a model as huggingface_hub lays them out."""
+    repository = root / "models--someone--some-vae"
+    snapshot = repository / "snapshots" / "0123abc"
+    target = snapshot / "vae" if nested else snapshot
+    target.mkdir(parents=True)
+    for name in ("config.json", "diffusion_pytorch_model.safetensors"):
+        (target / name).symlink_to(source / name)
+    if nested:
+        (snapshot / "model_index.json").write_text('{"vae": []}')
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abc")
+
+
+PROGRAM = """
+import sys
+from latentcache.encoders.describe import describe_model
+from latentcache.errors import LatentcacheError
+try:
+    described = describe_model("someone/some-vae")
+    print(described.spec.family, described.spec.fingerprint)
+except LatentcacheError as error:
+    print(error.slug, error.what, error.fix, sep="|")
+print(sorted({"torch", "diffusers", "transformers"} & set(sys.modules)))
+"""
+
+
+def run_with_hub(cache, **environment):
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_ENDPOINT": "http://127.0.0.1:9", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path, nested):
+    hub_cache(tmp_path, tiny("AutoencoderKL"), nested=nested)
+    spec = describe_model(str(tiny("AutoencoderKL"))).spec
+    assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_a_hub_id_out_of_reach(tmp_path, offline):
+    line, modules = run_with_hub(tmp_path, HF_HUB_OFFLINE=offline)
+    assert line == (
+        "model-not-found|someone/some-vae is neither a folder here nor a model within reach|"
+        "where there is a network: `hf download someone/some-vae --local-dir FOLDER`; then --model FOLDER"
+    )
+    assert modules == "[]"

@@ -1,0 +1,178 @@
+"""From files to the encoder half: every layout gives the same tensors, every damage a message."""
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from diffusers.utils import logging
+from made_weights import edit, ldm_name, ldm_tensor, renamed, rewrite
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.families import FAMILIES
+from latentcache.encoders.locate import WEIGHTS_NAME
+from latentcache.encoders.modules import drop_decoder, load_module
+from latentcache.errors import EncoderError
+
+
+def loaded(folder, dtype=torch.float32, **options):
+    return load_module(describe_model(str(folder), device="cpu", **options), dtype)
+
+
+def assert_equal(module, expected):
+    """Every tensor of the encoder half is there and is the same."""
+    ours, theirs = module.state_dict(), expected.state_dict()
+    assert len(ours) > 10
+    assert ours.keys() <= theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_decoder_is_left_and_the_rest_is_frozen(name, tiny):
+    module = loaded(tiny(name))
+    names = [parameter for parameter, _ in module.named_parameters()]
+    assert names
+    assert not [n for n in names if n.startswith(("decoder", "post_quant_conv"))]
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert not module.training
+
+
+def test_two_dimensional_weights_are_channels_last(tiny):
+    weight = loaded(tiny("AutoencoderKL")).encoder.down_blocks[0].resnets[0].conv1.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_in_the_type_that_was_asked_for(tiny, copied, dtype):
+    folder, lone = tiny("AutoencoderKL"), copied()
+    lone.weights.rename(lone.folder / "lone.safetensors")
+    whole, single = loaded(folder, dtype), loaded(lone.folder, dtype)
+    assert {tensor.dtype for tensor in whole.state_dict().values()} == {dtype}
+    assert_equal(single, whole)
+
+
+@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
+@pytest.mark.parametrize("name", ["AutoencoderKL", "AutoencoderKLFlux2"])
+def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix, tiny, tmp_path):
+    folder, path = tiny(name), tmp_path / "checkpoint.safetensors"
+    saved = load_file(folder / WEIGHTS_NAME)
+    rest = {"model.diffusion_model.out.weight": torch.ones(3)} if prefix else {}
+    save_file({prefix + ldm_name(n): ldm_tensor(n, t) for n, t in saved.items()} | rest, path)
+    described = describe_model(str(path), device="cpu", config=str(folder))
+    assert described.spec == describe_model(str(folder), device="cpu").spec
+    assert_equal(load_module(described, torch.float32), loaded(folder))
+
+
+def test_diffusers_reads_the_original_layout_as_we_do(tiny, tmp_path):
+    folder, path = tiny("AutoencoderKL"), tmp_path / "original.safetensors"
+    save_file({ldm_name(name): ldm_tensor(name, t) for name, t in load_file(folder / WEIGHTS_NAME).items()}, path)
+    theirs = AutoencoderKL.from_single_file(str(path), config=str(folder), local_files_only=True)
+    assert_equal(loaded(path, config=str(folder)), theirs)
+
+
+def test_names_written_by_old_diffusers_are_read(copied, tiny):
+    model = copied()
+    old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
+    rewrite(model.weights, lambda tensors: {renamed(name, old): tensor for name, tensor in tensors.items()})
+    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+    assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
+
+
+def test_attention_layers_that_are_convolutions_in_diffusers_too(copied, tiny):
+    """AutoencoderKLHunyuanImage calls its 1x1 convolutions as AutoencoderKL calls its linear layers."""
+    model, folder = copied("AutoencoderKLHunyuanImage"), tiny("AutoencoderKLHunyuanImage")
+    model.weights.rename(model.folder / "lone.safetensors")
+    assert loaded(folder).encoder.mid_block.attentions[0].to_q.weight.ndim == 4
+    assert_equal(loaded(model.folder), loaded(folder))
+
+
+def test_shards_are_loaded(copied, tiny):
+    model = copied()
+    model.weights.unlink()
+    AutoencoderKL.from_pretrained(tiny("AutoencoderKL")).save_pretrained(model.folder, max_shard_size="20KB")
+    assert len(list(model.folder.glob("*.safetensors"))) > 1
+    assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+    assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
+
+
+def test_a_missing_tensor_is_named(copied):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {n: t for n, t in tensors.items() if n != "encoder.conv_in.weight"})
+    with pytest.raises(EncoderError) as caught:
+        loaded(model.folder)
+    assert caught.value.what == (
+        "1 tensors of AutoencoderKL are not in the weights; the first is encoder.conv_in.weight"
+    )
+    assert caught.value.fix == "download the weights again, or use the config.json that belongs to them"
+
+
+def test_a_missing_decoder_does_not_matter(copied, tiny):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {n: t for n, t in tensors.items() if not n.startswith("decoder.")})
+    model.weights.rename(model.folder / "encoder.safetensors")
+    assert_equal(loaded(model.folder), loaded(tiny("AutoencoderKL")))
+
+
+def test_an_extra_tensor_in_the_encoder_is_named(copied):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {**tensors, "encoder.adapter.weight": torch.ones(2)})
+    with pytest.raises(EncoderError, match=r"1 tensors that AutoencoderKL does not have.*encoder\.adapter\.weight"):
+        loaded(model.folder)
+
+
+def test_a_tensor_of_another_shape_is_named(copied):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {**tensors, "encoder.conv_in.bias": torch.ones(9)})
+    with pytest.raises(EncoderError) as caught:
+        loaded(model.folder)
+    assert caught.value.what == "tensor encoder.conv_in.bias has shape (9,), AutoencoderKL needs (8,)"
+
+
+def test_weights_that_are_not_finite_are_named(copied):
+    model = copied()
+
+    def spoil(tensors):
+        tensors["encoder.conv_out.bias"][1] = float("nan")
+
+    rewrite(model.weights, spoil)
+    with pytest.raises(EncoderError) as caught:
+        loaded(model.folder)
+    assert caught.value.what == "tensor encoder.conv_out.bias has values that are not finite"
+    assert "download the weights again" in caught.value.fix
+
+
+def test_a_class_that_this_diffusers_does_not_have(copied):
+    model = copied()
+    model.config.write_text(model.config.read_text().replace("AutoencoderKL", "AutoencoderOfTomorrow"))
+    described = describe_model(str(model.folder))
+    assert described.spec.generic
+    with pytest.raises(EncoderError, match="has no class AutoencoderOfTomorrow"):
+        load_module(described, torch.float32)
+
+
+def test_a_configuration_that_the_class_does_not_take(copied):
+    model = copied()
+    edit(model.config, down_block_types=["NoSuchBlock2D"])
+    with pytest.raises(EncoderError) as caught:
+        loaded(model.folder)
+    assert caught.value.what == "AutoencoderKL cannot be made from its configuration"
+    assert "NoSuchBlock2D" in caught.value.why
+
+
+def test_the_demo_is_not_loaded_from_files():
+    with pytest.raises(EncoderError, match="demo is not loaded from files"):
+        load_module(describe_model("demo"), torch.float32)
+
+
+def test_diffusers_talks_again_afterwards(tiny):
+    before = logging.get_verbosity()
+    loaded(tiny("AutoencoderTiny"))
+    assert logging.get_verbosity() == before
+
+
+def test_both_parts_of_a_decoder_are_dropped():
+    module = nn.Module()
+    module.encoder, module.decoder, module.post_quant_conv = nn.Linear(2, 2), nn.Linear(2, 2), None
+    assert [name for name, _ in drop_decoder(module).named_parameters()] == ["encoder.weight", "encoder.bias"]
+    assert module.post_quant_conv is None

@@ -1,0 +1,123 @@
+"""Opening, and the one picture that every encoder must pass."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_weights import rewrite
+
+from latentcache.encoders.demo import DemoEncoder
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.opening import check_encoder, open_encoder, sample_picture
+from latentcache.encoders.protocol import EncodedBatch
+from latentcache.encoders.stub import StubEncoder, stub_spec
+from latentcache.encoders.vae import VaeEncoder
+from latentcache.errors import EncoderError
+
+MODELS = [("demo", DemoEncoder), ("stub:delay_ms=1", StubEncoder)]
+
+
+def opened(model, **options):
+    return open_encoder(describe_model(str(model), device="cpu", **options), device="cpu")
+
+
+class Faulty:
+    """Says what it is and gives what it was given, for any picture."""
+
+    def __init__(self, value, compute_dtype, *, multiple=8, precise=None):
+        self.spec = replace(stub_spec("float32"), compute_dtype=compute_dtype, multiple=multiple)
+        self.values, self.sizes = {False: value, True: value if precise is None else precise}, []
+
+    def encode(self, pixels, *, precise=False):
+        batch, height, width, _ = pixels.shape
+        self.sizes.append((height, width))
+        latents = np.full((batch, 4, height // 8, width // 8), self.values[precise], dtype=np.float32)
+        latents[0, 0, 0, 0] = 1.0
+        return EncodedBatch(latents=latents, finite=np.isfinite(latents).reshape(batch, -1).all(axis=1))
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("model", "kind"), MODELS)
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "float32"])
+def test_what_is_described_is_opened(model, kind, storage):
+    encoder = opened(model, storage_dtype=storage)
+    assert isinstance(encoder, kind)
+    assert encoder.spec == describe_model(model, storage_dtype=storage).spec
+    check_encoder(encoder)
+
+
+def test_a_model_is_opened_with_its_description(tiny):
+    described = describe_model(str(tiny("AutoencoderTiny")), device="cpu")
+    encoder = open_encoder(described, device="cpu")
+    assert isinstance(encoder, VaeEncoder)
+    assert encoder.spec == described.spec
+    check_encoder(encoder)
+
+
+def test_values_that_no_precision_mends():
+    with pytest.raises(EncoderError) as caught:
+        check_encoder(Faulty(np.nan, "float16"))
+    assert caught.value.what == "stub gives values that are not finite in float16"
+    assert caught.value.where == "one test picture, before the build"
+    assert caught.value.why == "its weights are damaged, or its range is too wide"
+    assert caught.value.fix == "download the weights again"
+
+
+def test_float32_is_not_tried_twice():
+    encoder = Faulty(np.inf, "float32", precise=0.0)
+    with pytest.raises(EncoderError, match="not finite in float32"):
+        check_encoder(encoder)
+    assert len(encoder.sizes) == 1
+
+
+def test_values_that_float32_mends():
+    with pytest.raises(EncoderError) as caught:
+        check_encoder(Faulty(np.inf, "bfloat16", precise=0.0))
+    assert caught.value.why == "it overflows in this precision"
+    assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
+
+
+@pytest.mark.parametrize(("multiple", "side"), [(1, 64), (8, 64), (64, 64), (96, 192), (128, 128)])
+def test_the_picture_has_sides_that_the_model_takes(multiple, side):
+    encoder = Faulty(0.5, "float32", multiple=multiple)
+    check_encoder(encoder)
+    assert encoder.sizes == [(side, 2 * side)]
+
+
+@given(st.integers(1, 8))
+def test_no_two_blocks_of_the_picture_are_alike(count):
+    side = 64 * count
+    picture = sample_picture(side)
+    assert picture.shape == (1, side, 2 * side, 3)
+    assert (picture.dtype, picture.flags.c_contiguous) == (np.uint8, True)
+    blocks = picture.reshape(side // 32, 32, side // 16, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32 * 32 * 3)
+    assert len(np.unique(blocks, axis=0)) == len(blocks)
+
+
+def test_overflow_in_float16_is_mended_by_precise(copied, pictures):
+    model = copied()
+
+    def overflow(tensors):
+        tensors["encoder.conv_in.weight"] *= 6e4
+        tensors["encoder.conv_in.bias"].fill_(6e4)
+
+    rewrite(model.weights, overflow)
+    encoder = opened(model.folder, compute_dtype="float16")
+    assert not encoder.encode(pictures).finite.any()
+    assert encoder.encode(pictures, precise=True).finite.all()
+    with pytest.raises(EncoderError) as caught:
+        check_encoder(encoder)
+    assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
+    assert caught.value.fix == "add --compute-dtype bfloat16 or float32"
+
+
+def test_weights_of_zeros_are_found_by_the_preflight(copied):
+    model = copied()
+    rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
+    with pytest.raises(EncoderError, match="gives the same latent for every part of a picture"):
+        check_encoder(opened(model.folder))

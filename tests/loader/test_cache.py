@@ -1,0 +1,107 @@
+import json
+import warnings
+
+import pytest
+import torch
+from small_cache import build, draw, draw_four
+
+import latentcache
+from latentcache.errors import CacheNotFoundError, EmptyPlanError, PlanError, UsageError
+from latentcache.geometry.sizes import Size
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+
+
+def test_a_cache_knows_its_entries_and_buckets(shared):
+    cache = open_cache(shared[1])
+    assert isinstance(cache, Cache)
+    assert len(cache) == 4
+    assert sum(cache.buckets.values()) == 4
+    assert cache.buckets[Size(48, 80)] == 2
+    assert cache.recipe.encoder.family == "stub"
+
+
+def test_the_facade_opens_it(shared):
+    assert latentcache.open_cache(str(shared[1])).generation.number == 1
+
+
+def test_no_cache(tmp_path):
+    with pytest.raises(CacheNotFoundError, match="no cache at"):
+        open_cache(tmp_path)
+
+
+def test_the_plan_before_training(shared):
+    report = open_cache(shared[1]).plan(batch_size=2, small_buckets="drop")
+    assert (report.steps, report.samples_used, report.samples_dropped) == (1, 2, 2)
+
+
+def test_an_epoch_without_a_step_is_refused_with_the_buckets(shared):
+    with pytest.raises(EmptyPlanError) as caught:
+        open_cache(shared[1]).loader(batch_size=8, small_buckets="drop")
+    assert "48x80: 2" in caught.value.where
+    with pytest.raises(PlanError, match="does not divide"):
+        open_cache(shared[1]).loader(batch_size=3, small_buckets="error")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"batch_size": 0},
+        {"batch_size": -1},
+        {"batch_size": 1, "world_size": 0},
+        {"batch_size": 1, "rank": 1},
+        {"batch_size": 1, "rank": -1, "world_size": 2},
+        {"batch_size": 1, "small_buckets": "merge"},
+    ],
+)
+def test_settings_that_cannot_be(shared, words):
+    with pytest.raises(UsageError) as caught:
+        open_cache(shared[1]).loader(**words)
+    assert caught.value.fix
+
+
+def test_a_demo_cache_warns_once(tmp_path):
+    recipe = RecipeSettings(model="demo", resolutions=(64,), bucket_step=8)
+    build_cache(BuildSettings(data=draw_four(tmp_path / "data"), out=tmp_path / "cache", recipe=recipe))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            batches = list(open_cache(tmp_path / "cache").loader(batch_size=1))
+    assert [str(warning.message) for warning in seen] == [
+        f"{tmp_path}/cache was made with the demo encoder: it is for trying the tool, not for training"
+    ]
+    assert seen[0].filename == __file__
+    assert batches[0]["latents"].shape[1] == 16
+
+
+def test_a_build_that_ends_later_changes_nothing(cache, data):
+    """The generation is pinned; a cache opened afterwards sees the new one."""
+    before = open_cache(cache)
+    loader = before.loader(batch_size=1)
+    iterator = iter(loader)
+    first = next(iterator)
+    names = {first["names"][0]}
+    draw(data / "p0.png", seed=77)
+    (data / "p1.png").unlink()
+    draw(data / "new.png", seed=78)
+    build(data, cache)
+    names |= {batch["names"][0] for batch in iterator}
+    assert names == {"p0.png", "p1.png", "p2.png", "p3.png"}
+    assert [b["keys"] for b in loader] == [b["keys"] for b in before.loader(batch_size=1)]
+    assert set(open_cache(cache).generation.samples.names) == {"p0.png", "p2.png", "p3.png", "new.png"}
+
+
+def test_batches_say_what_info_says(run, data, tmp_path):
+    """Keys, names, shapes and placements, for two resolutions."""
+    build(data, tmp_path / "cache", resolutions=(64, 128))
+    done = run("info", tmp_path / "cache", "--entries", "--json")
+    entries = {entry["key"]: entry for entry in json.loads(done.out)["entries"]}
+    served = {}
+    for batch in open_cache(tmp_path / "cache").loader(batch_size=1):
+        (key,), (name,) = batch["keys"], batch["names"]
+        assert name in entries[key]["paths"]
+        assert list(batch["latents"].shape[1:]) == entries[key]["shape"]
+        assert batch["latents"].dtype == torch.float16
+        served[key] = name
+    assert set(served) == set(entries)

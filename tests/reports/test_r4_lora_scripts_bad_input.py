@@ -1,0 +1,78 @@
+"""lora-scripts: a missing ``metadata.csv``, wrong paths, a BOM, a GGUF given as a model, memory that runs out.
+
+There each of these is a traceback from somewhere inside the training, after minutes. Here each is said before work
+begins, with the file, the line, the cause and the fix, or does no harm. Every test names the file that is at fault:
+it fails where the message is that of the library which fell over it, or where a BOM becomes part of a column's name.
+The full list of bad input with the exact words is in ``tests/cli/test_bad_input.py``.
+"""
+
+import pytest
+from small_cache import SMALL, build, draw_four
+
+from latentcache.encoders.stub import StubEncoder
+from latentcache.errors import DeviceMemoryError
+
+
+def start(run, tmp_path, *words):
+    return run("build", tmp_path / "data", *SMALL, "--out", tmp_path / "cache", *words, "--json")
+
+
+def test_without_a_table_all_pictures_are_used(run, tmp_path):
+    draw_four(tmp_path / "data")
+    assert start(run, tmp_path).json["counts"]["encoded"] == 4
+
+
+def test_a_table_with_a_bom_is_read_as_it_was_meant(run, tmp_path):
+    draw_four(tmp_path / "data")
+    rows = "".join(f"p{number}.png,words {number}\n" for number in range(4))
+    (tmp_path / "data" / "metadata.csv").write_bytes(b"\xef\xbb\xbffile_name,text\n" + rows.encode())
+    done = start(run, tmp_path)
+    assert (done.status, done.json["counts"]["encoded"]) == (0, 4)
+    assert ("note", "bom") in {(item["category"], item["reason"]) for item in done.json["items"]}
+    assert run("verify", tmp_path / "cache").status == 0
+
+
+@pytest.mark.parametrize("path", ["images/p0.png", "/home/me/p0.png", "..\\p0.png", "P0.PNG"])
+def test_a_wrong_path_names_the_line_and_what_may_be_meant(run, tmp_path, path):
+    draw_four(tmp_path / "data")
+    (tmp_path / "data" / "metadata.csv").write_text(f"file_name,text\np1.png,good\n{path},words\n")
+    done = start(run, tmp_path)
+    (item,) = [item for item in done.json["items"] if item["category"] == "quarantined"]
+    assert (done.status, done.json["counts"]["encoded"]) == (1, 1)
+    assert "metadata.csv:3 " in item["found"]
+    assert "did you mean p0.png?" in item["found"]
+
+
+def test_a_row_that_is_cut_short_names_the_line(run, tmp_path):
+    draw_four(tmp_path / "data")
+    (tmp_path / "data" / "metadata.csv").write_text("file_name,text\np0.png,good\np1.png\n")
+    done = start(run, tmp_path)
+    assert (done.status, done.error["where"]) == (2, f"{tmp_path}/data/metadata.csv:3")
+
+
+def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
+    draw_four(tmp_path / "data")
+    (tmp_path / "flux.gguf").write_bytes(b"GGUF\3\0\0\0")
+    done = start(run, tmp_path, "--model", tmp_path / "flux.gguf")
+    assert (done.status, done.error["what"]) == (2, "flux.gguf is a GGUF file")
+    assert "safetensors VAE" in done.error["fix"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
+    """Fails without the halving: the build would end with DeviceMemoryError, or a picture would be lost."""
+    sizes = []
+    encode = StubEncoder.encode
+
+    def small(self, pixels, *, precise=False):
+        sizes.append(len(pixels))
+        if len(pixels) > 1:
+            raise DeviceMemoryError("CUDA out of memory")
+        return encode(self, pixels, precise=precise)
+
+    draw_four(tmp_path / "whole")
+    build(tmp_path / "whole", tmp_path / "expected")
+    monkeypatch.setattr(StubEncoder, "encode", small)
+    report = build(draw_four(tmp_path / "data"), tmp_path / "cache", batch_size=2)
+    assert (report.encoded, report.refused) == (4, ())
+    assert max(sizes) == 2

@@ -1,0 +1,154 @@
+"""SimpleTuner #977: ``latent shape mismatch [16,88,136] != [16,88,144]``, because build and check round differently.
+
+Two functions there decide a size, one with rounding down to 64 pixels, one with rounding to the nearest. Here one
+integer function decides it once; the answer is stored with the entry, and plan, verify and reader take it from there.
+The tests fail where any of the four computes a size of its own with another rounding: the picture of 1130 x 704
+pixels lies between the two buckets, 1088 and 1152 pixels wide.
+"""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+from small_cache import build, draw
+
+from latentcache import open_cache
+from latentcache.geometry.buckets import explicit_table
+from latentcache.geometry.placement import place
+from latentcache.geometry.sizes import Size, latent_size
+from latentcache.pipeline.survey import placements_for
+from latentcache.store.layout import CacheLayout
+from latentcache.store.reader import EntryReader
+from latentcache.verify.run import verify_cache
+
+NARROW, WIDE = Size(704, 1088), Size(704, 1152)
+#: Widths from well inside one bucket to well inside the other, with the picture of the report.
+WIDTHS = (1080, 1088, 1089, 1100, 1119, 1120, 1121, 1130, 1151, 1152, 1153, 1160)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Pictures of all these widths in a cache of the two buckets."""
+    folder = tmp_path_factory.mktemp("shapes")
+    for width in WIDTHS:
+        draw(folder / "data" / f"w{width}.png", (width, 704), seed=width)
+    build(folder / "data", folder / "cache", resolutions=(), buckets=(NARROW, WIDE))
+    return folder
+
+
+def answers_of_the_rule():
+    table = explicit_table((NARROW, WIDE), multiple=64)
+    return {f"w{width}.png": place(Size(704, width), table) for width in WIDTHS}
+
+
+def test_the_two_latent_shapes_of_the_report():
+    assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
+    assert {placed.bucket for placed in answers_of_the_rule().values()} == {NARROW, WIDE}
+
+
+def test_build_verify_plan_and_reader_agree(run, built):
+    expected = answers_of_the_rule()
+    opened = open_cache(built / "cache")
+    served = {}
+    for batch in opened.loader(batch_size=1):
+        (name,) = batch["names"]
+        placed = expected[name]
+        cells = latent_size(placed.bucket, 8)
+        assert batch["latents"].shape == (1, 4, cells.height, cells.width)
+        assert Size(*batch["target_size"][0].tolist()) == placed.bucket
+        assert tuple(batch["crop_top_left"][0].tolist()) == (placed.crop.top, placed.crop.left)
+        served[name] = placed.bucket
+    assert set(served) == set(expected)
+    assert verify_cache(built / "cache", full=True).counts["ok"] == len(WIDTHS)
+    words = ["--bucket", "704x1088", "--bucket", "704x1152", "--bucket-step", "64", "--model", "stub"]
+    assert verify_with(run, built / "cache", *words) == 0
+    for target in ([built / "cache"], [built / "data", *words]):
+        value = run("plan", *target, "--batch-size", "1", "--json").json
+        counted = {Size(b["height"], b["width"]): b["samples"] for b in value["buckets"]}
+        assert counted == {bucket: list(served.values()).count(bucket) for bucket in (NARROW, WIDE)}
+
+
+def verify_with(run, cache, *words):
+    return run("verify", cache, *words).status
+
+
+def test_what_is_stored_is_what_was_decided(built):
+    """The header's shape, the column's bucket, resize and crop: one decision."""
+    opened = open_cache(built / "cache")
+    generation, expected = opened.generation, answers_of_the_rule()
+    reader = EntryReader(CacheLayout(built / "cache"), generation)
+    for row in range(len(opened)):
+        placed = expected[reader.sample_name(row)]
+        cells = latent_size(placed.bucket, 8)
+        assert reader.header(row).shape == (4, cells.height, cells.width)
+        assert generation.rows.resize[row].tolist() == [placed.resize.height, placed.resize.width]
+        assert generation.rows.crop[row].tolist() == [placed.crop.top, placed.crop.left]
+    reader.close()
+
+
+def test_the_order_of_the_scan_changes_nothing():
+    """Another order of pictures, of buckets and of resolutions gives the same buckets."""
+    sizes = [Size(704, width) for width in WIDTHS]
+    expected = [place(size, explicit_table((NARROW, WIDE), multiple=64)) for size in sizes]
+    for order in range(20):
+        shuffled = random.Random(order).sample(sizes, len(sizes))
+        table = explicit_table((WIDE, NARROW) if order % 2 else (NARROW, WIDE), multiple=64)
+        answers = {size: place(size, table) for size in shuffled}
+        assert [answers[size] for size in sizes] == expected
+    tables = [explicit_table((bucket,), multiple=64) for bucket in (NARROW, WIDE)]
+    for pair in itertools.permutations(tables):
+        assert {p.bucket for p in placements_for(Size(704, 1130), pair)} == {NARROW, WIDE}
+
+
+def test_pictures_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):
+    """New names, hence another order of scan; the same keys and the same bytes."""
+    for position, width in enumerate(sorted(WIDTHS, key=lambda w: (w * 7919) % 104729)):
+        target = tmp_path / "data" / f"{position:03}.png"
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes((built / "data" / f"w{width}.png").read_bytes())
+    build(tmp_path / "data", tmp_path / "cache", resolutions=(), buckets=(WIDE, NARROW))
+    assert contents(tmp_path / "cache") == contents(built / "cache")
+
+
+def contents(cache):
+    """key -> bytes of the latents."""
+    return {
+        key: latents.numpy().tobytes()
+        for batch in open_cache(cache).loader(batch_size=1)
+        for key, latents in zip(batch["keys"], batch["latents"], strict=True)
+    }
+
+
+def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
+    for number, size in enumerate([(282, 176), (176, 282), (288, 176)]):
+        draw(tmp_path / "data" / f"{number}.png", size, seed=number)
+    build(tmp_path / "data", tmp_path / "cache", resolutions=(128, 256), bucket_step=16)
+    assert verify_cache(tmp_path / "cache", full=True).counts["ok"] == 3
+    opened = open_cache(tmp_path / "cache")
+    tables = opened.recipe.geometry.tables()
+    seen = {}
+    for batch in opened.loader(batch_size=1):
+        size = Size(*batch["original_size"][0].tolist())
+        seen.setdefault((batch["names"][0], size), set()).add(Size(*batch["target_size"][0].tolist()))
+    assert seen == {key: {place(key[1], table).bucket for table in tables} for key in seen}
+    assert sorted(map(len, seen.values())) == [2, 2, 2]
+
+
+def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch):
+    """What SimpleTuner met in a step, ``verify`` says of the sample: stored in one bucket, today's rule says another."""
+    table = explicit_table((NARROW, WIDE), multiple=64)
+
+    def nearest_64(size, _):
+        return type("Placed", (), {"bucket": WIDE if size.width >= 1088 + 1 else NARROW})
+
+    monkeypatch.setattr("latentcache.verify.sources.place", nearest_64)
+    report = verify_cache(built / "cache")
+    moved = {
+        f"w{w}.png" for w in WIDTHS if place(Size(704, w), table).bucket != nearest_64(Size(704, w), None).bucket
+    }
+    assert {f.path for f in report.findings if f.reason == "geometry-changed"} == moved
+    assert moved
+    finding = report.findings[0]
+    assert (finding.expected, finding.found) == ("704x1152", "704x1088")
+    assert np.isin(report.exit_code(), [1])
