@@ -167,7 +167,7 @@ class CacheDamagedError(StoreError):
     """A shard, a manifest or a column is not what it was when it was written."""
 
     slug = "cache-damaged"
-    default_fix = "run `latentcache verify --full` on it, then `latentcache build` again"
+    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that mend it"
 
 
 class CorruptEntryError(StoreError):
@@ -181,7 +181,7 @@ class CorruptEntryError(StoreError):
     """
 
     slug = "entry-corrupt"
-    default_fix = "run `latentcache verify --full` to list the damage, then `latentcache build` again"
+    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that mend it"
 
     def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: str) -> None:
         self.sample, self.key = sample, key

@@ -113,8 +113,8 @@ def build(
 
 def _payload(report: BuildReport) -> dict[str, Any]:
     """The JSON form."""
-    made = {"encoded": report.encoded, "cached": report.cached}
     plan = report.plan
+    made = {"encoded": report.encoded, "cached": plan.entries_cached if report.dry_run else report.cached}
     return {
         "cache": str(plan.cache),
         "data": str(plan.data),

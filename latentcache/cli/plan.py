@@ -20,7 +20,7 @@ def plan(
     path: Annotated[Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.")],
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
     world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,
-    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")] = 1,
+    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimiser step.")] = 1,
     small_buckets: Annotated[
         str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
     ] = "repeat",

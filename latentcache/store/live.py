@@ -112,20 +112,25 @@ def _pinned(data: Path) -> Iterator[Meta]:
     """
     environment: Any = None
     try:
-        environment = lmdb.open(str(data.parent), readonly=True, create=False, lock=True)
         while True:
             try:
+                environment = lmdb.open(str(data.parent), readonly=True, create=False, lock=True)
                 transaction = environment.begin()
-            except lmdb.MapResizedError:  # the builder's map has grown
-                environment.set_mapsize(0)
+            except lmdb.MapResizedError:  # the builder's map has grown in this moment
+                _close(environment)
                 continue
             with transaction:
                 meta = read_meta(data)
                 if meta.transaction == transaction.id():  # else a commit came just now
                     yield meta
                     return
+            _close(environment)
     except lmdb.Error as error:
         raise store_error(error, data.parent) from error
     finally:
-        if environment is not None:
-            environment.close()
+        _close(environment)
+
+
+def _close(environment: Any) -> None:
+    if environment is not None:
+        environment.close()

@@ -66,6 +66,8 @@ def test_a_dry_run_makes_nothing(run, data):
     assert done.out == "dry run: 4 entries would be made, 0 reused, 0 quarantined\n"
     assert not data.with_name("cache").exists()
     assert build(run, data, "--dry-run", "--json").json["plan"]["entries_to_make"] == 4
+    build(run, data)
+    assert build(run, data, "--dry-run", "--json").json["counts"]["cached"] == 4
 
 
 def test_quiet_says_nothing_but_the_summary(run, data):

@@ -63,6 +63,40 @@ TINY = {
         "upsample_factor": (1, 1),
         "patch_size": 2,
     },
+    "AutoencoderKLHunyuanImage": {
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": 8,
+        "block_out_channels": (32, 32),
+        "layers_per_block": 1,
+        "spatial_compression_ratio": 2,
+        "sample_size": 64,
+        "scaling_factor": 0.75289,
+    },
+    "AutoencoderKLLTX2Video": {
+        "latent_channels": 8,
+        "block_out_channels": (8,) * 4,
+        "decoder_block_out_channels": (8,) * 3,
+        "layers_per_block": (1,) * 5,
+        "decoder_layers_per_block": (1,) * 4,
+        "spatial_compression_ratio": 32,
+        "temporal_compression_ratio": 8,
+    },
+    "AutoencoderKLCosmos": {
+        "encoder_block_out_channels": (8, 8, 8),
+        "decode_block_out_channels": (8, 8, 8),
+        "attention_resolutions": (8,),
+        "resolution": 64,
+        "num_layers": 1,
+        "latent_channels": 4,
+        "latents_mean": [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 4.0, 0.0, 0.0],
+        "latents_std": [4.0, 1.0, 1.0, 3.0, 1.0, 1.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+    },
+    "AutoencoderKLMochi": {
+        "encoder_block_out_channels": (32,) * 4,
+        "decoder_block_out_channels": (32,) * 4,
+        "layers_per_block": (1,) * 5,
+    },
     "AutoencoderKLCogVideoX": {
         "block_out_channels": (8, 8, 8, 8),
         "norm_num_groups": 4,
@@ -88,7 +122,7 @@ def tiny(tmp_path_factory):
             if name == "AutoencoderKLFlux2":
                 model.bn.running_mean.normal_()
                 model.bn.running_var.uniform_(0.5, 2.0)
-            if name == "AutoencoderKLLTXVideo":
+            if name.startswith("AutoencoderKLLTX"):
                 model.latents_mean.normal_()
                 model.latents_std.uniform_(0.5, 2.0)
             made[key] = root / f"{name}-{len(made)}"

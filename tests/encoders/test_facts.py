@@ -25,6 +25,11 @@ PUBLISHED = [
     ("AutoencoderKLHunyuanVideo", {}, (16, 8, 16)),
     ("AutoencoderKLLTXVideo", {}, (128, 32, 32)),
     ("AutoencoderKLHunyuanVideo15", {"latent_channels": 32, "spatial_compression_ratio": 16}, (32, 16, 32)),
+    (
+        "AutoencoderKLMochi",
+        {"latent_channels": 12, "in_channels": 15, "encoder_block_out_channels": FOUR},
+        (12, 8, 16),
+    ),
     ("AutoencoderKLCogVideoX", {"latent_channels": 16, "block_out_channels": FOUR}, (16, 8, 16)),
 ]
 
@@ -65,6 +70,14 @@ def test_wan_and_qwen_bring_their_sixteen_pairs():
     wan = normalisation_of(FAMILIES["AutoencoderKLWan"], {}, no_tensor)
     assert wan == normalisation_of(FAMILIES["AutoencoderKLQwenImage"], {}, no_tensor)
     assert (wan.kind, len(wan.mean), len(wan.std), wan.scale) == ("mean-std", 16, 16, 1.0)
+
+
+def test_statistics_per_frame_are_those_of_the_first_frame():
+    config = {"_class_name": "AutoencoderKLCosmos", "latent_channels": 2, "scaling_factor": 1.0}
+    config |= {"latents_mean": [1.0, 9.0, 9.0, 2.0, 9.0, 9.0], "latents_std": [3.0, 9.0, 9.0, 4.0, 9.0, 9.0]}
+    assert normalisation_of(GENERIC, config, no_tensor) == Normalisation(kind="mean-std", mean=(1, 2), std=(3, 4))
+    wrong = config | {"latents_mean": [1.0] * 5}
+    assert len(normalisation_of(GENERIC, wrong, no_tensor).mean) == 5
 
 
 def test_batch_norm_is_read_from_the_weights():

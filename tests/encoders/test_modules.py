@@ -160,11 +160,6 @@ def test_a_configuration_that_the_class_does_not_take(copied):
     assert "NoSuchBlock2D" in caught.value.why
 
 
-def test_the_demo_is_not_loaded_from_files():
-    with pytest.raises(EncoderError, match="demo is not loaded from files"):
-        load_module(describe_model("demo"), torch.float32)
-
-
 def test_diffusers_talks_again_afterwards(tiny):
     before = logging.get_verbosity()
     loaded(tiny("AutoencoderTiny"))

@@ -32,7 +32,7 @@ def test_a_table_with_a_bom_is_read_as_it_was_meant(run, tmp_path):
     assert run("verify", tmp_path / "cache").status == 0
 
 
-@pytest.mark.parametrize("path", ["images/p0.png", "/home/me/p0.png", "..\\p0.png", "P0.PNG"])
+@pytest.mark.parametrize("path", ["images/p0.png", "/srv/p0.png", "..\\p0.png", "P0.PNG"])
 def test_a_wrong_path_names_the_line_and_what_may_be_meant(run, tmp_path, path):
     draw_four(tmp_path / "data")
     (tmp_path / "data" / "metadata.csv").write_text(f"file_name,text\np1.png,good\n{path},words\n")

@@ -126,20 +126,6 @@ CAPTIONS = "expected a column named text, caption or prompt; found columns: "
         ("gone.jpg,a cat\n", "no column of file names", 1, COLUMNS + "gone.jpg, a cat", None),
         ("file_name,size\na.jpg,5\n", "no column of captions", 1, CAPTIONS + "file_name, size", None),
         (
-            "file_name,text,text\na.jpg,x,y\n",
-            "2 columns of captions",
-            1,
-            "each of text, text could be meant; found columns: file_name, text, text",
-            "keep one of them",
-        ),
-        (
-            "file_name,text,path\na.jpg,x,y\n",
-            "2 columns of file names",
-            1,
-            "each of file_name, path could be meant; found columns: file_name, text, path",
-            "keep one of them",
-        ),
-        (
             "file_name,text\n",
             "the table has no rows",
             1,
