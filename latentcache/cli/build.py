@@ -10,29 +10,21 @@ import typer
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, item, out
+from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildReport
     from latentcache.sources.sample import Refusal
 
 
+@flags.with_recipe
 def build(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.")],
+    *,
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
     ] = None,
-    model: flags.Model = None,
-    model_config: flags.ModelConfig = None,
-    resolution: flags.Resolution = None,
-    bucket: flags.Bucket = None,
-    bucket_step: flags.BucketStep = None,
-    min_side: flags.MinSide = None,
-    max_side: flags.MaxSide = None,
-    compute_dtype: flags.ComputeDtype = None,
-    storage_dtype: flags.StorageDtype = None,
-    resample: flags.Resample = None,
-    icc: flags.Icc = None,
-    alpha: flags.Alpha = None,
+    recipe: RecipeSettings,
     device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
@@ -46,9 +38,7 @@ def build(
             "--host-memory", min=1, help="Bytes of pixels held at once (RAM / 4, at most 4 GiB).", show_default=False
         ),
     ] = None,
-    max_pixels: Annotated[
-        int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")
-    ] = 100_000_000,
+    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")] = MAX_PIXELS,
     commit_every: Annotated[
         int | None,
         typer.Option("--commit-every", min=1, help="Entries per commit, at most.", show_default=False),
@@ -67,22 +57,7 @@ def build(
     """Encode what is missing and make the cache true for DATA."""
     from latentcache.cli.progress import BuildTalk
     from latentcache.pipeline.build import build_cache
-    from latentcache.pipeline.settings import BuildSettings
 
-    recipe = flags.recipe_settings(
-        model,
-        model_config,
-        resolution,
-        bucket,
-        bucket_step,
-        min_side,
-        max_side,
-        compute_dtype,
-        storage_dtype,
-        resample,
-        icc,
-        alpha,
-    )
     flags.parse_allowed(allow_failed, 0)
     settings = BuildSettings(
         data=data,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import shlex
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from latentcache.errors import UsageError
-
-if TYPE_CHECKING:
-    from latentcache.geometry.sizes import Size
-    from latentcache.pipeline.settings import RecipeSettings
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.settings import RecipeSettings
 
 Model = Annotated[
     str | None,
@@ -87,26 +88,25 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 
 
 def recipe_settings(
-    model: str | None,
-    model_config: Path | None,
-    resolution: list[int] | None,
-    bucket: list[str] | None,
-    bucket_step: int | None,
-    min_side: int | None,
-    max_side: int | None,
-    compute_dtype: str | None,
-    storage_dtype: str | None,
-    resample: str | None,
-    icc: str | None,
-    alpha: str | None,
+    *,
+    model: Model = None,
+    model_config: ModelConfig = None,
+    resolution: Resolution = None,
+    bucket: Bucket = None,
+    bucket_step: BucketStep = None,
+    min_side: MinSide = None,
+    max_side: MaxSide = None,
+    compute_dtype: ComputeDtype = None,
+    storage_dtype: StorageDtype = None,
+    resample: Resample = None,
+    icc: Icc = None,
+    alpha: Alpha = None,
 ) -> RecipeSettings:
     """The flags as settings; what was not given stays unsaid.
 
     Raises:
         UsageError: A bucket that is no size, or flags that contradict each other.
     """
-    from latentcache.pipeline.settings import RecipeSettings
-
     return RecipeSettings(
         model=model,
         model_config=None if model_config is None else str(model_config),
@@ -121,6 +121,24 @@ def recipe_settings(
         icc=icc,
         alpha=alpha,
     )
+
+
+def with_recipe(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the recipe flags, in the place of its parameter ``recipe``, which gets them as settings.
+
+    Typer reads a command's options from its signature, so the signature is what is put together here.
+    """
+    asked = inspect.signature(recipe_settings, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True)
+    merged = [new for old in own.parameters.values() for new in (asked.values() if old.name == "recipe" else [old])]
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> int:
+        recipe = recipe_settings(**{name: given.pop(name) for name in asked})
+        return command(recipe=recipe, **given)
+
+    vars(with_flags)["__signature__"] = own.replace(parameters=merged)
+    return with_flags
 
 
 def any_said(settings: RecipeSettings) -> bool:
@@ -145,8 +163,6 @@ def parse_size(text: str) -> Size:
     Raises:
         UsageError: It is no size.
     """
-    from latentcache.geometry.sizes import Size
-
     match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
     if match is None:
         raise UsageError(f"--bucket {text!r} is no size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")

@@ -10,37 +10,30 @@ import typer
 from latentcache.cli import console, flags
 from latentcache.cli.console import counted, out, table
 from latentcache.errors import EmptyPlanError
+from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.settings import RecipeSettings
     from latentcache.plan.batches import PlanReport
 
 
+@flags.with_recipe
 def plan(
     path: Annotated[Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.")],
+    *,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
     world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,
-    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimiser step.")] = 1,
+    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")] = 1,
     small_buckets: Annotated[
         str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
     ] = "repeat",
-    model: flags.Model = None,
-    model_config: flags.ModelConfig = None,
-    resolution: flags.Resolution = None,
-    bucket: flags.Bucket = None,
-    bucket_step: flags.BucketStep = None,
-    min_side: flags.MinSide = None,
-    max_side: flags.MaxSide = None,
+    recipe: RecipeSettings,
     as_json: flags.Json = False,
 ) -> int:
     """Steps per epoch, before anything is trained; recipe flags count for a data folder only."""
     from latentcache.plan.batches import BatchPlan, plan_report, require_steps
 
-    settings = flags.recipe_settings(
-        model, model_config, resolution, bucket, bucket_step, min_side, max_side, None, None, None, None, None
-    )
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
-    column, sizes, quarantined = _buckets(path, settings)
+    column, sizes, quarantined = _buckets(path, recipe)
     report = plan_report(column, sizes, batches)
     payload = _payload(path, report, grad_accum) | {"quarantined": quarantined}
     try:

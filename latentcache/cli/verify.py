@@ -11,30 +11,22 @@ import typer
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, item, out
+from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
     from latentcache.recipe import Recipe
     from latentcache.verify.findings import Finding, VerifyReport
 
 
+@flags.with_recipe
 def verify(
     cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.")],
+    *,
     data: Annotated[
         Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
-    model: flags.Model = None,
-    model_config: flags.ModelConfig = None,
-    resolution: flags.Resolution = None,
-    bucket: flags.Bucket = None,
-    bucket_step: flags.BucketStep = None,
-    min_side: flags.MinSide = None,
-    max_side: flags.MaxSide = None,
-    compute_dtype: flags.ComputeDtype = None,
-    storage_dtype: flags.StorageDtype = None,
-    resample: flags.Resample = None,
-    icc: flags.Icc = None,
-    alpha: flags.Alpha = None,
+    recipe: RecipeSettings,
     allow_failed: Annotated[
         str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")
     ] = "0",
@@ -43,25 +35,11 @@ def verify(
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
     from latentcache.verify.run import verify_cache
 
-    settings = flags.recipe_settings(
-        model,
-        model_config,
-        resolution,
-        bucket,
-        bucket_step,
-        min_side,
-        max_side,
-        compute_dtype,
-        storage_dtype,
-        resample,
-        icc,
-        alpha,
-    )
     flags.parse_allowed(allow_failed, 0)
-    requested = _requested(cache, settings) if flags.any_said(settings) else None
+    requested = _requested(cache, recipe) if flags.any_said(recipe) else None
     report = verify_cache(cache, data=data, requested=requested, full=full)
     exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
-    findings = [_with_flags(finding, flags.as_words(settings)) for finding in report.findings]
+    findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
     if as_json:
         console.emit("verify", _payload(cache, report, findings), exit_code=exit_code)
     else:

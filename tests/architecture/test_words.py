@@ -17,8 +17,9 @@ PLACES = {
     "a folder of one machine": r"(?<![\w.])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me|Us" + r"ers|o" + r"pt)/",
     "a package registry": r"py" + r"pi\.org|pythonho" + r"sted|extra-in" + r"dex|find-li" + r"nks",
 }
+#: ``optimizer`` is the name of a class of torch, not a word to spell.
 AMERICAN = re.compile(
-    r"\b(?:\w*(?:norm|initi|seri|optim|organ|recogn|summar|general|minim|maxim|custom|util)(?:al|i)?"
+    r"\b(?!optimizers?\b)(?:\w*(?:norm|initi|seri|optim|organ|recogn|summar|general|minim|maxim|custom|util)(?:al|i)?"
     + r"iz(?:e|es|ed|er|ing|ation)"
     + r"|behav" + r"ior|col" + r"ors?|cent" + r"er(?:ed|s)?|gr" + r"ay)\b",
     re.IGNORECASE,

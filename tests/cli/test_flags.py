@@ -10,11 +10,9 @@ from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.settings import RecipeSettings
 
-NOTHING = (None,) * 12
-
 
 def test_nothing_said_is_nothing():
-    settings = flags.recipe_settings(*NOTHING)
+    settings = flags.recipe_settings()
     assert settings == RecipeSettings()
     assert not flags.any_said(settings)
     assert flags.as_words(settings) == ""
@@ -22,7 +20,17 @@ def test_nothing_said_is_nothing():
 
 def test_what_was_said_is_said():
     settings = flags.recipe_settings(
-        "stub", Path("c.json"), None, ["64x96"], 8, 32, 128, "auto", "float32", "auto", "ignore", "#000000"
+        model="stub",
+        model_config=Path("c.json"),
+        bucket=["64x96"],
+        bucket_step=8,
+        min_side=32,
+        max_side=128,
+        compute_dtype="auto",
+        storage_dtype="float32",
+        resample="auto",
+        icc="ignore",
+        alpha="#000000",
     )
     assert flags.any_said(settings)
     assert (settings.model, settings.model_config, settings.buckets) == ("stub", "c.json", (Size(64, 96),))
@@ -30,7 +38,7 @@ def test_what_was_said_is_said():
 
 
 def test_a_resolution_counts_once():
-    settings = flags.recipe_settings(None, None, [512, 768, 512], *NOTHING[3:])
+    settings = flags.recipe_settings(resolution=[512, 768, 512])
     assert settings.resolutions == (512, 768)
     assert flags.as_words(settings) == "--resolution 512 --resolution 768"
 
@@ -38,7 +46,16 @@ def test_a_resolution_counts_once():
 def test_words_are_those_of_the_command_line(run, data):
     """What ``as_words`` writes, ``build`` takes."""
     settings = flags.recipe_settings(
-        "stub", None, None, ["64x96", "96x64"], 8, 32, 128, "float32", "float32", "lanczos-pil", "ignore", "#00ff00"
+        model="stub",
+        bucket=["64x96", "96x64"],
+        bucket_step=8,
+        min_side=32,
+        max_side=128,
+        compute_dtype="float32",
+        storage_dtype="float32",
+        resample="lanczos-pil",
+        icc="ignore",
+        alpha="#00ff00",
     )
     done = run("build", data, "--out", data.with_name("c"), *shlex.split(flags.as_words(settings)), "--json")
     recipe = done.json["recipe"]
