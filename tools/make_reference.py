@@ -17,7 +17,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from latentcache import errors
 from latentcache.cli.app import app
@@ -87,9 +87,8 @@ def error_classes() -> Iterator[type[errors.LatentcacheError]]:
 
 def options_of(command: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """The arguments and options of a registered command: (name, type, declaration, default or ``empty``)."""
-    hints = get_type_hints(command.callback, include_extras=True)
-    for parameter in inspect.signature(command.callback).parameters.values():
-        kind, declared, *_ = get_args(hints[parameter.name])
+    for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+        kind, declared, *_ = get_args(parameter.annotation)
         yield parameter.name, kind, declared, parameter.default
 
 
