@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from latentcache.errors import LatentcacheError, StoreError
     from latentcache.geometry.placement import place
-    from latentcache.loader.cache import open_cache
+    from latentcache.loader.cache import combine_caches, open_cache
     from latentcache.loader.loader import CacheLoader
     from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.settings import BuildSettings, RecipeSettings
@@ -25,6 +25,7 @@ _HOMES = {
     "RecipeSettings": "latentcache.pipeline.settings",
     "StoreError": "latentcache.errors",
     "build_cache": "latentcache.pipeline.build",
+    "combine_caches": "latentcache.loader.cache",
     "open_cache": "latentcache.loader.cache",
     "place": "latentcache.geometry.placement",
     "plan_epoch": "latentcache.plan.epoch",
@@ -40,6 +41,7 @@ __all__ = [
     "RecipeSettings",
     "StoreError",
     "build_cache",
+    "combine_caches",
     "open_cache",
     "place",
     "plan_epoch",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.loader import CacheLoader
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
+from latentcache.plan.split import in_validation
 from latentcache.recipe import Recipe
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
+from latentcache.store.views import combine, folder_repeats, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,32 @@ class Cache:
         """Entries per bucket, sizes in pixels."""
         counts = np.bincount(self.generation.rows.bucket, minlength=len(self.generation.buckets))
         return dict(zip(self.generation.buckets, counts.tolist(), strict=True))
+
+    def split(self, validation: float) -> tuple[Cache, Cache]:
+        """Training and validation part. A sample's content decides, so none ever crosses when data is added.
+
+        Args:
+            validation: Part of the samples for validation, from 0 to 1.
+
+        Raises:
+            UsageError: ``validation`` is not between 0 and 1.
+        """
+        samples, rows = self.generation.samples, self.generation.rows
+        chosen = in_validation(samples.content, validation)[rows.sample]
+        return self._with(select(self.generation, ~chosen)), self._with(select(self.generation, chosen))
+
+    def repeated(self, times: int | None = None) -> Cache:
+        """Every entry ``times`` an epoch; by default as its folder says (``10_cats/`` counts ten times).
+
+        Raises:
+            UsageError: ``times`` is below 1.
+        """
+        if times is not None and times < 1:
+            raise UsageError(
+                f"repeated({times})", why="an entry that counts is served at least once", fix="1 or more"
+            )
+        repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
+        return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
 
     def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
         """What an epoch would do, before training starts.
@@ -82,6 +112,19 @@ class Cache:
         return CacheLoader(
             EntryReader(self.layout, self.generation), report, seed=seed, rank=rank, scaled=scaled, dtype=dtype
         )
+
+    def _with(self, generation: Generation) -> Cache:
+        return replace(self, generation=generation)
+
+
+def combine_caches(caches: Sequence[Cache]) -> Cache:
+    """Several caches as one: a batch may hold samples of any of them, as long as it is of one size.
+
+    Raises:
+        UsageError: No cache, or latents that cannot stand in one batch; the fields that differ are named.
+    """
+    combined = combine([(cache.layout, cache.generation) for cache in caches])
+    return Cache(caches[0].layout, combined)
 
 
 def open_cache(path: str | os.PathLike[str]) -> Cache:

@@ -1,5 +1,6 @@
 import json
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from small_cache import build, draw, draw_four
 import latentcache
 from latentcache.errors import CacheNotFoundError, EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.loader.cache import Cache, open_cache
+from latentcache.loader.cache import Cache, combine_caches, open_cache
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 
@@ -105,3 +106,35 @@ def test_batches_say_what_info_says(run, data, tmp_path):
         assert batch["latents"].dtype == torch.float16
         served[key] = name
     assert set(served) == set(entries)
+
+
+def test_training_and_validation_are_all_and_nothing_twice(shared):
+    cache = open_cache(shared[1])
+    train, validation = cache.split(0.5)
+    keys = [key for part in (train, validation) for row in part.generation.rows.key for key in [row.tobytes()]]
+    assert sorted(keys) == sorted(row.tobytes() for row in cache.generation.rows.key)
+    assert (len(cache.split(0)[1]), len(cache.split(1)[0])) == (0, 0)
+
+
+def test_a_part_is_served_like_a_cache(shared):
+    train, _ = open_cache(shared[1]).split(0.5)
+    if not len(train):
+        pytest.skip("all four pictures are on one side")
+    served = [name for batch in train.loader(batch_size=1) for name in batch["names"]]
+    assert len(served) == len(set(served)) == len(train)
+
+
+def test_an_entry_that_counts_twice_is_served_twice(shared):
+    cache = open_cache(shared[1]).repeated(2)
+    served = Counter(name for batch in cache.loader(batch_size=1) for name in batch["names"])
+    assert set(served.values()) == {2}
+    with pytest.raises(UsageError, match="repeated"):
+        cache.repeated(0)
+
+
+def test_two_caches_are_served_as_one(shared, tmp_path):
+    draw(tmp_path / "more" / "new.png", seed=99)
+    build(tmp_path / "more", tmp_path / "more.cache")
+    both = combine_caches([open_cache(shared[1]), open_cache(tmp_path / "more.cache")])
+    served = Counter(name for batch in both.loader(batch_size=2, small_buckets="partial") for name in batch["names"])
+    assert served == Counter(["p0.png", "p1.png", "p2.png", "p3.png", "new.png"])
