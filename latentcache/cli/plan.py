@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import counted, out, table
+from latentcache.cli.console import SHOWN, counted, out, table
 from latentcache.errors import EmptyPlanError
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
+    from latentcache.geometry.sizes import Size
     from latentcache.plan.batches import PlanReport
 
 
@@ -26,6 +29,7 @@ def plan(
     small_buckets: Annotated[
         str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
     ] = "repeat",
+    seed: Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")] = 0,
     recipe: RecipeSettings,
     as_json: flags.Json = False,
 ) -> int:
@@ -33,9 +37,10 @@ def plan(
     from latentcache.plan.batches import BatchPlan, plan_report, require_steps
 
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
-    column, sizes, quarantined = _buckets(path, recipe)
-    report = plan_report(column, sizes, batches)
-    payload = _payload(path, report, grad_accum) | {"quarantined": quarantined}
+    entries = _entries(path, recipe)
+    report = plan_report(entries.bucket, entries.sizes, batches)
+    named = _uneven_names(entries, report, seed)
+    payload = _payload(path, report, grad_accum) | {"quarantined": entries.quarantined, "seed": seed, **named}
     try:
         require_steps(report)
     except EmptyPlanError as error:
@@ -50,20 +55,49 @@ def plan(
     return 0
 
 
-def _buckets(path: Path, settings: RecipeSettings) -> tuple[Any, Any, int]:
-    """Bucket of every entry, the sizes, and how many files are refused; from a cache's columns or picture headers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entries:
+    """What there is to serve."""
+
+    bucket: Any
+    """(N,) positions in ``sizes``."""
+    sizes: Sequence[Size]
+    names: Sequence[str]
+    """(N,) sample of each entry."""
+    quarantined: int
+
+
+def _uneven_names(entries: _Entries, report: PlanReport, seed: int) -> dict[str, list[str]]:
+    """The samples that the first epoch repeats, and those that it leaves out; later epochs choose others."""
+    from latentcache.plan.epoch import plan_epoch, uneven
+
+    repeated, dropped = uneven(plan_epoch(entries.bucket, report, seed=seed, epoch=0), len(entries.bucket))
+    return {
+        "repeated_names": [entries.names[row] for row in repeated.tolist()],
+        "dropped_names": [entries.names[row] for row in dropped.tolist()],
+    }
+
+
+def _entries(path: Path, settings: RecipeSettings) -> _Entries:
+    """From a cache's columns, or from picture headers."""
     from latentcache.store.generation import load_generation
     from latentcache.store.layout import CacheLayout
 
     layout = CacheLayout(path)
     if layout.current.is_file() or layout.building.is_file():
         generation = load_generation(path)
-        return generation.rows.bucket, generation.buckets, len(generation.refused)
+        all_names = list(generation.samples.names)
+        return _Entries(
+            bucket=generation.rows.bucket,
+            sizes=generation.buckets,
+            names=[all_names[sample] for sample in generation.rows.sample.tolist()],
+            quarantined=len(generation.refused),
+        )
     return _survey(path, settings)
 
 
-def _survey(path: Path, settings: RecipeSettings) -> tuple[Any, Any, int]:
-    """The same for a data folder, from the headers of its pictures."""
+def _survey(path: Path, settings: RecipeSettings) -> _Entries:
+    """The same for a data folder, in the order that its cache would have."""
     import numpy as np
 
     from latentcache.pipeline.recipes import resolve_recipe
@@ -75,11 +109,16 @@ def _survey(path: Path, settings: RecipeSettings) -> tuple[Any, Any, int]:
     recipe, _ = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
     data = scan(path, captions=False)
     found = survey(data, recipe, Catalog(()), Memory({}, {}), max_pixels=MAX_PIXELS)
-    entries = [placement.bucket for planned in found.todo for placement in planned.placements]
-    sizes = sorted(set(entries), key=lambda size: (-size.area, size.width))
+    todo = sorted(found.todo, key=lambda planned: planned.index)
+    entries = [(planned.sample.name, placement.bucket) for planned in todo for placement in planned.placements]
+    sizes = sorted({size for _, size in entries}, key=lambda size: (-size.area, size.width))
     numbers = {size: number for number, size in enumerate(sizes)}
-    column = np.array([numbers[size] for size in entries], dtype=np.int32)
-    return column, sizes, len(data.refused) + len(found.failed)
+    return _Entries(
+        bucket=np.array([numbers[size] for _, size in entries], dtype=np.int32),
+        sizes=sizes,
+        names=[name for name, _ in entries],
+        quarantined=len(data.refused) + len(found.failed),
+    )
 
 
 def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
@@ -98,6 +137,7 @@ def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
                 "batches": bucket.steps,
                 "repeated": bucket.repeated,
                 "dropped": bucket.dropped,
+                "fill": round(bucket.fill, 4),
             }
             for bucket in report.buckets
         ],
@@ -112,8 +152,10 @@ def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
 def _show(payload: dict[str, Any]) -> None:
     """The table for people."""
     names = ("samples", "batches", "repeated", "dropped")
-    rows: list[tuple[object, ...]] = [("bucket", *names)]
-    rows += [(f"{b['height']}x{b['width']}", *(b[name] for name in names)) for b in payload["buckets"]]
+    rows: list[tuple[object, ...]] = [("bucket", *names, "fill")]
+    for bucket in payload["buckets"]:
+        size, fill = f"{bucket['height']}x{bucket['width']}", f"{bucket['fill']:.0%}"
+        rows.append((size, *(bucket[name] for name in names), fill))
     for line in table(rows):
         out(line)
     ranks = counted(payload["world_size"], "rank")
@@ -123,5 +165,10 @@ def _show(payload: dict[str, Any]) -> None:
         f" on {ranks}{accumulation}: {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
         f" {payload['samples_dropped']} dropped"
     )
+    for what in ("repeated", "dropped"):
+        found = payload[f"{what}_names"]
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            out(f"{what} in the first epoch of seed {payload['seed']}: {', '.join(found[:SHOWN])}{more}")
     if payload["quarantined"]:
         out(f"{counted(payload['quarantined'], 'file')} refused and not counted: `latentcache build` names them")

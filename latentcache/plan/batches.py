@@ -66,6 +66,12 @@ class BucketPlan:
     last: int
     """Samples per rank in the bucket's last step (the batch size, or less under ``partial``)."""
 
+    @property
+    def fill(self) -> float:
+        """Part of the bucket's servings that are first ones; 0 without a step."""
+        used = self.samples - self.dropped
+        return used / (used + self.repeated) if used else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:

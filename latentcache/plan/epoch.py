@@ -63,6 +63,12 @@ def plan_epoch(bucket: NDArray[np.integer], report: PlanReport, *, seed: int, ep
     return interleave(np.concatenate(pieces), np.concatenate(lengths), steps, report.batches.world_size)
 
 
+def uneven(plan: EpochPlan, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of ``count`` entries, those that the epoch serves more than once, and those that it leaves out."""
+    served = np.bincount(plan.rows, minlength=count)
+    return np.flatnonzero(served > 1), np.flatnonzero(served == 0)
+
+
 def step_sizes(plan: BucketPlan, batches: BatchPlan) -> NDArray[np.int64]:
     """(steps,) samples of all ranks in each step of one bucket."""
     sizes = np.full(plan.steps, batches.global_batch_size, dtype=np.int64)

@@ -4,7 +4,7 @@ from small_cache import SMALL, draw
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "small_buckets",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
-    "quarantined",
+    "quarantined", "seed", "repeated_names", "dropped_names",
 }  # fmt: skip
 
 
@@ -13,7 +13,7 @@ def test_the_keys_of_the_object(run, shared):
     value = run("plan", cache, "--batch-size", "2", "--json").json
     assert set(value) == KEYS
     for bucket in value["buckets"]:
-        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped"}
+        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped", "fill"}
     assert (value["steps_per_epoch"], value["samples_used"], value["samples_repeated"]) == (3, 4, 2)
 
 
@@ -83,7 +83,19 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
 def test_the_text(run, shared):
     cache = shared[1]
     out = run("plan", cache, "--batch-size", "2", "--world-size", "2", "--grad-accum", "2").out
-    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped"]
-    assert out.splitlines()[-1] == (
+    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped", "fill"]
+    assert out.splitlines()[-2] == (
         "2 steps per epoch at batch size 2 on 2 ranks, gradient accumulation 2: 4 samples used, 8 repeated, 0 dropped"
     )
+
+
+def test_left_over_samples_are_named(run, shared):
+    """Four entries in three sizes: at batch size 3 something is repeated, or dropped, and says who it is."""
+    repeated = run("plan", shared[1], "--batch-size", "3", "--json").json
+    assert set(repeated["repeated_names"]) <= {"p0.png", "p1.png", "p2.png", "p3.png"}
+    assert repeated["repeated_names"]
+    assert repeated["dropped_names"] == []
+    done = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "drop", "--seed", "5")
+    dropped = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "drop", "--seed", "5", "--json").json
+    assert len(dropped["dropped_names"]) == dropped["samples_dropped"] == 2
+    assert f"dropped in the first epoch of seed 5: {', '.join(dropped['dropped_names'])}\n" in done.out

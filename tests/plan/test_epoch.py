@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import BatchPlan, plan_report
-from latentcache.plan.epoch import plan_epoch
+from latentcache.plan.epoch import plan_epoch, uneven
 
 SIZES = [Size(64, 64), Size(32, 96), Size(96, 32)]
 #: 10 entries of the first bucket, 5 of the second, 3 of the third, on 2 ranks of 2: the order is pinned for ever.
@@ -145,3 +145,13 @@ def test_every_epoch_repeats_other_samples():
 def test_an_epoch_of_nothing():
     report, plan = laid_out(np.zeros(0, dtype=np.int32), BatchPlan(batch_size=4))
     assert (len(plan), len(plan.rows), report.steps) == (0, 0, 0)
+
+
+def test_who_is_served_unevenly_is_named() -> None:
+    column = np.array([0, 0, 0, 1])
+    sizes = [Size(64, 64), Size(64, 128)]
+    for policy, expected in (("repeat", (2, 0)), ("drop", (0, 2)), ("partial", (0, 0))):
+        report = plan_report(column, sizes, BatchPlan(batch_size=2, small_buckets=policy))
+        repeated, dropped = uneven(plan_epoch(column, report, seed=0, epoch=0), len(column))
+        assert (len(repeated), len(dropped)) == expected
+        assert (int(repeated.size + dropped.size) == 0) == (policy == "partial")
