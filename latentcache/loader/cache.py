@@ -13,6 +13,7 @@ import torch
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
+from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
 from latentcache.plan.split import in_validation
@@ -90,6 +91,7 @@ class Cache:
         small_buckets: SmallBuckets = "repeat",
         scaled: bool = True,
         dtype: torch.dtype | None = None,
+        format: FormatName | None = None,
     ) -> CacheLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
@@ -102,16 +104,17 @@ class Cache:
                 ``partial`` or ``error``.
             scaled: Latents as the model trains on them; False gives them as they are stored.
             dtype: Type of the latents; by default the type they are stored in.
+            format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
+                ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
 
         Raises:
-            UsageError: A number or policy that cannot be.
+            UsageError: A number, policy or format that cannot be.
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
-        return CacheLoader(
-            EntryReader(self.layout, self.generation), report, seed=seed, rank=rank, scaled=scaled, dtype=dtype
-        )
+        reader = EntryReader(self.layout, self.generation)
+        return CacheLoader(reader, report, seed=seed, rank=rank, scaled=scaled, dtype=dtype, format=format)
 
     def _with(self, generation: Generation) -> Cache:
         return replace(self, generation=generation)

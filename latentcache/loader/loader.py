@@ -8,6 +8,7 @@ the same order. Cost: one positional read and one xxh3 pass per entry, straight 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import MissingEntryError, UsageError
 from latentcache.geometry.sizes import latent_size
+from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.normalise import normalise
 from latentcache.loader.position import Position
 from latentcache.plan.batches import PlanReport
@@ -40,9 +42,10 @@ class CacheLoader:
         rank: Which share of each step is served.
         scaled: Normalise, or give latents as they are stored.
         dtype: Type of the latents; the stored one where it is not given.
+        format: Names of a trainer for what a batch holds.
 
     Raises:
-        UsageError: No such rank.
+        UsageError: No such rank, or no such format.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class CacheLoader:
         rank: int = 0,
         scaled: bool = True,
         dtype: torch.dtype | None = None,
+        format: str | None = None,
     ) -> None:
         if not 0 <= rank < report.batches.world_size:
             raise UsageError(
@@ -63,7 +67,7 @@ class CacheLoader:
             )
         self.report, self.seed, self.rank = report, seed, rank
         self._position = Position(reader.generation, report, seed=seed)
-        self._reader, self._scaled = reader, scaled
+        self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
@@ -71,6 +75,37 @@ class CacheLoader:
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""
         return self.report.steps
+
+    @property
+    def sampler(self) -> CacheLoader:
+        """The loader itself, for trainers that call ``loader.sampler.set_epoch`` and nothing else (Lightning)."""
+        return self
+
+    @property
+    def position(self) -> Position:
+        """Where this loader stands; shared with what serves its batches in another way."""
+        return self._position
+
+    def steps(self, epochs: float, grad_accum: int = 1) -> int:
+        """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
+
+        Counted as the Trainer of transformers counts (``set_initial_training_values``).
+
+        Args:
+            epochs: Passes over the data, also a fraction.
+            grad_accum: Batches of this rank per optimizer step.
+        """
+        return math.ceil(epochs * math.ceil(len(self) / grad_accum))
+
+    def epoch_at(self, step: int, grad_accum: int = 1) -> float:
+        """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
+
+        Args:
+            step: Optimizer steps since the start of training.
+            grad_accum: Batches of this rank per optimizer step.
+        """
+        whole, part = divmod(step, math.ceil(len(self) / grad_accum))
+        return whole + part * grad_accum / len(self)
 
     @property
     def epoch(self) -> int:
@@ -130,7 +165,7 @@ class CacheLoader:
         columns, samples = generation.rows, generation.samples
         owners = columns.sample[rows].tolist()
         bucket = generation.buckets[int(columns.bucket[rows[0]])]
-        return {
+        batch = {
             "latents": self._latents(rows),
             "keys": [columns.key[row].tobytes().hex() for row in rows],
             "names": [samples.names[owner] for owner in owners],
@@ -139,6 +174,7 @@ class CacheLoader:
             "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
             "target_size": torch.tensor([(bucket.height, bucket.width)] * len(rows)),
         }
+        return formatted(batch, self._format)
 
     def _latents(self, rows: list[int]) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""

@@ -63,10 +63,10 @@ class Position:
         """Batches of this rank that are left of the epoch."""
         return len(self._rest())
 
-    def advance(self) -> None:
-        """One batch was delivered."""
+    def advance(self, batches: int = 1) -> None:
+        """So many batches were delivered."""
         *before, last = self._cursor.legs
-        self._cursor = replace(self._cursor, legs=(*before, replace(last, steps=last.steps + 1)))
+        self._cursor = replace(self._cursor, legs=(*before, replace(last, steps=last.steps + batches)))
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""

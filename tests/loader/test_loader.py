@@ -1,4 +1,5 @@
 import gc
+import math
 import pickle
 import shutil
 import sys
@@ -335,3 +336,43 @@ def test_the_report_is_that_of_the_plan(opened):
     loader = opened.loader(batch_size=4)
     rows = opened.generation.rows
     assert loader.report == plan_report(rows.bucket, opened.generation.buckets, loader.report.batches)
+
+
+# progress
+
+
+def transformers_counts(length, epochs, grad_accum):
+    """``Trainer.set_initial_training_values`` of transformers 5.23, in its words."""
+    per_epoch = max(length // grad_accum + int(length % grad_accum > 0), 1)
+    return math.ceil(epochs * per_epoch)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 5))
+def test_steps_are_those_of_transformers(opened, batch_size, grad_accum, epochs):
+    loader = opened.loader(batch_size=batch_size)
+    assert loader.steps(epochs, grad_accum) == transformers_counts(len(loader), epochs, grad_accum)
+    assert loader.steps(epochs / 2, grad_accum) == transformers_counts(len(loader), epochs / 2, grad_accum)
+    assert loader.epoch_at(loader.steps(epochs, grad_accum), grad_accum) == epochs
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2, 4, 6, 7, 50])
+def test_epochs_count_batches_that_were_trained_on(opened, grad_accum):
+    """As a training loop counts: a step after every ``grad_accum`` batches and at the end of an epoch."""
+    loader = opened.loader(batch_size=3)
+    step = 0
+    for epoch in range(2):
+        for served in range(1, len(loader) + 1):
+            if served % grad_accum == 0 or served == len(loader):
+                step += 1
+                assert loader.epoch_at(step, grad_accum) == pytest.approx(epoch + served / len(loader))
+    assert step == loader.steps(2, grad_accum)
+
+
+def test_what_trainers_look_for(opened):
+    """Lightning wants a sampler; an attribute of a DataLoader would invite accelerate or Lightning to shard again."""
+    loader = opened.loader(batch_size=3)
+    loader.sampler.set_epoch(4)
+    assert loader.epoch == 4
+    assert not isinstance(loader, torch.utils.data.DataLoader)
+    assert [name for name in ("batch_size", "batch_sampler", "dataset", "drop_last") if hasattr(loader, name)] == []

@@ -1,0 +1,128 @@
+"""The loader as an iterable data set: for trainers and loaders that split a data set over worker processes.
+
+Guarantee: whole batches go to workers in turn (batch j to worker j mod W), so the batches and their order are those
+of the loader for any number of workers, and ``len`` is exact. A saved position is exact for 0 and more workers with
+torchdata's ``StatefulDataLoader``; what is left of a complete epoch is nothing. Give it to a loader with
+``batch_size=None``: the batches are made already. Cost: that of the loader, in each worker for its share.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from latentcache.errors import UsageError
+from latentcache.loader.loader import Batch, CacheLoader
+from latentcache.plan.epoch import EpochPlan
+
+#: Classes of accelerate that deal batches out to ranks (``accelerate/data_loader.py``).
+_SPLITTERS = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
+
+
+class IterableBatches(IterableDataset[Batch]):
+    """The batches of a loader, dealt out over the workers of a ``DataLoader``.
+
+    Args:
+        loader: Is used here from now on: its epoch and position are those of this object.
+    """
+
+    def __init__(self, loader: CacheLoader) -> None:
+        self._loader = loader
+        self._skip: int | None = None
+        self._loaded = False
+        # shared with workers that outlive an epoch: they see a later set_epoch
+        self._epoch = torch.tensor(loader.epoch).share_memory_()  # type: ignore[no-untyped-call]
+        self._seen = loader.epoch
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank, of all workers together."""
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on."""
+        self._epoch.fill_(epoch)
+        self._turn(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's position, and how many batches other workers serve before this one's next."""
+        state = self._loader.state_dict()
+        return state if self._skip is None else {**state, "skip": self._skip}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made, one of this object or one of a plain loader.
+
+        Raises:
+            PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
+        """
+        self._loader.load_state_dict(state)
+        self._skip, self._loaded = state.get("skip"), True
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Serve this worker's share of the epoch, or of what is left of it.
+
+        Raises:
+            UsageError: Something would deal the batches of this rank out to all ranks once more.
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        self._refuse_a_second_split()
+        if self._seen != int(self._epoch):
+            self._turn(int(self._epoch))
+        loaded, self._loaded = self._loaded, False
+        if loaded and not self._loader.remaining():
+            return iter(())
+        info = get_worker_info()
+        if info is None:
+            return iter(self._loader)
+        if not loaded or self._skip is None:
+            self._skip = info.id
+        # begins here and not with the first batch: a checkpoint may be made before this worker has served one
+        return self._share(self._loader.position.begin(), info.num_workers)
+
+    def _share(self, plan: EpochPlan, workers: int) -> Iterator[Batch]:
+        """Every ``workers``-th batch; the position counts the batches of the others as served."""
+        for step in range(self._skip or 0, len(plan), workers):
+            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist())
+            self._loader.position.advance((self._skip or 0) + 1)
+            self._skip = workers - 1
+            yield batch
+
+    def _turn(self, epoch: int) -> None:
+        """Go to an epoch; the place in the one it is in already stays."""
+        if epoch != self._loader.epoch:
+            self._skip, self._loaded = None, False
+        self._loader.set_epoch(epoch)
+        self._seen = epoch
+
+    def _refuse_a_second_split(self) -> None:
+        """The loader serves one rank's share; dealing that share out to all ranks would lose samples in silence."""
+        if self._loader.report.batches.world_size > 1 and _is_split_by_accelerate():
+            raise UsageError(
+                "a loader of one rank was given to accelerator.prepare inside a DataLoader",
+                why="the batches of this rank would be dealt out to all ranks once more, and samples lost",
+                fix="iterate over the loader itself, or keep its DataLoader out of accelerator.prepare",
+                slug="sharded-twice",
+            )
+
+
+def as_iterable(loader: CacheLoader) -> IterableBatches:
+    """A loader as a torch ``IterableDataset`` with a length, for any number of workers.
+
+    Args:
+        loader: Made for this rank; it is used by the result from now on.
+    """
+    return IterableBatches(loader)
+
+
+def _is_split_by_accelerate() -> bool:
+    """Whether one of its classes is among those that wait for this pass (seen also by workers made with fork)."""
+    frame = sys._getframe() if "accelerate" in sys.modules else None
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ in _SPLITTERS:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,162 @@
+"""Whole batches in turn: any number of workers serves the loader's batches in its order, and resumes exactly."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from small_cache import build, draw
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from latentcache.errors import UsageError
+from latentcache.loader.cache import open_cache
+from latentcache.loader.iterable import as_iterable
+
+SHAPES = [(96, 64), (64, 96), (80, 80)]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Seventeen pictures in three buckets: six batches of three."""
+    folder = tmp_path_factory.mktemp("iterable")
+    for number in range(17):
+        draw(folder / "data" / f"{number:02}.png", SHAPES[number % 3], seed=number)
+    build(folder / "data", folder / "cache")
+    return open_cache(folder / "cache")
+
+
+def keys(batches):
+    return [batch["keys"] for batch in batches]
+
+
+def expected(opened, epoch, **options):
+    loader = opened.loader(**{"batch_size": 3, "seed": 1} | options)
+    loader.set_epoch(epoch)
+    return keys(loader)
+
+
+def test_it_is_an_iterable_data_set_with_a_length(opened):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    assert isinstance(data, IterableDataset)
+    assert len(data) == len(keys(data))
+    assert keys(data) == expected(opened, 0)  # a second pass repeats the epoch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("batch_size", [3, 4])
+def test_any_number_of_workers_serves_the_same_batches_in_the_same_order(opened, workers, batch_size):
+    data = as_iterable(opened.loader(batch_size=batch_size, seed=1))
+    batches = DataLoader(data, batch_size=None, num_workers=workers)
+    for epoch in (0, 1):
+        data.set_epoch(epoch)
+        got = list(batches)
+        assert len(got) == len(batches) == len(data)
+        assert keys(got) == expected(opened, epoch, batch_size=batch_size)
+
+
+def test_more_workers_than_batches(opened):
+    data = as_iterable(opened.loader(batch_size=16, seed=1))
+    assert len(data) == 3
+    assert keys(DataLoader(data, batch_size=None, num_workers=4)) == expected(opened, 0, batch_size=16)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_stay_see_the_next_epoch(opened, method):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    more = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
+    batches = DataLoader(data, batch_size=None, **more)
+    for epoch in (0, 3):
+        data.set_epoch(epoch)
+        assert keys(batches) == expected(opened, epoch)
+
+
+def stateful(opened, workers, **options):
+    data = as_iterable(opened.loader(batch_size=3, seed=1, **options))
+    return data, StatefulDataLoader(data, batch_size=None, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("done", [0, 1, 2, 4, 5, 6])
+def test_a_stateful_data_loader_goes_on_exactly(opened, workers, done):
+    """For every place in the epoch: the rest of it, then the next one whole."""
+    data, batches = stateful(opened, workers)
+    data.set_epoch(2)
+    passing = iter(batches)
+    head = keys(next(passing) for _ in range(done))
+    state = copy.deepcopy(batches.state_dict())
+    del passing
+    fresh, again = stateful(opened, workers)
+    again.load_state_dict(state)
+    fresh.set_epoch(2)
+    assert head + keys(again) == expected(opened, 2)
+    fresh.set_epoch(3)
+    assert keys(again) == expected(opened, 3)
+
+
+def test_a_checkpoint_in_the_second_epoch_of_workers_that_stay(opened):
+    """A worker that has served nothing of the new epoch must not save its place in the old one."""
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    batches = StatefulDataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+    keys(batches)
+    data.set_epoch(1)
+    passing = iter(batches)
+    head = keys([next(passing)])
+    state = batches.state_dict()
+    fresh, again = stateful(opened, 2)
+    again.load_state_dict(state)
+    fresh.set_epoch(1)
+    assert head + keys(again) == expected(opened, 1)
+
+
+def test_it_takes_the_checkpoint_of_a_plain_loader_and_gives_it_one(opened):
+    loader = opened.loader(batch_size=3, seed=1)
+    passing = iter(loader)
+    head = keys(next(passing) for _ in range(2))
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    passing = iter(data)
+    head += keys(next(passing) for _ in range(2))
+    last = opened.loader(batch_size=3, seed=1)
+    last.load_state_dict(data.state_dict())
+    assert head + keys(last) == expected(opened, 0)
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.load_state_dict(loader.state_dict())
+    assert head[:2] + keys(DataLoader(data, batch_size=None, num_workers=2)) == expected(opened, 0)
+
+
+def test_another_world_size_loses_nothing(opened):
+    """One rank with two workers was stopped; two ranks go on, with the position of the plain loader."""
+    loader = opened.loader(batch_size=2, seed=1, small_buckets="partial")
+    passing = iter(loader)
+    served = [key for batch in (next(passing) for _ in range(3)) for key in batch["keys"]]
+    for rank in range(2):
+        data = as_iterable(opened.loader(batch_size=2, rank=rank, world_size=2, small_buckets="partial"))
+        data.load_state_dict(loader.state_dict())
+        served += [key for batch in DataLoader(data, batch_size=None, num_workers=2) for key in batch["keys"]]
+    assert set(served) == {row.tobytes().hex() for row in opened.generation.rows.key}
+    assert len(served) - len(set(served)) <= 3  # equal shares of a short bucket
+
+
+def test_it_can_be_pickled(opened):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.set_epoch(4)
+    assert keys(pickle.loads(pickle.dumps(data))) == expected(opened, 4)
+
+
+def test_a_second_split_is_refused_with_the_reason(opened):
+    class IterableDatasetShard:
+        """Stands for the class of that name in accelerate; the real one is in tests/trainers."""
+
+        def read(self, data):
+            return next(iter(data))
+
+    import accelerate  # noqa: F401
+
+    alone = as_iterable(opened.loader(batch_size=3))
+    assert IterableDatasetShard().read(alone)["latents"] is not None
+    with pytest.raises(UsageError, match="one rank") as caught:
+        IterableDatasetShard().read(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2)))
+    assert caught.value.slug == "sharded-twice"
+    assert torch.is_tensor(next(iter(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2))))["latents"])
