@@ -1,0 +1,72 @@
+"""A cache of thirteen pictures in buckets of five, four and four, and how-to pages run as programs."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from small_cache import build
+from thirteen_pictures import draw_thirteen
+
+sys.path.append(str(Path(__file__).parents[1] / "docs"))  # page_blocks
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def thirteen(tmp_path_factory):
+    """A folder with ``pictures/`` and ``pictures.latentcache/``, which the pages take for granted."""
+    folder = tmp_path_factory.mktemp("trainers")
+    build(draw_thirteen(folder / "pictures"), folder / "pictures.latentcache")
+    return folder
+
+
+@pytest.fixture
+def at_hand(thirteen, tmp_path, monkeypatch):
+    """An empty current folder with the pictures and their cache in it."""
+    for name in ("pictures", "pictures.latentcache"):
+        (tmp_path / name).symlink_to(thirteen / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run_howto():
+    """Runs the Python blocks of a how-to page in the current folder; gives the names it leaves."""
+    from page_blocks import DOCS, blocks
+
+    def run(name, **names):
+        page = DOCS / "howto" / f"{name}.md"
+        scope = {"__name__": name.replace("-", "_")} | names
+        for block in blocks(page):
+            if block.language == "python":
+                exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), scope)
+        return scope
+
+    return run
+
+
+@pytest.fixture
+def run_on_two_ranks():
+    """Writes the first Python block of a how-to page as a script and runs it on two ranks; gives what it prints."""
+    import subprocess
+
+    from page_blocks import DOCS, blocks
+
+    def run(name):
+        script = next(b.text for b in blocks(DOCS / "howto" / f"{name}.md") if b.language == "python")
+        Path("train.py").write_text(script)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*command, "--nproc-per-node", "2", "train.py"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=environment | {"ACCELERATE_USE_CPU": "true"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return run

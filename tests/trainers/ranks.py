@@ -1,0 +1,105 @@
+"""Functions that run on several ranks, each in a process of its own: what each served, written down as JSON."""
+
+import json
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from latentcache import open_cache
+from latentcache.errors import UsageError
+from latentcache.loader.iterable import as_iterable
+
+#: A rank that waits longer than this for another has hung.
+PATIENCE = 60
+
+
+def spawn(function, world_size, folder, *arguments):
+    """Run ``function(rank, world_size, folder, *arguments)`` on every rank; gives what each returned, by rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = (function, world_size, str(folder), port, *arguments)
+    torch.multiprocessing.spawn(_rank, args=given, nprocs=world_size)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world_size)]
+
+
+def _rank(rank, function, world_size, folder, port, *arguments):
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    result = function(rank, world_size, *arguments)
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(result))
+
+
+def step_of(batch):
+    """What a test wants to know of a batch."""
+    return {"shape": list(batch["latents"].shape), "names": batch["names"], "sum": float(batch["latents"].sum())}
+
+
+def train_with_ddp(rank, world_size, cache, state, batch_size):
+    """One epoch, or the rest of one, with gradients averaged over ranks; ``state`` is where to go on."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
+    loader = open_cache(cache).loader(
+        batch_size=batch_size, seed=3, rank=rank, world_size=world_size, dtype=torch.float32, small_buckets="partial"
+    )
+    if state:
+        loader.load_state_dict(state)
+    loader.set_epoch(2)
+    model = DistributedDataParallel(torch.nn.Conv2d(4, 4, 3, padding=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    steps, states = [], []
+    for batch in loader:
+        model(batch["latents"]).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(step_of(batch))
+        states.append(loader.state_dict())
+    weights = [float(value) for value in model.module.weight.flatten()]
+    dist.destroy_process_group()
+    return {"length": len(loader), "steps": steps, "states": states, "weights": weights}
+
+
+def use_accelerate(rank, world_size, cache):
+    """The loader beside ``prepare``, in it, and hidden in a ``DataLoader`` that is given to it."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True)
+    assert (accelerator.process_index, accelerator.num_processes) == (rank, world_size)
+    open_loader = open_cache(cache).loader
+    loader = open_loader(batch_size=2, rank=rank, world_size=world_size, dtype=torch.float32)
+    beside = [step_of(batch) for batch in loader]
+    model = torch.nn.Conv2d(4, 4, 3, padding=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer, prepared = accelerator.prepare(model, optimizer, loader)
+    given = []
+    for batch in prepared:
+        accelerator.backward(model(batch["latents"]).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        given.append(step_of(batch))
+    batches = DataLoader(as_iterable(loader), batch_size=None)
+    errors = {"map": _error_of(accelerator, DataLoader(loader, batch_size=None))}
+    errors["dispatched"] = _error_of(accelerator, batches)
+    accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=False)
+    errors["sharded"] = _error_of(accelerator, batches)
+    unprepared = [step_of(batch) for batch in batches]
+    same = prepared is loader
+    return {"beside": beside, "given": given, "unprepared": unprepared, "same": same, "errors": errors}
+
+
+def _error_of(accelerator, batches):
+    """Kind and words of what goes wrong when accelerate has prepared ``batches``; empty where nothing does."""
+    try:
+        for _ in accelerator.prepare(batches):
+            pass
+    except (UsageError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        return [type(error).__name__, str(error)]
+    return []

@@ -1,0 +1,57 @@
+"""accelerate on two processes: nothing it may do to the loader loses a sample or mixes two shapes in silence."""
+
+import pytest
+from ranks import spawn, use_accelerate
+
+from latentcache import open_cache
+
+NAMES = {f"{number:02}.png" for number in range(13)}
+
+
+@pytest.fixture(scope="module")
+def two(thirteen, tmp_path_factory):
+    return spawn(use_accelerate, 2, tmp_path_factory.mktemp("two"), str(thirteen / "pictures.latentcache"))
+
+
+def assert_whole(results, key, thirteen):
+    """What the two ranks served is the plan, step by step."""
+    for rank, result in enumerate(results):
+        opened = open_cache(thirteen / "pictures.latentcache")
+        expected = [batch["names"] for batch in opened.loader(batch_size=2, rank=rank, world_size=2)]
+        assert [step["names"] for step in result[key]] == expected
+    for one, other in zip(*(result[key] for result in results), strict=True):
+        assert one["shape"] == other["shape"]
+    assert {name for result in results for step in result[key] for name in step["names"]} == NAMES
+
+
+def test_the_loader_works_beside_prepare(two, thirteen):
+    assert_whole(two, "beside", thirteen)
+
+
+def test_prepare_leaves_the_loader_alone(two, thirteen):
+    """Fails where the loader is a ``DataLoader``, or has the attributes of one: accelerate would shard it again."""
+    assert all(result["same"] for result in two)
+    assert_whole(two, "given", thirteen)
+
+
+@pytest.mark.parametrize("kind", ["map", "dispatched", "sharded"])
+def test_a_data_loader_around_it_is_an_error_on_every_rank(two, kind):
+    """All three ways of accelerate would lose samples if they ran; none of them serves a single batch."""
+    assert all(result["errors"][kind] for result in two)
+
+
+def test_where_accelerate_would_serve_batches_of_one_rank_to_all_the_reason_is_said(two):
+    for result in two:
+        kind, words = result["errors"]["dispatched"]
+        assert kind == "UsageError"
+        assert "samples lost" in words
+        assert "keep its DataLoader out of accelerator.prepare" in words
+
+
+def test_a_data_loader_around_it_that_is_not_prepared_is_whole(two, thirteen):
+    assert_whole(two, "unprepared", thirteen)
+
+
+def test_the_page(at_hand, run_on_two_ranks):
+    printed = run_on_two_ranks("train-with-accelerate")
+    assert printed == ["8 steps"]

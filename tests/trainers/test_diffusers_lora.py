@@ -1,0 +1,112 @@
+"""A text-to-image step for SD 1.5, SDXL and Flux: tiny models of diffusers' own classes, latents from tiny VAEs."""
+
+import diffusers
+import pytest
+import torch
+from thirteen_pictures import draw_thirteen
+
+from latentcache import BuildSettings, RecipeSettings, build_cache, open_cache
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VAE = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "norm_num_groups": 4,
+    "layers_per_block": 1,
+}
+SCALES = {
+    "sd": {"latent_channels": 4, "scaling_factor": 0.18215},
+    "sdxl": {"latent_channels": 4, "scaling_factor": 0.13025},
+    "flux": {"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159},
+}
+UNET = {
+    "in_channels": 4,
+    "out_channels": 4,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+    "layers_per_block": 1,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "cross_attention_dim": 12,
+    "attention_head_dim": 4,
+}
+TEXT, POOLED, TIMES = 12, 10, 8
+
+
+def tiny_unet(name):
+    more = {}
+    if name == "sdxl":
+        more = {"addition_embed_type": "text_time", "addition_time_embed_dim": TIMES}
+        more["projection_class_embeddings_input_dim"] = POOLED + 6 * TIMES
+    return diffusers.UNet2DConditionModel(**UNET, **more)
+
+
+def tiny_transformer():
+    return diffusers.FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT,
+        pooled_projection_dim=POOLED,
+        axes_dims_rope=(4, 6, 6),
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder with a cache and a denoiser for each of the three."""
+    folder = tmp_path_factory.mktemp("lora")
+    draw_thirteen(folder / "pictures")
+    torch.manual_seed(0)
+    for name, facts in SCALES.items():
+        diffusers.AutoencoderKL(**VAE, **facts).save_pretrained(folder / name / "vae")
+        recipe = RecipeSettings(model=str(folder / name / "vae"), resolutions=(64,), bucket_step=16, min_side=32)
+        build_cache(BuildSettings(data=folder / "pictures", out=folder / f"{name}.latentcache", recipe=recipe))
+    tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
+    tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
+    tiny_transformer().save_pretrained(folder / "flux" / "transformer")
+    return folder
+
+
+def embed(prompts):
+    """Text (B, 5, 12) and pooled (B, 10) embeddings that depend on the prompt alone."""
+    numbers = torch.tensor([[float(len(prompt)), float(sum(map(ord, prompt)) % 97)] for prompt in prompts])
+    text = numbers.mean(1).view(-1, 1, 1).expand(-1, 5, TEXT).sin()
+    return text.contiguous(), numbers.mean(1, keepdim=True).expand(-1, POOLED).cos().contiguous()
+
+
+def test_the_page_trains_all_three(models, run_howto, monkeypatch):
+    monkeypatch.chdir(models)
+    names = run_howto("train-a-diffusers-lora", embed=embed)
+    for loss in (names["sd"], names["sdxl"], names["loss"]):
+        assert torch.isfinite(loss)
+    trained = [module for module in names["transformer"].modules() if isinstance(module, names["LowRank"])]
+    assert trained
+    assert all(module.up.weight.abs().max() > 0 for module in trained)  # it began as zeros
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_latents_are_scaled_as_the_pipeline_of_the_model_does(models, name):
+    opened = open_cache(models / f"{name}.latentcache")
+    facts = SCALES[name]
+    raw = next(iter(opened.loader(batch_size=2, scaled=False, dtype=torch.float32)))["latents"]
+    latents = next(iter(opened.loader(batch_size=2, format=f"diffusers-{name}", dtype=torch.float32)))["latents"]
+    assert torch.equal(latents, (raw - facts.get("shift_factor", 0.0)) * facts["scaling_factor"])
+
+
+def test_sizes_condition_sdxl(models):
+    """The time ids reach the model: another original size gives another guess."""
+    unet = tiny_unet("sdxl")
+    batch = next(iter(open_cache(models / "sdxl.latentcache").loader(batch_size=2, format="diffusers-sdxl")))
+    text, pooled = embed(batch["prompts"])
+
+    def guess(ids):
+        more = {"text_embeds": pooled, "time_ids": ids}
+        return unet(batch["latents"].float(), 10, text, added_cond_kwargs=more).sample
+
+    with torch.no_grad():
+        assert not torch.equal(guess(batch["time_ids"]), guess(batch["time_ids"] + 64))

@@ -1,0 +1,58 @@
+"""Lightning: every epoch has an order of its own, none is empty, and a resume in mid-epoch is exact."""
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def page(at_hand, run_howto, monkeypatch):
+    """The names of the page, with a model that remembers what it was trained on."""
+    names = run_howto("train-with-lightning")
+    training_step, seen = names["Denoiser"].training_step, []
+
+    def remember(self, batch, index):
+        seen.append(batch["keys"])
+        return training_step(self, batch, index)
+
+    monkeypatch.setattr(names["Denoiser"], "training_step", remember)
+    return names, seen
+
+
+def order(loader, epochs):
+    batches = []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        batches += [batch["keys"] for batch in loader]
+    return batches
+
+
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def test_the_page_trains_two_whole_epochs_of_different_order(page):
+    """Fails with a loader that resets itself after its last batch: epoch 1 would be empty, and ``fit`` returns."""
+    names, seen = page
+    names["loader"].set_epoch(0)
+    trainer = names["fit"](enable_checkpointing=False, **QUIET)
+    expected = order(names["loader"], 2)
+    assert seen == expected
+    assert expected[:7] != expected[7:]
+    assert trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("stop", [3, 7, 10])
+def test_a_run_that_was_stopped_goes_on_with_the_next_batch(page, at_hand, stop):
+    """In the first epoch, at its end, and in the second one."""
+    names, seen = page
+    import lightning
+
+    callback = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=at_hand, filename="stop", every_n_train_steps=stop)
+    names["loader"].set_epoch(0)
+    names["fit"](max_steps=stop, callbacks=[callback], **QUIET)
+    assert len(seen) == stop
+    fresh = names["cache"].loader(batch_size=2, seed=0, dtype=names["torch"].float32)
+    names["loader"] = fresh
+    trainer = names["fit"](str(at_hand / "stop.ckpt"), enable_checkpointing=False, **QUIET)
+    assert trainer.global_step == 14
+    assert seen == order(fresh, 2)

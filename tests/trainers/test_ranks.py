@@ -1,0 +1,58 @@
+"""DistributedDataParallel with gloo: in each step all ranks have one bucket and as many samples, and none is lost."""
+
+from collections import Counter
+
+import pytest
+from ranks import spawn, train_with_ddp
+
+from latentcache import open_cache
+
+NAMES = {f"{number:02}.png" for number in range(13)}
+
+
+def served(results):
+    return Counter(name for rank in results for step in rank["steps"] for name in step["names"])
+
+
+def assert_in_step(results):
+    """As many steps everywhere, and one shape (hence one bucket and one batch size) in each of them."""
+    for steps in zip(*(rank["steps"] for rank in results), strict=True):
+        assert len({tuple(step["shape"]) for step in steps}) == 1
+    for states in zip(*(rank["states"] for rank in results), strict=True):
+        assert all(state == states[0] for state in states)
+    weights = [rank["weights"] for rank in results]
+    assert all(one == weights[0] for one in weights), "gradients were not averaged over the same steps"
+
+
+@pytest.fixture(scope="module")
+def two(thirteen, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    return spawn(train_with_ddp, 2, folder, str(thirteen / "pictures.latentcache"), None, 1)
+
+
+def test_two_ranks_keep_step_and_serve_every_sample(two):
+    assert_in_step(two)
+    counts = served(two)
+    assert set(counts) == NAMES
+    assert sum(counts.values()) == 14  # one bucket of five: its last step has a sample twice
+    assert [len(rank["steps"]) for rank in two] == [rank["length"] for rank in two] == [7, 7]
+
+
+def test_three_ranks_go_on_where_two_stopped(two, thirteen, tmp_path):
+    """Every sample is served by the steps before the stop or by those after it, and the ranks stay in step."""
+    before = [rank | {"steps": rank["steps"][:3]} for rank in two]
+    state = two[1]["states"][2]
+    after = spawn(train_with_ddp, 3, tmp_path, str(thirteen / "pictures.latentcache"), state, 1)
+    assert_in_step(after)
+    first, rest = served(before), served(after)
+    assert set(first) | set(rest) == NAMES
+    left = open_cache(thirteen / "pictures.latentcache").loader(batch_size=1, world_size=3, small_buckets="partial")
+    left.load_state_dict(state)
+    assert [len(rank["steps"]) for rank in after] == [left.remaining()] * 3
+    repeated = 3 * left.remaining() + sum(first.values()) - len(NAMES)
+    assert sum((first + rest).values()) - len(NAMES) == repeated
+
+
+def test_the_page(at_hand, run_on_two_ranks):
+    printed = run_on_two_ranks("train-on-several-ranks")
+    assert sorted(printed) == ["rank 0: 8 steps", "rank 1: 8 steps"]

@@ -1,0 +1,13 @@
+"""Thirteen pictures for three buckets: five, four and four."""
+
+from small_cache import draw
+
+SHAPES = [(96, 64), (64, 96), (80, 80)]
+
+
+def draw_thirteen(folder):
+    """Pictures of three shapes, with captions."""
+    for number in range(13):
+        draw(folder / f"{number:02}.png", SHAPES[number % 3], seed=number)
+        (folder / f"{number:02}.txt").write_text(f"picture {number}")
+    return folder
