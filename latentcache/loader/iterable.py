@@ -77,6 +77,7 @@ class IterableBatches(IterableDataset[Batch]):
             return iter(())
         info = get_worker_info()
         if info is None:
+            self._skip = None
             return iter(self._loader)
         if not loaded or self._skip is None:
             self._skip = info.id
