@@ -90,6 +90,8 @@ class Cache:
         small_buckets: SmallBuckets = "repeat",
         scaled: bool = True,
         dtype: torch.dtype | None = None,
+        prefetch: int = 2,
+        mapped: bool = False,
     ) -> CacheLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
@@ -102,6 +104,9 @@ class Cache:
                 ``partial`` or ``error``.
             scaled: Latents as the model trains on them; False gives them as they are stored.
             dtype: Type of the latents; by default the type they are stored in.
+            prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
+                nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
 
         Raises:
             UsageError: A number or policy that cannot be.
@@ -110,7 +115,14 @@ class Cache:
         """
         report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
         return CacheLoader(
-            EntryReader(self.layout, self.generation), report, seed=seed, rank=rank, scaled=scaled, dtype=dtype
+            EntryReader(self.layout, self.generation),
+            report,
+            seed=seed,
+            rank=rank,
+            scaled=scaled,
+            dtype=dtype,
+            prefetch=prefetch,
+            mapped=mapped,
         )
 
     def _with(self, generation: Generation) -> Cache:
