@@ -1,0 +1,12 @@
+from bench_plan import in_own_process, measure, table
+
+
+def test_a_small_plan_is_measured():
+    row = measure(2000, rounds=2)
+    assert row["steps"] >= 2000 // 64
+    assert row["plan_s"] > 0
+    assert "| 2,000 |" in table([row])
+
+
+def test_each_size_has_a_process_of_its_own():
+    assert in_own_process(2000, rounds=1)["entries"] == 2000
