@@ -92,6 +92,8 @@ class Cache:
         scaled: bool = True,
         dtype: torch.dtype | None = None,
         format: FormatName | None = None,
+        prefetch: int = 2,
+        mapped: bool = False,
     ) -> CacheLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
@@ -106,6 +108,9 @@ class Cache:
             dtype: Type of the latents; by default the type they are stored in.
             format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
                 ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
+            prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
+                nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
 
         Raises:
             UsageError: A number, policy or format that cannot be.
@@ -113,8 +118,17 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
-        reader = EntryReader(self.layout, self.generation)
-        return CacheLoader(reader, report, seed=seed, rank=rank, scaled=scaled, dtype=dtype, format=format)
+        return CacheLoader(
+            EntryReader(self.layout, self.generation),
+            report,
+            seed=seed,
+            rank=rank,
+            scaled=scaled,
+            dtype=dtype,
+            format=format,
+            prefetch=prefetch,
+            mapped=mapped,
+        )
 
     def _with(self, generation: Generation) -> Cache:
         return replace(self, generation=generation)

@@ -3,7 +3,8 @@
 Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
 are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
 ``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch in
-the same order. Cost: one positional read and one xxh3 pass per entry, straight into the batch.
+the same order. Batches are read ahead by one thread, straight into memory that is used again once nobody
+refers to it. Cost: one positional read and one xxh3 pass per entry.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from latentcache.errors import MissingEntryError, UsageError
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.formats import checked_format, formatted
+from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise
 from latentcache.loader.position import Position
+from latentcache.loader.prefetch import read_ahead
 from latentcache.plan.batches import PlanReport
-from latentcache.store.entry import numpy_dtype
 from latentcache.store.reader import EntryReader
 
 Batch = dict[str, Any]
@@ -43,9 +44,11 @@ class CacheLoader:
         scaled: Normalise, or give latents as they are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
+        prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
+        mapped: Copy from maps of the shards instead of reading them.
 
     Raises:
-        UsageError: No such rank, or no such format.
+        UsageError: No such rank or format, or a negative number of batches to read ahead.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class CacheLoader:
         scaled: bool = True,
         dtype: torch.dtype | None = None,
         format: str | None = None,
+        prefetch: int = 2,
+        mapped: bool = False,
     ) -> None:
         if not 0 <= rank < report.batches.world_size:
             raise UsageError(
@@ -65,9 +70,13 @@ class CacheLoader:
                 why="ranks count from 0",
                 fix="pass rank and world_size of this process",
             )
+        if prefetch < 0:
+            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.report, self.seed, self.rank = report, seed, rank
         self._position = Position(reader.generation, report, seed=seed)
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
+        self._prefetch = prefetch
+        self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
@@ -142,8 +151,8 @@ class CacheLoader:
             MissingEntryError: A shard is gone.
         """
         plan = self._position.begin()
-        for step in range(len(plan)):
-            batch = self.batch(plan.batch(step, self.rank).tolist())
+        steps = range(len(plan))
+        for batch in read_ahead(lambda step: self.batch(plan.batch(step, self.rank).tolist()), steps, self._prefetch):
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
             yield batch
 
@@ -164,15 +173,16 @@ class CacheLoader:
         generation = self._reader.generation
         columns, samples = generation.rows, generation.samples
         owners = columns.sample[rows].tolist()
+        keys = columns.key[rows].tobytes().hex()
         bucket = generation.buckets[int(columns.bucket[rows[0]])]
         batch = {
             "latents": self._latents(rows),
-            "keys": [columns.key[row].tobytes().hex() for row in rows],
-            "names": [samples.names[owner] for owner in owners],
-            "captions": [samples.captions[owner] for owner in owners],
+            "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
+            "names": samples.names.take(owners),
+            "captions": samples.captions.take(owners),
             "original_size": torch.from_numpy(samples.original_size[owners].astype(np.int64)),
             "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
-            "target_size": torch.tensor([(bucket.height, bucket.width)] * len(rows)),
+            "target_size": torch.from_numpy(np.full((len(rows), 2), (bucket.height, bucket.width), dtype=np.int64)),
         }
         return formatted(batch, self._format)
 
@@ -181,18 +191,8 @@ class CacheLoader:
         generation = self._reader.generation
         spec = generation.recipe.encoder
         cells = latent_size(generation.buckets[int(generation.rows.bucket[rows[0]])], spec.factor)
-        shape = (len(rows), spec.channels, cells.height, cells.width)
-        stored = np.empty(shape, dtype=numpy_dtype(spec.storage_dtype))
-        for position, row in enumerate(rows):
-            self._read_into(row, stored[position])
-        latents = torch.from_numpy(stored)
+        shape = spec.channels, cells.height, cells.width
+        latents = torch.from_numpy(self._gather.gather(rows, shape, spec.storage_dtype))
         if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
         return normalise(latents, spec.normalisation, self._dtype) if self._scaled else latents.to(self._dtype)
-
-    def _read_into(self, row: int, out: NDArray[Any]) -> None:
-        try:
-            self._reader.read_into(row, out)
-        except MissingEntryError as error:
-            name = self._reader.sample_name(row)
-            raise MissingEntryError(f"the entry of {name} is gone", where=error.where, why=error.what) from error

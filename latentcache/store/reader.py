@@ -45,7 +45,7 @@ class EntryReader:
             MissingEntryError: Its shard is gone.
         """
         header = self.header(row)
-        size = os.fstat(self._file(int(self.generation.rows.shard[row]))).st_size
+        size = os.fstat(self.descriptor(int(self.generation.rows.shard[row]))).st_size
         if int(self.generation.rows.offset[row]) + HEADER_BYTES + header.payload_bytes > size:
             raise self._corrupt(row, f"the shard ends early: {size} bytes")
         payload = np.empty(header.shape, dtype=numpy_dtype(header.dtype))
@@ -69,6 +69,27 @@ class EntryReader:
             raise self._corrupt(row, f"payload checksum: expected {header.payload_checksum:016x}")
         return header
 
+    def descriptor(self, shard: int) -> int:
+        """Descriptor of a shard, opened on first use; one inherited by a fork stays valid for positional reads.
+
+        There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
+
+        Raises:
+            MissingEntryError: The shard is gone.
+            CacheDamagedError: It cannot be opened.
+        """
+        if shard not in self._files:
+            path = self._path(shard)
+            try:
+                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise MissingEntryError("a shard of this cache is gone", where=path) from None
+            except OSError as error:
+                raise CacheDamagedError("a shard cannot be read", where=path, why=str(error)) from error
+            if self._files.setdefault(shard, opened) != opened:
+                os.close(opened)
+        return self._files[shard]
+
     def sample_name(self, row: int) -> str:
         """Name of the sample a row belongs to."""
         return str(self.generation.samples.names[int(self.generation.rows.sample[row])])
@@ -88,7 +109,7 @@ class EntryReader:
         shard = int(self.generation.rows.shard[row])
         wanted = sum(len(buffer) for buffer in buffers)
         try:
-            found = os.preadv(self._file(shard), buffers, int(self.generation.rows.offset[row]))
+            found = os.preadv(self.descriptor(shard), buffers, int(self.generation.rows.offset[row]))
         except OSError as error:
             raise self._corrupt(row, str(error)) from error
         if found != wanted:
@@ -100,23 +121,6 @@ class EntryReader:
             return unpack_header(bytes(data), self.generation.rows.key[row].tobytes())
         except CorruptEntryError as error:
             raise self._corrupt(row, error.why) from error
-
-    def _file(self, shard: int) -> int:
-        """Descriptor of a shard, opened on first use; one inherited by a fork stays valid for positional reads.
-
-        There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
-        """
-        if shard not in self._files:
-            path = self._path(shard)
-            try:
-                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                raise MissingEntryError("a shard of this cache is gone", where=path) from None
-            except OSError as error:
-                raise CacheDamagedError("a shard cannot be read", where=path, why=str(error)) from error
-            if self._files.setdefault(shard, opened) != opened:
-                os.close(opened)
-        return self._files[shard]
 
     def _path(self, shard: int) -> str:
         return str(self.layout.shards / self.generation.shards[shard] / "data.mdb")

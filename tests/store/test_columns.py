@@ -174,3 +174,11 @@ def test_strings_that_do_not_fit_their_bytes_are_refused(ends):
     made["captions_ends"] = np.array(ends, np.uint64)
     with pytest.raises(ValueError, match="captions"):
         check_columns(made, LIMITS)
+
+
+@given(st.lists(st.text()), st.data())
+def test_many_strings_at_once_are_those_one_by_one(strings, data):
+    column = StringColumn.of(strings)
+    chosen = data.draw(st.lists(st.sampled_from(range(len(strings))))) if strings else []
+    assert column.take(chosen) == [strings[position] for position in chosen]
+    assert StringColumn.of(["a", "\udcff", ""]).take([2, 1, 0, 1]) == ["", "\udcff", "a", "\udcff"]

@@ -1,0 +1,64 @@
+"""Memory for batches, used again only when nobody holds it any more.
+
+Decides where a batch lies. Fresh memory costs more than the copy into it (a page fault every 4 KiB), so a few
+slots are kept. Guarantee: memory that a tensor, a view of it, its ``numpy()`` or its storage still refers to is
+never handed out again; a caller who keeps every batch gets new memory for each. What refers to a slot is counted
+by the interpreter itself: each of them holds, through its base, the one array that owns the memory.
+There is no lock, because a fork could inherit it held: a slot that is looked at is in nobody else's hands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+#: Payloads lie on this boundary in the file, 128 bytes into a page; the same here makes the copy quicker.
+ALIGNMENT = 64
+
+
+class BatchRing:
+    """At most ``slots`` pieces of memory, found again when they are free. Threads may share it.
+
+    Args:
+        slots: How many to remember: batches read ahead, one being filled, one in the caller's hands.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots: deque[list[Bytes]] = deque(maxlen=slots)
+
+    def take(self, num_bytes: int) -> Bytes:
+        """(num_bytes,) of memory that nobody else refers to, on a boundary of 64 bytes."""
+        slot = self._free(num_bytes) or [np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)]
+        (owner,) = slot
+        start = -owner.ctypes.data % ALIGNMENT
+        view: Bytes = owner[start : start + num_bytes]
+        self._slots.append(slot)  # only now: the view counts, so nobody takes it for free
+        return view
+
+    def _free(self, num_bytes: int) -> list[Bytes] | None:
+        """A slot that fits and is not referred to, taken out of the ring."""
+        for _ in range(len(self._slots) if _COUNTS_ARE_EXACT else 0):
+            try:
+                slot = self._slots.popleft()
+            except IndexError:  # other threads are looking at the rest
+                return None
+            if _holders(slot) == _ALONE and num_bytes <= len(slot[0]) - ALIGNMENT <= 2 * num_bytes:
+                return slot
+            self._slots.append(slot)
+        return None
+
+
+def _holders(slot: list[Any]) -> int:
+    """References to the array in a slot, as the interpreter counts them."""
+    return sys.getrefcount(slot[0])
+
+
+#: What :func:`_holders` says of an array that nothing but its slot refers to.
+_ALONE = _holders([np.empty(1)])
+#: Without the interpreter's lock a count proves nothing; then no slot is ever taken for free.
+_COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -1,0 +1,130 @@
+import gc
+import multiprocessing
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from latentcache.loader.prefetch import read_ahead
+
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "latentcache-read-ahead"]
+
+
+def wait_until(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    assert condition()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7, 50])
+def test_the_same_results_in_the_same_order(depth):
+    assert list(read_ahead(str, range(20), depth)) == [str(number) for number in range(20)]
+    assert list(read_ahead(str, range(1), depth)) == ["0"]
+    assert list(read_ahead(str, range(0), depth)) == []
+    wait_until(lambda: not running())
+
+
+def test_no_more_is_made_than_may_wait():
+    made = []
+    iterator = read_ahead(made.append, range(100), 3)
+    for delivered in range(1, 6):
+        next(iterator)
+        wait_until(lambda: len(made) == delivered + 3)  # noqa: B023 -- waited for at once
+        time.sleep(0.01)
+        assert len(made) == delivered + 3
+    iterator.close()
+
+
+def test_nothing_is_made_ahead_without_a_thread():
+    made = []
+    iterator = read_ahead(made.append, range(10), 0)
+    next(iterator)
+    assert made == [0]
+    assert not running()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_comes_at_its_place(depth):
+    def make(number):
+        return 10 // (3 - number)
+
+    iterator = read_ahead(make, range(6), depth)
+    assert [next(iterator) for _ in range(3)] == [3, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    wait_until(lambda: not running())
+
+
+def by_close(iterator):
+    iterator.close()
+
+
+def by_forgetting(iterator):
+    del iterator
+    gc.collect()
+
+
+def by_throwing(iterator):
+    with pytest.raises(KeyError):
+        iterator.throw(KeyError)
+
+
+@pytest.mark.parametrize("leave", [by_close, by_forgetting, by_throwing])
+def test_the_thread_ends_when_the_caller_leaves(leave):
+    made = []
+    holder = [read_ahead(made.append, range(10**6), 2)]
+    next(holder[0])
+    assert len(running()) == 1
+    leave(holder.pop())
+    wait_until(lambda: not running())
+    assert len(made) <= 4
+
+
+def test_the_thread_ends_when_a_loop_is_left():
+    for _ in read_ahead(str, range(10**6), 2):
+        break
+    wait_until(lambda: not running())
+
+
+def continue_in_child(iterator, results):
+    results.put((len(running()), list(iterator)))
+
+
+def test_a_forked_child_goes_on_without_the_thread():
+    iterator = read_ahead(str, range(30), 2)
+    assert [next(iterator) for _ in range(4)] == ["0", "1", "2", "3"]
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=continue_in_child, args=(iterator, results))
+    child.start()
+    expected = [str(number) for number in range(4, 30)]
+    assert results.get(timeout=30) == (0, expected)
+    child.join(30)
+    assert child.exitcode == 0
+    assert list(iterator) == expected
+
+
+LEAVE = """
+import sys, time
+from latentcache.loader.prefetch import read_ahead
+iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2)
+next(iterator)
+kept = [iterator]
+kept.append(kept)
+print("left")
+if sys.argv[1] == "raise":
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 3)])
+def test_the_interpreter_ends_with_an_iterator_in_the_middle(how, status):
+    done = subprocess.run([sys.executable, "-c", LEAVE, how], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "left\n", "")
