@@ -78,9 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
+    _in_utf8()
     status = _run(sys.argv[1:])
     console.ignore_signals()
     sys.exit(status)
+
+
+def _in_utf8() -> None:
+    """Start over where the locale is not UTF-8: a cache keeps names as UTF-8, and no file would be found by them."""
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable and "utf8" not in sys._xoptions:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 class _Signalled(BaseException):

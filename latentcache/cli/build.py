@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @flags.with_recipe
 def build(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.", readable=False)],
     *,
     out_folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
@@ -125,7 +125,8 @@ def _show(report: BuildReport, excess: str) -> None:
     quarantined = f"{len(report.refused)} quarantined{excess}"
     if report.dry_run:
         plan = report.plan
-        out(f"dry run: {plan.entries_to_make} entries would be made, {plan.entries_cached} reused, {quarantined}")
+        made = counted(plan.entries_to_make, "entry", "entries")
+        out(f"dry run: {made} would be made, {plan.entries_cached} reused, {quarantined}")
         return
     rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
     if report.encoded:
@@ -135,7 +136,8 @@ def _show(report: BuildReport, excess: str) -> None:
         )
     else:
         out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
-    out(f"cache {report.plan.cache} (generation {report.generation}) is complete")
+    empty = "" if report.encoded or report.cached else ", and empty: no picture could be used"
+    out(f"cache {report.plan.cache} (generation {report.generation}) is complete{empty}")
 
 
 def _show_files(kind: str, refusals: Sequence[Refusal]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def info(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.")],
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.", readable=False)],
     entries: Annotated[bool, typer.Option("--entries", help="List every entry; reads every payload.")] = False,
     as_json: flags.Json = False,
 ) -> int:

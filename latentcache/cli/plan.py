@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @flags.with_recipe
 def plan(
-    path: Annotated[Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.", readable=False)
+    ],
     *,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
     world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,

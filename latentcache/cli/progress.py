@@ -39,7 +39,8 @@ class BuildTalk:
         more = len(plan.buckets) - len(shown)
         say(f"  buckets  {', '.join(shown) or 'none'}{f' and {more} more' if more > 0 else ''}  (height x width)")
         cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
-        say(f"  plan     {plan.entries_to_make} entries to make, {plan.entries_cached} reused, {cost}")
+        made = counted(plan.entries_to_make, "entry", "entries")
+        say(f"  plan     {made} to make, {plan.entries_cached} reused, {cost}")
         if plan.refused:
             say(f"  refused  {counted(len(plan.refused), 'file')} so far, named at the end")
         self._started = time.monotonic()
@@ -55,7 +56,7 @@ class BuildTalk:
         if sys.stderr.isatty():
             self._draw(progress, text)
         else:
-            say(f"{progress.looked}/{progress.total} {text}")
+            say(f"{progress.done}/{progress.total} {text}")
 
     def warned(self, message: str) -> None:
         """Something the user should know; the bar makes way for it."""
@@ -69,13 +70,13 @@ class BuildTalk:
             self._bar = None
 
     def _line(self, progress: Progress, elapsed: float) -> str:
-        rate = progress.looked / elapsed
-        left = (progress.total - progress.looked) / rate if rate else 0.0
+        rate = progress.done / elapsed
+        left = _clock((progress.total - progress.done) / rate) if rate else "-:--"
         speed = f"{rate:.1f} img/s, {human_bytes(progress.payload_bytes / elapsed)}/s"
         counts = (
             f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {progress.quarantined} quarantined"
         )
-        return f"{speed}, {counts}, {_clock(left)} left"
+        return f"{speed}, {counts}, {left} left"
 
     def _draw(self, progress: Progress, text: str) -> None:
         from rich.console import Console
@@ -87,7 +88,7 @@ class BuildTalk:
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task("", total=progress.total)
             self._bar.start()
-        self._bar.update(self._task, completed=progress.looked, description=text)
+        self._bar.update(self._task, completed=progress.done, description=text)
 
 
 def _clock(seconds: float) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @flags.with_recipe
 def verify(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.")],
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.", readable=False)],
     *,
     data: Annotated[
         Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
@@ -102,3 +102,5 @@ def _show_one(finding: Finding) -> None:
     name = finding.path or finding.file or finding.key
     sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
     out(f"{finding.category} {f'{name} ' if name else ''}[{finding.reason}]{': ' + sides if sides else ''}")
+    if finding.category == "quarantined" and finding.hint:  # no command mends it: what to do is different per file
+        out(f"  fix: {finding.hint}")

@@ -148,16 +148,22 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
     """
     if resolution < multiple or multiple < 1:
         raise RecipeError(
-            f"resolution {resolution} is below the model's size multiple {multiple}",
-            fix=f"use --resolution {multiple} or more",
+            f"resolution {resolution} is below {multiple}, of which every side is a multiple",
+            fix=f"use --resolution {multiple} or more, or a smaller --bucket-step",
         )
     low = floor_to((min_side if min_side is not None else resolution // 2) + multiple - 1, multiple)
     high = floor_to(max_side if max_side is not None else 2 * resolution, multiple)
     low = max(low, multiple)
     if low > high or high > MAX_SIDE:
         raise RecipeError(
-            f"no side between {min_side} and {max_side} on a grid of {multiple} pixels",
-            why=f"the grid leaves {low} to {high}; keys hold sides up to {MAX_SIDE}",
-            fix="widen --min-side and --max-side",
+            f"no bucket has sides of {low} to {high} pixels",
+            why=f"--min-side is {_said(min_side, resolution // 2)}, --max-side is {_said(max_side, 2 * resolution)}, "
+            f"sides are multiples of {multiple} and at most {MAX_SIDE}",
+            fix="widen --min-side and --max-side, or change --resolution",
         )
     return low, high
+
+
+def _said(side: int | None, default: int) -> str:
+    """A side as it was given, or as it follows from the resolution."""
+    return str(side) if side is not None else f"{default} (not given: it follows from the resolution)"

@@ -168,7 +168,7 @@ class _Build:
         self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
     ) -> RunResult:
         """Run decode threads, device loop and writer over the work that is to do."""
-        settings, progress = self.settings, Progress(total=len(work.todo), stage="encoding")
+        settings, progress = self.settings, Progress(total=len(work.todo))
         budget = ByteBudget(settings.host_memory or default_budget_bytes())
         decoder = Decoder(
             root=found.root,

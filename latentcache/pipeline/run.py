@@ -57,6 +57,8 @@ class EncodeRun:
     warn: Callable[[str], None]
     result: RunResult = field(default_factory=RunResult)
     _waiting: dict[Size, list[Piece]] = field(default_factory=dict)
+    _unencoded: int = 0
+    """Pieces decoded, until their batch has been encoded."""
     _batches: BatchEncoder | None = None
     _encoder: Encoder | None = None
 
@@ -123,12 +125,18 @@ class EncodeRun:
                 self._queue(piece)
 
     def _queue(self, piece: Piece) -> None:
+        self._count(1)
         bucket = piece.placement.bucket
         waiting = self._waiting.setdefault(bucket, [])
         waiting.append(piece)
         limit = self._batches.limit(bucket) if self._batches is not None else self.batch_size
         if len(waiting) >= limit:
             self._encode(self._waiting.pop(bucket))
+
+    def _count(self, pieces: int) -> None:
+        """Note pieces that wait to be encoded, or no longer do; a sample has one piece per resolution."""
+        self._unencoded += pieces
+        self.progress.waiting = -(-self._unencoded // len(self.pool.decoder.tables))
 
     def _copy_twin(self, piece: Piece) -> bool:
         """Store the latents of an entry with equal pixels under the new key, where there is one."""
@@ -148,6 +156,7 @@ class EncodeRun:
         """Encode pieces of one bucket and hand them to the writer."""
         with self.stop.abandonable():
             entries = self._batch_encoder().encode(pieces)
+        self._count(-len(pieces))
         self.pool.decoder.budget.release(_nbytes(pieces))
         self.result.encoded.update(entry.key for entry in entries)
         self.progress.encoded += len(entries)

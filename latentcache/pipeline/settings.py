@@ -5,6 +5,7 @@ Every value is checked when it is made, so a contradiction is said before a fold
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +74,8 @@ class BuildSettings:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", self.device):
+            raise UsageError(f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:N")
         for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from latentcache.encoders.protocol import Pixels
 from latentcache.errors import UnusableSampleError
@@ -77,6 +77,8 @@ class Progress:
     """Samples the run has to look at."""
     looked: int = 0
     """Samples looked at so far."""
+    waiting: int = 0
+    """Those of them that are decoded and not yet encoded."""
     encoded: int = 0
     cached: int = 0
     quarantined: int = 0
@@ -84,7 +86,11 @@ class Progress:
     """Pixels encoded."""
     payload_bytes: int = 0
     """Bytes of latents committed."""
-    stage: Literal["planning", "encoding", "finishing"] = "planning"
+
+    @property
+    def done(self) -> int:
+        """Samples that are finished. A slow encoder is far behind the decoders, so it sets the time left."""
+        return self.looked - self.waiting
 
 
 def refused_by(sample: Sample, error: UnusableSampleError, **found: Any) -> Refusal:

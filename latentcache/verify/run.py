@@ -82,7 +82,7 @@ def find_data(cache: Path, generation: Generation) -> Path:
     raise SourceNotFoundError(
         f"the data folder of this cache is gone: {places[0]}",
         where=str(places[0]),
-        why=f"it is not at {places[1].resolve()} either",
+        why="no such folder" if places[1].resolve() == places[0] else f"it is not at {places[1].resolve()} either",
         fix=f"say where it is: latentcache verify {shlex.quote(str(cache))} --data DATA",
     )
 

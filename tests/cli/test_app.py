@@ -230,3 +230,15 @@ def test_a_signal_during_a_build_commits_and_gives_one_object(data, tmp_path, nu
     assert (value["exit_code"], value["error"]["slug"]) == (128 + number, "interrupted")
     assert "Traceback" not in err
     assert "again" in value["error"]["fix"]
+
+
+def test_a_locale_without_utf8_finds_the_names_that_another_one_built(tmp_path):
+    data, cache = tmp_path / "dätä", tmp_path / "cäche"
+    draw(data / "é.png", seed=1)
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "latentcache"]
+    for words in (["build", data, "--out", cache, *SMALL, "--model", "stub"], ["verify", cache]):
+        for environment in (ascii_only, {**os.environ, "PYTHONUTF8": "1"}):
+            done = subprocess.run([*command, *words], env=environment, capture_output=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"1 ok")

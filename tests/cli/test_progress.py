@@ -36,6 +36,18 @@ def test_a_line_every_ten_seconds_where_there_is_no_terminal(clock, capsys):
     assert "\x1b" not in "".join(lines)
 
 
+def test_pictures_that_are_decoded_and_not_encoded_are_not_done(clock, capsys):
+    talk = BuildTalk(quiet=False)
+    clock.s += 10
+    talk.advanced(Progress(total=12, looked=12, waiting=7, encoded=5))
+    clock.s += 10
+    talk.advanced(Progress(total=12, looked=12, waiting=12))
+    assert [(line.split()[0], line.split(", ")[-1]) for line in capsys.readouterr().err.splitlines()] == [
+        ("5/12", "0:14 left"),
+        ("0/12", "-:-- left"),
+    ]
+
+
 def test_quiet_shows_warnings_only(clock, capsys):
     talk = BuildTalk(quiet=True)
     clock.s += 60
