@@ -21,6 +21,13 @@ def wait_until(condition):
     assert condition()
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_of_another_test():
+    """Iterators that other tests left half way are forgotten by now; their threads may need a moment to end."""
+    gc.collect()
+    wait_until(lambda: not running())
+
+
 @pytest.mark.parametrize("depth", [0, 1, 2, 7, 50])
 def test_the_same_results_in_the_same_order(depth):
     assert list(read_ahead(str, range(20), depth)) == [str(number) for number in range(20)]
