@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +98,7 @@ class CacheLayout:
                 f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
             ) from error
         except OSError as error:
-            raise CacheDamagedError("CURRENT cannot be read", where=str(self.current), why=str(error)) from error
+            raise _unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.generations(), default=0)
             raise CacheDamagedError(
@@ -157,10 +158,16 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
+        raise _unreadable(path, error) from error
     if not isinstance(value, dict):
         raise CacheDamagedError(f"{path.name} holds no JSON object", where=str(path))
     return value
+
+
+def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
+    """What cannot be read. Where permission is all that is missing, nothing may advise to remove it."""
+    fix = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if isinstance(error, PermissionError) else ""
+    return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 
 
 def make_folder(path: Path) -> None:
