@@ -60,6 +60,7 @@ HINTS: Mapping[str, str] = {
     "nested-link": "links inside a linked folder are not followed: the pictures are used under their own names",
     "caption-conflict": "remove one of the two caption files, or make them equal",
     "unlisted": "add a row to the table to use it",
+    "nested-table": "move it to the top of the data folder with paths from there, or build its folder on its own",
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the pictures",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",

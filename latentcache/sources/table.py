@@ -25,10 +25,8 @@ from latentcache.sources.listing import picture_named
 from latentcache.sources.reading import read_source
 from latentcache.sources.rows import Row, choose_columns, has_columns, listed, make_row, shown, table_error
 from latentcache.sources.sample import Refusal
-from latentcache.sources.walk import is_inside
+from latentcache.sources.walk import TABLE_NAMES, is_inside
 
-#: Tables that are looked for in the data folder.
-TABLE_NAMES = ("metadata.csv", "metadata.jsonl")
 #: Longest field of a CSV table in characters, and longest line of a JSONL table in bytes.
 MAX_FIELD = 10_000_000
 _DELIMITERS = (",", ";", "\t")

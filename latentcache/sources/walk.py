@@ -29,6 +29,8 @@ READ_EXTENSIONS = frozenset(
 )
 #: Extensions that make a file a picture; those that are not read are refused later, by content.
 PICTURE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
+#: Tables of captions, looked for in the data folder itself.
+TABLE_NAMES = ("metadata.csv", "metadata.jsonl")
 #: Extensions of caption files beside a picture; the first one wins.
 CAPTION_EXTENSIONS = (".txt", ".caption")
 #: Ending of the folders that `latentcache build` makes by default.
@@ -232,8 +234,11 @@ def _folders_above(folder: _Folder, root: str) -> set[tuple[int, int]]:
 
 
 def _other(name: str, extension: str, found: _Found, *, outside: bool = False) -> None:
-    """A file that is no picture: perhaps a caption."""
+    """A file that is no picture: perhaps a caption, or a table where none is looked for."""
     found.others[extension] += 1
+    folder, _, file = name.rpartition("/")
+    if folder and file in TABLE_NAMES:
+        found.notes.append(refusal(name, "nested-table", f"only a table in {found.root} itself is read"))
     if extension in CAPTION_EXTENSIONS:
         # Of a.TXT and a.txt the second is met later and stays.
         found.texts[name[: -len(extension)] + extension] = name

@@ -265,3 +265,12 @@ def test_a_folder_that_cannot_be_listed_is_refused_for_another_user(tmp_path):
             "Permission denied",
         ]
     )
+
+
+def test_a_table_below_the_data_folder_is_not_overlooked_in_silence(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for folder in (tmp_path, tmp_path / "sub"):
+        (folder / "metadata.csv").write_text("file_name,text\n")
+    (note,) = walk_pictures(tmp_path).notes
+    assert (note.name, note.cause) == ("sub/metadata.csv", "nested-table")
+    assert "move it to the top" in note.hint
