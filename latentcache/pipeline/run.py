@@ -160,7 +160,6 @@ class EncodeRun:
         self.pool.decoder.budget.release(_nbytes(pieces))
         self.result.encoded.update(entry.key for entry in entries)
         self.progress.encoded += len(entries)
-        self.progress.pixels += sum(piece.placement.bucket.area for piece in pieces)
         if entries:
             self.writer.put(entries)
 

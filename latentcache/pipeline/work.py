@@ -82,8 +82,6 @@ class Progress:
     encoded: int = 0
     cached: int = 0
     quarantined: int = 0
-    pixels: int = 0
-    """Pixels encoded."""
     payload_bytes: int = 0
     """Bytes of latents committed."""
 

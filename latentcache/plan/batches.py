@@ -156,7 +156,7 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
         raise PlanError(
             f"bucket {size} does not divide into full batches",
             where=f"bucket {size}: {count} samples",
-            why=f"{rest} samples are left over by steps of {batches.global_batch_size}",
+            why=f"steps of {batches.global_batch_size} leave over {rest}",
             fix="--small-buckets repeat, drop or partial",
         )
     last = full if policy == "repeat" else -(-rest // batches.world_size)
