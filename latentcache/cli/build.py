@@ -46,18 +46,13 @@ def build(
     events: Annotated[
         Path | None, typer.Option("--events", help="Append a JSON line per durable commit.", show_default=False)
     ] = None,
-    allow_failed: Annotated[
-        str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")
-    ] = "0",
+    allow_failed: flags.AllowFailed = "0",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Look at refused files again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No plan, no progress.")] = False,
     as_json: flags.Json = False,
 ) -> int:
     """Encode what is missing and make the cache true for DATA."""
-    from latentcache.cli.progress import BuildTalk
-    from latentcache.pipeline.build import build_cache
-
     flags.parse_allowed(allow_failed, 0)
     settings = BuildSettings(
         data=data,
@@ -73,17 +68,25 @@ def build(
         retry_failed=retry_failed,
         dry_run=dry_run,
     )
-    talk = BuildTalk(quiet=quiet)
-    try:
-        report = build_cache(settings, observer=talk)
-    finally:
-        talk.close()
+    report = _built(settings, quiet=quiet)
     exit_code = int(len(report.refused) > flags.parse_allowed(allow_failed, report.samples))
     if as_json:
         console.emit("build", _payload(report), exit_code=exit_code)
     else:
         _show(report, f" (more than --allow-failed {allow_failed}: exit status 1)" if exit_code else "")
     return exit_code
+
+
+def _built(settings: BuildSettings, *, quiet: bool) -> BuildReport:
+    """Build, and talk about it meanwhile."""
+    from latentcache.cli.progress import BuildTalk
+    from latentcache.pipeline.build import build_cache
+
+    talk = BuildTalk(quiet=quiet)
+    try:
+        return build_cache(settings, observer=talk)
+    finally:
+        talk.close()
 
 
 def _payload(report: BuildReport) -> dict[str, Any]:

@@ -84,6 +84,7 @@ Alpha = Annotated[
         "--alpha", metavar="COLOUR", help="Colour under transparent pictures (#ffffff).", show_default=False
     ),
 ]
+AllowFailed = Annotated[str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 

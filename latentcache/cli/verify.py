@@ -27,9 +27,7 @@ def verify(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
     recipe: RecipeSettings,
-    allow_failed: Annotated[
-        str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")
-    ] = "0",
+    allow_failed: flags.AllowFailed = "0",
     as_json: flags.Json = False,
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
