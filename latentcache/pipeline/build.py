@@ -101,14 +101,16 @@ class _Build:
             for name in catalog.damaged:
                 self.observer.warned(f"shard {name} is damaged: what is needed of it is made again")
             memory = Memory.of(before.generation, recipe)
-            work = survey(
-                found,
-                recipe,
-                catalog,
-                memory,
-                max_pixels=self.settings.max_pixels,
-                retry_failed=self.settings.retry_failed,
-            )
+            with self.stop.deferred():
+                work = survey(
+                    found,
+                    recipe,
+                    catalog,
+                    memory,
+                    max_pixels=self.settings.max_pixels,
+                    retry_failed=self.settings.retry_failed,
+                    stopping=lambda: self.stop.requested,
+                )
             plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
             self.observer.planned(plan)
             if self.settings.dry_run:

@@ -50,6 +50,23 @@ class StopSignal:
             signal.signal(number, handler)
 
     @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Planning that other threads share: a signal only raises the flag, and the build ends when this does.
+
+        An exception out of a handler could leave a lock of the thread pool held, and the build would hang in it.
+
+        Raises:
+            InterruptedBuildError: The build was asked to end meanwhile.
+        """
+        self.orderly = True
+        try:
+            yield
+        finally:
+            self.orderly = False
+        if self.requested:
+            raise self.error()
+
+    @contextmanager
     def abandonable(self) -> Iterator[None]:
         """Work that may be left unfinished when it goes on for too long after a stop request.
 

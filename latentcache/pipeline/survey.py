@@ -6,7 +6,7 @@ header is read here. Cost: one dictionary look-up per known file; about 0.1 ms p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +69,14 @@ class Memory:
 
 
 def survey(
-    scan: Scan, recipe: Recipe, catalog: Catalog, memory: Memory, *, max_pixels: int, retry_failed: bool = False
+    scan: Scan,
+    recipe: Recipe,
+    catalog: Catalog,
+    memory: Memory,
+    *,
+    max_pixels: int,
+    retry_failed: bool = False,
+    stopping: Callable[[], bool] = bool,
 ) -> Survey:
     """Sort the samples of a scan into known, to do and refused.
 
@@ -80,6 +87,7 @@ def survey(
         memory: What the last build knew.
         max_pixels: Larger pictures are refused.
         retry_failed: Look again at files that were refused before.
+        stopping: Asked before each header; once True, no more are read and the survey is not whole.
     """
     tables = recipe.geometry.tables()
     known: list[Planned] = []
@@ -99,7 +107,7 @@ def survey(
             known.append(planned)
         else:
             todo.append(planned)
-    for outcome in _read_headers(scan.root, unknown, tables, max_pixels):
+    for outcome in _read_headers(scan.root, unknown, tables, max_pixels, stopping):
         (failed if isinstance(outcome, Failed) else todo).append(outcome)  # type: ignore[arg-type]
     todo.sort(key=lambda planned: (_bucket_order(planned), planned.index))
     return Survey(known=tuple(known), todo=tuple(todo), failed=tuple(failed))
@@ -151,10 +159,16 @@ def _from_memory(index: int, sample: Sample, tables: Sequence[BucketTable], memo
 
 
 def _read_headers(
-    root: Path, unknown: Sequence[tuple[int, Sample]], tables: Sequence[BucketTable], max_pixels: int
+    root: Path,
+    unknown: Sequence[tuple[int, Sample]],
+    tables: Sequence[BucketTable],
+    max_pixels: int,
+    stopping: Callable[[], bool],
 ) -> Iterable[Planned | Failed]:
-    def read(item: tuple[int, Sample]) -> Planned | Failed:
+    def read(item: tuple[int, Sample]) -> Planned | Failed | None:
         index, sample = item
+        if stopping():
+            return None
         try:
             with open_source(root / sample.name) as file:
                 size = picture_size(file, max_pixels=max_pixels)
@@ -163,11 +177,8 @@ def _read_headers(
             return Failed(index=index, refusal=_refuse_with_content(root, sample, error))
         return Planned(index=index, sample=sample, size=size, placements=placements)
 
-    pool = ThreadPoolExecutor(_HEADER_THREADS)
-    try:
-        return list(pool.map(read, unknown))
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
+    with ThreadPoolExecutor(_HEADER_THREADS) as pool:
+        return [outcome for outcome in pool.map(read, unknown) if outcome is not None]
 
 
 def _refuse_with_content(root: Path, sample: Sample, error: UnusableSampleError) -> Refusal:
