@@ -19,6 +19,7 @@ from typing import Any
 
 import typer
 
+from latentcache import failpoint
 from latentcache.cli import build, console, info, plan, verify
 from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
 
@@ -63,6 +64,7 @@ def options(
     ),
 ) -> None:
     """Options of every command."""
+    failpoint.arm(os.environ.get(failpoint.VARIABLE))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

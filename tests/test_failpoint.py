@@ -1,0 +1,55 @@
+"""Failpoints: nothing without the variable, and exactly what it says with it."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from latentcache import failpoint as fp
+from latentcache.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def disarmed():
+    yield
+    fp.arm(None)
+
+
+@pytest.mark.parametrize("name", fp.NAMES)
+def test_nothing_happens_where_nothing_is_armed(name):
+    fp.arm("")
+    fp.failpoint(name)
+
+
+def test_the_nth_passage_fails_and_only_that():
+    fp.arm("after-commit:2:raise")
+    fp.failpoint("after-commit")
+    fp.failpoint("before-commit")
+    with pytest.raises(OSError, match="after-commit") as error:
+        fp.failpoint("after-commit")
+    assert error.value.errno == errno.EIO
+    fp.failpoint("after-commit")
+
+
+@pytest.mark.parametrize(
+    "text", ["nowhere:1:kill", "after-commit:0:kill", "after-commit:x:kill", "after-commit:1:no", "after-commit"]
+)
+def test_a_word_that_names_nothing_is_refused(text):
+    with pytest.raises(UsageError, match="names no failpoint"):
+        fp.arm(text)
+
+
+def test_the_command_line_arms_it_and_refuses_a_wrong_word(tmp_path):
+    environment = os.environ | {fp.VARIABLE: "nowhere:1:kill"}
+    command = [sys.executable, "-m", "latentcache", "info", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "names no failpoint" in done.stderr
+
+
+def test_the_process_is_killed_as_by_the_kernel():
+    script = "from latentcache.failpoint import arm, failpoint; arm('lock-taken:1:kill'); failpoint('lock-taken')"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
