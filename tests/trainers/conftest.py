@@ -59,7 +59,7 @@ def run_on_two_ranks():
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*command, "--nproc-per-node", "2", "train.py"],
+            [*command, "--nproc-per-node", "2", Path(__file__).with_name("leave_at_once.py"), "train.py"],
             capture_output=True,
             text=True,
             check=False,

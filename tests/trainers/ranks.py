@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leave_at_once import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -36,6 +37,7 @@ def _rank(rank, function, world_size, folder, port, *arguments):
     os.environ |= {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     result = function(rank, world_size, *arguments)
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(result))
+    leave()
 
 
 def step_of(batch):
