@@ -58,7 +58,7 @@ def test_a_batch_that_takes_too_long_is_given_up(monkeypatch):
         stop.orderly = True
         with pytest.raises(InterruptedBuildError), stop.abandonable():
             signalled(signal.SIGTERM)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 10
 
 
 def test_what_may_not_be_given_up_is_finished_however_long_it_takes(monkeypatch):

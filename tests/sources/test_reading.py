@@ -52,7 +52,7 @@ def test_a_pipe_is_never_opened(tmp_path):
     os.mkfifo(path)
     start = time.monotonic()
     assert cause_of_reading(path) == "not-regular"
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10
     with pytest.raises(UnusableSampleError, match="it is a named pipe, not a regular file"):
         stat_source(path)
 
