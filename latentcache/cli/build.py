@@ -26,6 +26,9 @@ def build(
     ] = None,
     recipe: RecipeSettings,
     device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
+    fold: Annotated[
+        bool, typer.Option("--fold/--no-fold", help="3D convolutions of video VAEs as 2D ones: the same, quicker.")
+    ] = True,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
     ] = None,
@@ -59,6 +62,7 @@ def build(
         out=out_folder,
         recipe=recipe,
         device=device,
+        fold=fold,
         batch_size=batch_size,
         decode_threads=decode_threads,
         host_memory=host_memory,

@@ -19,12 +19,13 @@ from latentcache.errors import EncoderError
 _STEP = 64
 
 
-def open_encoder(description: ModelDescription, *, device: str = "auto") -> Encoder:
+def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
     """Open what a description names.
 
     Args:
         description: From :func:`latentcache.encoders.describe.describe_model`.
         device: ``auto``, ``cpu`` or a torch device.
+        fold: Do the causal 3D convolutions of clip encoders as 2D ones.
 
     Raises:
         EncoderError: The weights do not fit the class, or are damaged.
@@ -39,7 +40,7 @@ def open_encoder(description: ModelDescription, *, device: str = "auto") -> Enco
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae import load_vae
 
-    return load_vae(description, device=device)
+    return load_vae(description, device=device, fold=fold)
 
 
 def check_encoder(encoder: Encoder) -> None:

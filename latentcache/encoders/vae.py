@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.families import FAMILIES, GENERIC
+from latentcache.encoders.fold import fold_single_frames
 from latentcache.encoders.modules import load_module
 from latentcache.encoders.protocol import EncodedBatch, Pixels
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, LatentcacheError
@@ -29,15 +30,20 @@ _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 _DEVICE_FAILED = ("cuda error", "cudnn", "cublas", "nccl", "device-side assert", "hip error", "acceleratorerror")
 
 
-def load_vae(description: ModelDescription, *, device: str = "auto") -> VaeEncoder:
+def load_vae(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> VaeEncoder:
     """Load the encoder half and move it to a device.
+
+    Args:
+        description: A description of kind ``diffusers``.
+        device: ``auto``, ``cpu`` or a torch device.
+        fold: Do the causal 3D convolutions of clip encoders as 2D ones (encoders/fold.py).
 
     Raises:
         EncoderError: A tensor is missing, unexpected, of another shape or not finite.
         DeviceError: The device is not there or failed.
         DeviceMemoryError: The encoder does not fit into its memory.
     """
-    return VaeEncoder(description, choose_device(device))
+    return VaeEncoder(description, choose_device(device), fold=fold)
 
 
 def choose_device(device: str) -> torch.device:
@@ -67,15 +73,18 @@ class VaeEncoder:
     Args:
         description: A description of kind ``diffusers``.
         device: Where it runs.
+        fold: Do the causal 3D convolutions of clip encoders as 2D ones.
     """
 
-    def __init__(self, description: ModelDescription, device: torch.device) -> None:
+    def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
         self._description = description
         self._device = device
+        self._fold = fold
         self._family = FAMILIES.get(description.spec.family, GENERIC)
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
         self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
         self._modules: dict[torch.dtype, nn.Module] = {}
+        self._clips = bool(self._family.video)
         self._guarded(lambda: self._module(self._dtype), "the weights")
 
     @property
@@ -113,9 +122,8 @@ class VaeEncoder:
         # These bytes are a channels-last picture already: permute is a view, nothing is transposed on the host.
         images = torch.from_numpy(writable).permute(0, 3, 1, 2).to(self._device)
         values = images.to(torch.float32).div_(127.5).sub_(1).to(dtype)
-        clips = is_video(module) if self._family.video is None else self._family.video
-        latents = self._latents(module, values.unsqueeze(2) if clips else values)
-        latents = latents.squeeze(2) if clips and latents.ndim == 5 else latents
+        latents = self._latents(module, values.unsqueeze(2) if self._clips else values)
+        latents = latents.squeeze(2) if self._clips and latents.ndim == 5 else latents
         self._check_shape(latents, pixels.shape)
         kept = latents.float().to(self._storage)
         finite = torch.isfinite(kept).flatten(1).all(1)
@@ -154,7 +162,12 @@ class VaeEncoder:
         float32 is never made from rounded weights, so a precise latent is the one a float32 build would store.
         """
         if dtype not in self._modules:
-            self._modules[dtype] = load_module(self._description, dtype).to(self._device)
+            module = load_module(self._description, dtype)
+            if self._family.video is None:
+                self._clips = is_video(module)  # before it is folded
+            if self._clips and self._fold:
+                fold_single_frames(module)
+            self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
 
     def _guarded(self, action: Callable[[], T], subject: str) -> T:

@@ -193,7 +193,7 @@ class _Build:
                 catalog=catalog,
                 pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
                 writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
-                open_encoder=_encoder_opener(description, settings.device),
+                open_encoder=_encoder_opener(description, settings),
                 batch_size=settings.batch_size or DEFAULT_BATCH,
                 stop=self.stop,
                 progress=progress,
@@ -216,7 +216,7 @@ class _Build:
             shards=draft.shards,
             refused=[refusal_json(item) for item in draft.refused],
             notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root),
+            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold),
         )
 
 
@@ -248,11 +248,11 @@ def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
     return make
 
 
-def _encoder_opener(description: ModelDescription, device: str) -> Callable[[], Encoder]:
+def _encoder_opener(description: ModelDescription, settings: BuildSettings) -> Callable[[], Encoder]:
     """Opens the encoder and, where it is a real model, has it encode one test picture first."""
 
     def opened() -> Encoder:
-        encoder = open_encoder(description, device=device)
+        encoder = open_encoder(description, device=settings.device, fold=settings.fold)
         if description.kind == "diffusers":
             check_encoder(encoder)
         return encoder

@@ -183,14 +183,18 @@ def default_threads() -> int:
     return max(len(os.sched_getaffinity(0)) - 1, 2)
 
 
-def source_facts(found: Scan, description: ModelDescription, cache: Path) -> dict[str, Any]:
+def source_facts(found: Scan, description: ModelDescription, cache: Path, *, fold: bool = True) -> dict[str, Any]:
     """What the manifest says of where the entries come from."""
     root = found.root.resolve()
     relative = os.path.relpath(root, cache.resolve())
     return {
         "source": {"root": str(root), "relative": relative, "captions": found.caption_source},
         "demo": description.kind == "demo",
-        "provenance": provenance(model_name(description)) | {"model_config": model_config(description)},
+        "provenance": {
+            **provenance(model_name(description)),
+            "model_config": model_config(description),
+            "fold": fold,
+        },
     }
 
 

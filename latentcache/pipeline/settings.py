@@ -61,6 +61,8 @@ class BuildSettings:
     """The cache; ``DATA.latentcache`` beside the data where it is not given."""
     recipe: RecipeSettings = field(default_factory=RecipeSettings)
     device: str = "auto"
+    fold: bool = True
+    """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
     batch_size: int | None = None
     """Pictures per encoder call, at most; halved for a bucket when the device runs out of memory."""
     decode_threads: int | None = None

@@ -1,0 +1,81 @@
+"""Folded against unfolded: the same latents, flat weights, and no clip of several frames."""
+
+import numpy as np
+import pytest
+import torch
+
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.fold import fold_single_frames
+from latentcache.encoders.modules import load_module
+from latentcache.encoders.vae import load_vae
+
+FOUR = ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo", "AutoencoderKLCogVideoX"]
+
+
+def module_of(folder, dtype=torch.float32):
+    return load_module(describe_model(str(folder)), dtype)
+
+
+@pytest.mark.parametrize("name", [*FOUR, "AutoencoderKLMochi"])
+def test_latents_are_equal_to_1e_4_of_their_spread(name, tiny, pictures):
+    description = describe_model(str(tiny(name)), storage_dtype="float32")
+    folded = load_vae(description, device="cpu").encode(pictures).latents
+    unfolded = load_vae(description, device="cpu", fold=False).encode(pictures).latents
+    assert np.abs(folded - unfolded).max() <= 1e-4 * unfolded.std()
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_every_causal_convolution_is_folded_and_its_weight_is_flat(name, tiny):
+    module = module_of(tiny(name))
+    causal = [part for part in module.modules() if "CausalConv3d" in type(part).__name__]
+    before = sum(weight.numel() for weight in module.parameters())
+    assert fold_single_frames(module) == len(causal) > 0
+    assert all(weight.ndim != 5 or weight.shape[2] == 1 for weight in module.parameters())
+    assert sum(weight.numel() for weight in module.parameters()) < 0.6 * before
+
+
+def test_a_sum_in_half_precision_is_rounded_once(tiny):
+    half = module_of(tiny("AutoencoderKLHunyuanVideo"), torch.bfloat16)
+    weight = half.encoder.conv_in.conv.weight.float().sum(2).bfloat16()
+    fold_single_frames(half)
+    assert torch.equal(half.encoder.conv_in.conv.weight, weight)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_several_frames_are_refused(name, tiny):
+    module = module_of(tiny(name))
+    fold_single_frames(module)
+    convolution = next(part for part in module.modules() if "CausalConv3d" in type(part).__name__)
+    channels = getattr(convolution, "conv", convolution).in_channels
+    with pytest.raises(ValueError, match="for single frames was given 2"):
+        convolution(torch.zeros(1, channels, 2, 16, 16))
+
+
+def test_what_has_no_rule_is_left_alone(tiny):
+    module = module_of(tiny("AutoencoderKL"))
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    assert fold_single_frames(module) == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
+
+
+def test_a_build_folds_unless_it_is_told_not_to_and_records_it(tiny, tmp_path):
+    from PIL import Image
+
+    from latentcache.cli.app import main
+    from latentcache.store.generation import load_generation
+
+    (tmp_path / "data").mkdir()
+    Image.effect_noise((96, 64), 50).convert("RGB").save(tmp_path / "data" / "a.png")
+    words = [
+        "build",
+        str(tmp_path / "data"),
+        "--model",
+        str(tiny("AutoencoderKLWan")),
+        "--bucket",
+        "64x96",
+        "--quiet",
+    ]
+    for name, more in (("folded", []), ("unfolded", ["--no-fold"])):
+        assert main([*words, "--out", str(tmp_path / name), *more]) == 0
+        assert load_generation(tmp_path / name).manifest["provenance"]["fold"] is (name == "folded")
+    assert load_generation(tmp_path / "folded").recipe == load_generation(tmp_path / "unfolded").recipe
