@@ -26,9 +26,7 @@ def build(
     ] = None,
     recipe: RecipeSettings,
     device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
-    fold: Annotated[
-        bool, typer.Option("--fold/--no-fold", help="3D convolutions of video VAEs as 2D ones: the same, quicker.")
-    ] = True,
+    no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
     ] = None,
@@ -62,7 +60,7 @@ def build(
         out=out_folder,
         recipe=recipe,
         device=device,
-        fold=fold,
+        fold=not no_fold,
         batch_size=batch_size,
         decode_threads=decode_threads,
         host_memory=host_memory,
