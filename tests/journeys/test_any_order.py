@@ -1,0 +1,277 @@
+"""Any order of edits, builds, crashes, damage, checks and readers: a model that knows the truth beside a real cache.
+
+The model is a few dictionaries: what lies in the folder, what the last finished build saw, which keys were committed
+and which of them were damaged since. After every step the cache must say what the model says.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from stub_truth import RECIPES, TWINS, bytes_of, key_of, payload_of, settings_of
+
+from latentcache import failpoint
+from latentcache.errors import CorruptEntryError, EmptyPlanError
+from latentcache.loader.cache import open_cache
+from latentcache.pipeline.build import build_cache
+from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import HEADER_BYTES
+from latentcache.store.generation import load_generation
+from latentcache.store.layout import CacheLayout
+from latentcache.verify.run import verify_cache
+
+NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]
+CONTENTS = sorted(TWINS)
+names, contents = st.sampled_from(NAMES), st.sampled_from(CONTENTS)
+#: Where a build of a few pictures passes; the others need larger ones or other commands.
+PASSED = ["lock-taken", "temporary-written", "after-fsync", "after-rename", "folder-synced", "plan-written"]
+PASSED += ["result-received", "before-put", "after-put", "after-commit"]
+crashes = st.tuples(st.sampled_from(PASSED), st.integers(1, 4))
+#: Memory: what is tested is order, not the disk; power cuts have tests of their own.
+PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Files, captions, recipe; what was built of them; what is committed, and what of it is damaged."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(dir=PLACE))
+        self.data, self.cache = self.root / "data", self.root / "cache"
+        self.files, self.captions, self.recipe = {}, {}, 0
+        self.built, self.built_recipe, self.moved = None, None, set()
+        self.committed, self.damaged, self.killed = set(), set(), False
+        self.readers = []
+
+    def teardown(self):
+        shutil.rmtree(self.root)
+
+    @initialize(content=contents)
+    def one_file(self, content):
+        self.data.mkdir()
+        self.write("a.png", content)
+
+    # -- what people do ------------------------------------------------------------------------------------------
+
+    @rule(name=names, content=contents)
+    def write(self, name, content):
+        """Adds a file or puts another in its place, perhaps the very same bytes."""
+        path = self.data / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes_of(content))
+        self.files[name] = content
+        self.moved.add(name)
+
+    @rule(name=names)
+    def touch(self, name):
+        if name in self.files:
+            os.utime(self.data / name, ns=(1, 1_000_000_000 + len(self.moved)))
+            self.moved.add(name)
+
+    @rule(old=names, new=names)
+    def rename(self, old, new):
+        if old in self.files and old != new:
+            (self.data / new).parent.mkdir(exist_ok=True)
+            (self.data / old).rename(self.data / new)
+            self.files[new] = self.files.pop(old)
+            self.moved |= {old, new}
+
+    @rule(name=names)
+    @precondition(lambda self: len(self.files) > 1)
+    def delete(self, name):
+        if name in self.files:
+            (self.data / name).unlink()
+            del self.files[name]
+
+    @rule(name=names, text=st.sampled_from(["", "one", "two"]))
+    def caption(self, name, text):
+        path = (self.data / name).with_suffix(".txt")
+        path.parent.mkdir(exist_ok=True)
+        if text:
+            path.write_text(text, "utf-8")
+        else:
+            path.unlink(missing_ok=True)
+        self.captions[name] = text
+
+    @rule(recipe=st.integers(0, len(RECIPES) - 1))
+    def choose_recipe(self, recipe):
+        self.recipe = recipe
+
+    # -- what the tool does --------------------------------------------------------------------------------------
+
+    @rule()
+    def build(self):
+        """A build encodes exactly what is not there, and nothing the second time."""
+        new = self.needed() - self.committed
+        free = {key for key in new if self.twin_committed(key)}
+        report = build_cache(settings_of(self.recipe, self.data, self.cache))
+        fresh = Counter(self.pixels_of(key) for key in new - free)
+        assert len(fresh) <= report.encoded <= sum(fresh.values()), (
+            "equal pixels of one build may be encoded once each"
+        )
+        assert report.encoded + report.cached == len(self.needed())
+        self.published()
+        assert build_cache(settings_of(self.recipe, self.data, self.cache)).encoded == 0
+        self.moved.clear()
+
+    @rule(where=crashes)
+    def killed_build(self, where):
+        """A build that dies at a named place; what it acknowledged before is there."""
+        before = self.generation_number()
+        events = self.root / "events"
+        events.unlink(missing_ok=True)
+        pid = os.fork()
+        if not pid:
+            try:
+                failpoint.arm("{}:{}:kill".format(*where))
+                build_cache(settings_of(self.recipe, self.data, self.cache, events=events))
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        self.killed |= status != 0
+        if self.generation_number() != before:
+            self.published()
+            self.moved.clear()
+        if events.exists():
+            lines = [json.loads(line) for line in events.read_text("ascii").splitlines()]
+            self.committed |= {bytes.fromhex(key) for line in lines for key in line["keys"]}
+
+    @rule(which=st.integers(0, 99), bit=st.integers(0, 7))
+    @precondition(lambda self: self.built and not self.damaged)
+    def flip(self, which, bit):
+        """One bit of one payload of the current generation."""
+        generation = load_generation(self.cache)
+        row = which % len(generation.rows.key)
+        file = self.cache / "shards" / generation.shards[int(generation.rows.shard[row])] / "data.mdb"
+        file.chmod(0o644)
+        place = int(generation.rows.offset[row]) + HEADER_BYTES + which
+        with file.open("r+b") as shard:
+            shard.seek(place)
+            byte = shard.read(1)[0]
+            shard.seek(place)
+            shard.write(bytes([byte ^ (1 << bit)]))
+        self.damaged.add(generation.rows.key[row].tobytes())
+
+    @rule()
+    @precondition(lambda self: self.built and not self.damaged)
+    def open_reader(self):
+        cache = open_cache(self.cache)
+        loader = cache.loader(batch_size=2, seed=len(self.readers))
+        self.readers = [*self.readers[-1:], (loader, self.served(loader))]
+
+    @rule()
+    @precondition(lambda self: self.readers)
+    def read_again(self):
+        """A reader serves what it served when it was opened, or names what was damaged since."""
+        for loader, before in self.readers:
+            try:
+                assert self.served(loader) == before
+            except CorruptEntryError:
+                assert self.damaged
+
+    @rule(full=st.booleans())
+    @precondition(lambda self: self.built)
+    def verify(self, full):
+        report = verify_cache(self.cache, full=full)
+        found = {finding.path: finding.category for finding in report.findings if finding.path}
+        assert found == self.truth(full)
+        samples = set(self.built) | (set(self.files) - set(self.built))
+        by_sample = sum(number for name, number in report.counts.items() if name not in ("orphan", "provenance"))
+        assert by_sample == len(samples)
+
+    @rule()
+    @precondition(lambda self: self.built)
+    def verify_for_another_recipe(self):
+        """Every usable sample is stale where a trainer would ask for another recipe."""
+        wanted = load_generation(self.cache).recipe
+        report = verify_cache(self.cache, requested=wanted)
+        assert not any(finding.reason.startswith("recipe:") for finding in report.findings)
+
+    # -- what is always true -------------------------------------------------------------------------------------
+
+    @invariant()
+    def nothing_committed_is_lost(self):
+        if (self.cache / "shards").exists():
+            catalog = load_catalog(CacheLayout(self.cache))
+            assert self.committed <= set(catalog.keys())
+            self.committed = set(catalog.keys())
+
+    @invariant()
+    def sources_are_as_they_were_left(self):
+        if self.data.exists():
+            there = {path.relative_to(self.data).as_posix() for path in self.data.rglob("*.png")}
+            assert there == set(self.files)
+            assert all((self.data / name).read_bytes() == bytes_of(content) for name, content in self.files.items())
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def needed(self):
+        return {key_of(content, self.recipe) for content in self.files.values()}
+
+    def pixels_of(self, key):
+        return next(TWINS[content] for content in CONTENTS if key == key_of(content, self.recipe))
+
+    def twin_committed(self, key):
+        twins = [content for content in CONTENTS if TWINS[content] == self.pixels_of(key)]
+        whole = self.committed - self.damaged
+        return any(key_of(content, self.recipe) in whole for content in twins)
+
+    def published(self):
+        """The generation says exactly what lies in the folder, and every entry holds the right bytes."""
+        generation = load_generation(self.cache)
+        rows = generation.rows
+        keys = dict(zip((generation.samples.names[i] for i in rows.sample.tolist()), rows.key, strict=True))
+        assert {name: key.tobytes() for name, key in keys.items()} == {
+            name: key_of(content, self.recipe) for name, content in self.files.items()
+        }
+        captions = dict(zip(generation.samples.names, generation.samples.captions, strict=True))
+        assert captions == {name: self.captions.get(name, "") for name in self.files}
+        catalog = load_catalog(CacheLayout(self.cache))
+        for name, content in self.files.items():
+            key = key_of(content, self.recipe)
+            if key not in self.damaged:
+                assert catalog.payload(catalog.locate(key)) == payload_of(content, self.recipe), name
+        self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
+        self.built_recipe = self.recipe
+
+    def truth(self, full):
+        """name -> category, of every sample that is not ok."""
+        found = {name: "missing" for name in self.files if name not in self.built}
+        for name, (content, caption) in self.built.items():
+            key = key_of(content, self.built_recipe)
+            if full and key in self.damaged:
+                found[name] = "corrupt"
+            elif self.files.get(name) != content or self.captions.get(name, "") != caption:
+                found[name] = "stale"
+            elif name in self.moved:
+                found[name] = "touched"
+        return found
+
+    def generation_number(self):
+        current = self.cache / "CURRENT"
+        return int(current.read_text()) if current.exists() else 0
+
+    @staticmethod
+    def served(loader):
+        try:
+            return [(batch["names"], batch["keys"], batch["latents"].numpy().tobytes()) for batch in loader]
+        except EmptyPlanError:
+            return []
+
+
+AnyOrder.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+)
+test_any_order = AnyOrder.TestCase
