@@ -13,11 +13,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
+from latentcache.loader.described import described
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise_into
@@ -177,20 +177,7 @@ class CacheLoader:
 
     def batch(self, rows: list[int]) -> Batch:
         """One batch of the given entries, which share a bucket."""
-        generation = self._reader.generation
-        columns, samples = generation.rows, generation.samples
-        owners = columns.sample[rows].tolist()
-        keys = columns.key[rows].tobytes().hex()
-        bucket = generation.buckets[int(columns.bucket[rows[0]])]
-        batch = {
-            "latents": self._latents(rows),
-            "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
-            "names": samples.names.take(owners),
-            "captions": samples.captions.take(owners),
-            "original_size": torch.from_numpy(samples.original_size[owners].astype(np.int64)),
-            "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
-            "target_size": torch.from_numpy(np.full((len(rows), 2), (bucket.height, bucket.width), dtype=np.int64)),
-        }
+        batch = {"latents": self._latents(rows), **described(self._reader.generation, rows)}
         return formatted(batch, self._format)
 
     def _latents(self, rows: list[int]) -> torch.Tensor:

@@ -1,16 +1,17 @@
-"""Tells the kernel which entries come next, where the page cache does not hold them yet.
+"""Fetches what comes next from the disk, where the page cache does not hold it yet. docs/adr/0010.
 
 Decides nothing about what is read, only when the disk begins. A read at random places waits for the disk once per
-entry; entries that were announced are fetched together, while the batch before them is being read. Guarantee:
-advice cannot fail a read, and what is in memory already is asked for with a few reads of one byte per batch.
-Cost: a microsecond for each of these; where the cache is cold, one call per 128 KiB to come.
+entry; entries that were announced are fetched together, while the batches before them are being read. Guarantee:
+nothing here can fail a read or raise a signal. Cost: what is in memory already, a few reads of one byte per batch;
+what is not, one call per 128 KiB.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,11 @@ from latentcache.store.reader import EntryReader
 _LOOKS = 4
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
+_WARM_BYTES = 4 << 20
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
+Place = tuple[int, int]
+"""Descriptor of a shard, and where an entry starts in it."""
 
 
 class WillNeed:
@@ -54,35 +59,45 @@ class WillNeed:
         for coming in range(max(step, self._next), last):
             self._next = coming + 1
             rows = self._rows_of(coming)
-            announce(self._reader, rows, self._bytes_of(int(rows[0])))
+            with contextlib.suppress(OSError, LatentcacheError):  # the read says what is wrong, and of which entry
+                announce(places_of(self._reader, rows), HEADER_BYTES + self._bytes_of(int(rows[0])))
 
 
-def announce(reader: EntryReader, rows: NDArray[np.integer], payload_bytes: int) -> bool:
-    """Have the kernel fetch these entries if some of them are not in memory; whether it was told to.
+def places_of(reader: EntryReader, rows: NDArray[np.integer]) -> list[Place]:
+    """Where entries lie.
 
-    Args:
-        reader: Entries of one generation.
-        rows: The entries.
-        payload_bytes: Of each.
+    Raises:
+        MissingEntryError: A shard is gone.
+        CacheDamagedError: It cannot be opened.
     """
-    columns, length = reader.generation.rows, HEADER_BYTES + payload_bytes
-    try:
-        places = [
-            (reader.descriptor(shard), offset)
-            for shard, offset in zip(columns.shard.take(rows).tolist(), columns.offset.take(rows).tolist(), strict=True)
-        ]
-        if all(_in_memory(file, offset + length - 1) for file, offset in places[:: -(-len(places) // _LOOKS)]):
-            return False
-        for file, offset in sorted(places):
-            for start in range(offset, offset + length, _PIECE_BYTES):
-                os.posix_fadvise(file, start, min(_PIECE_BYTES, offset + length - start), os.POSIX_FADV_WILLNEED)
-    except (OSError, LatentcacheError):
-        return False  # the read says what is wrong, and of which entry
+    columns = reader.generation.rows
+    pairs = zip(columns.shard.take(rows).tolist(), columns.offset.take(rows).tolist(), strict=True)
+    return [(reader.descriptor(shard), start) for shard, start in pairs]
+
+
+def announce(places: list[Place], length: int) -> bool:
+    """Have the kernel begin to fetch entries of this length, if some of them are not in memory.
+
+    Returns:
+        Whether it was told to.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    if all(in_memory(file, start + length - 1) for file, start in places[:: -(-len(places) // _LOOKS)]):
+        return False
+    for file, start in sorted(places):
+        for piece in range(start, start + length, _PIECE_BYTES):
+            os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
     return True
 
 
-def _in_memory(file: int, place: int) -> bool:
-    """Whether a byte can be read without waiting for a disk; a file system that cannot say counts as no."""
+def in_memory(file: int, place: int) -> bool:
+    """Whether a byte can be read without waiting for a disk; a file system that cannot say counts as no.
+
+    Raises:
+        OSError: It cannot be read at all.
+    """
     try:
         os.preadv(file, (bytearray(1),), place, os.RWF_NOWAIT)
     except OSError as error:
@@ -90,3 +105,19 @@ def _in_memory(file: int, place: int) -> bool:
             return False
         raise
     return True
+
+
+def warm(reader: EntryReader, shards: Iterable[int]) -> int:
+    """Read shards once from front to end, so that the page cache holds them, in large pages where it can.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        MissingEntryError: A shard is gone.
+        CacheDamagedError: It cannot be opened or read.
+    """
+    buffer, read = bytearray(_WARM_BYTES), 0
+    for shard in shards:
+        read += reader.pass_over(shard, buffer)
+    return read
