@@ -76,8 +76,8 @@ class Cache:
     def warm(self) -> int:
         """Read all shards once in the order of the disk, before training; for a cache that fits into memory.
 
-        Without it the first epoch waits for the disk, entry by entry, and leaves the page cache in small pieces, which
-        makes later epochs slower as well. Nothing is kept by this process.
+        Without it the first epoch waits for the disk, entry by entry, and leaves the page cache in small pieces,
+        which makes later epochs slower as well. Nothing is kept by this process.
 
         Returns:
             Bytes read.
