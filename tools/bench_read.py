@@ -175,7 +175,8 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]:
     """A step holds its batch until it has the next, as a loop does."""
-    batch, waits = next(iterator), []
+    waits: list[float] = []
+    batch = next(iterator)
     while batch is not None and len(waits) < STEPS_TIMED:
         step()
         start = time.perf_counter()
