@@ -10,7 +10,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 DOC_TOOLS := $(wildcard tools/check_*.py)
 BENCHES := $(wildcard tools/bench_*.py)
 
-.PHONY: help setup format lint types imports docs check test test-slow bench demo clean
+.PHONY: help setup format lint types imports docs check test test-slow bench bench-read demo clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -66,6 +66,9 @@ test-slow: .venv/.stamp  ## the tests that take minutes each
 bench: .venv/.stamp  ## the measurements of docs/log.md
 	@set -e; for tool in $(BENCHES); do echo "bench: $$tool"; $(BIN)/python $$tool; done
 	@test -n "$(BENCHES)" || echo "bench: no tools/bench_*.py yet"
+
+bench-read: .venv/.stamp  ## reading alone: limits, loader, other stores, warm and cold
+	@$(BIN)/python tools/bench_read.py
 
 demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
 	@$(BIN)/python tools/demo.py

@@ -15,6 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.willneed import warm
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
 from latentcache.plan.split import in_validation
 from latentcache.recipe import Recipe
@@ -71,6 +72,26 @@ class Cache:
             )
         repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
         return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
+
+    def warm(self) -> int:
+        """Read all shards once in the order of the disk, before training; for a cache that fits into memory.
+
+        Without it the first epoch waits for the disk, entry by entry, and leaves the page cache in small pieces,
+        which makes later epochs slower as well. Nothing is kept by this process.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            MissingEntryError: A shard is gone.
+            CacheDamagedError: A shard cannot be read.
+        """
+        used = np.unique(self.generation.rows.shard).tolist()
+        reader = EntryReader(self.layout, self.generation)
+        try:
+            return warm(reader, used)
+        finally:
+            reader.close()
 
     def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
         """What an epoch would do, before training starts.

@@ -1,11 +1,12 @@
-"""Gathers the payloads of a batch into one piece of memory, every entry checked. docs/adr/0008.
+"""Gathers the payloads of a batch into one piece of memory, every entry checked. docs/adr/0008, docs/adr/0010.
 
-Guarantee: header, key, shape and payload checksum of every entry are checked on every read; what comes back owns
-its memory and is used again only when nobody refers to it. Anything unexpected sends the batch to the reader of
-single entries, which names the sample, or finds it whole after all. By default by positional reads, which no
-damaged file can turn into a signal. ``mapped`` copies from a map instead: quicker, but a file that is cut short,
-or a block that cannot be read, *during* a copy ends the process (SIGBUS); before a batch it is an error as usual.
-Cost: one ``preadv`` (or two copies) and one xxh3 pass per entry; headers are checked together.
+Guarantee: shape, type and checksum of every payload are checked on every read; its header and its key, which say
+what they must be, when a process first reads the entry. What comes back owns its memory and is used again only
+when nobody refers to it. Anything unexpected sends the batch to the reader of single entries, which names the
+sample, or finds it whole after all. By default by positional reads, which no damaged file can turn into a signal.
+``mapped`` copies from a map instead: quicker, but a file that is cut short, or a block that cannot be read,
+*during* a copy ends the process (SIGBUS); before a batch it is an error as usual.
+Cost: one ``preadv`` (or one copy) and one xxh3 pass per entry; 10 bytes of memory per entry of the generation.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.loader.ring import BatchRing
 from latentcache.store.entry import HEADER_BYTES, numpy_dtype
-from latentcache.store.headers import headers_hold, keyed_headers, payload_checksums
+from latentcache.store.headers import SeenHeaders, headers_hold, keyed_headers, payload_checksums
 from latentcache.store.reader import EntryReader
+
+Rows = Sequence[int] | NDArray[np.integer]
 
 
 class BatchGather:
@@ -40,9 +43,10 @@ class BatchGather:
     def __init__(self, reader: EntryReader, *, slots: int = 4, mapped: bool = False) -> None:
         self._reader, self._slots, self._mapped = reader, slots, mapped
         self._ring = BatchRing(slots)
+        self._seen = SeenHeaders(len(reader.generation.rows.shard))
         self._maps: dict[int, memoryview] = {}
 
-    def gather(self, rows: Sequence[int], shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    def gather(self, rows: Rows, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
         """Payloads of the given rows.
 
         Args:
@@ -59,12 +63,16 @@ class BatchGather:
             CacheDamagedError: A shard cannot be opened.
         """
         kind = numpy_dtype(dtype)
-        flat = self._ring.take(len(rows) * math.prod(shape) * kind.itemsize)
+        flat = self.memory(len(rows) * math.prod(shape) * kind.itemsize)
         batch = flat.view(kind).reshape(len(rows), *shape)
-        if not self._gather_quickly(rows, flat, shape, dtype):
+        if not self._gather_quickly(np.asarray(rows), flat, shape, dtype):
             for position, row in enumerate(rows):
-                self._read_one(row, batch[position])
+                self._read_one(int(row), batch[position])
         return batch
+
+    def memory(self, num_bytes: int) -> NDArray[np.uint8]:
+        """(num_bytes,) of memory for a batch: used again when nobody refers to it any more."""
+        return self._ring.take(num_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"reader": self._reader, "slots": self._slots, "mapped": self._mapped}
@@ -73,48 +81,92 @@ class BatchGather:
         self.__init__(state["reader"], slots=state["slots"], mapped=state["mapped"])  # type: ignore[misc]
 
     def _gather_quickly(
-        self, rows: Sequence[int], flat: NDArray[np.uint8], shape: tuple[int, ...], dtype: str
+        self, rows: NDArray[Any], flat: NDArray[np.uint8], shape: tuple[int, ...], dtype: str
     ) -> bool:
         """Whether all entries were found whole."""
         columns = self._reader.generation.rows
-        chosen = np.asarray(rows)
-        keyed = keyed_headers(columns.key[chosen])
-        shards, offsets = columns.shard[chosen].tolist(), columns.offset[chosen].tolist()
-        heads = _slices(keyed.reshape(-1).data, len(rows), skip=KEY_BYTES)
+        shards, offsets = columns.shard.take(rows).tolist(), columns.offset.take(rows)
         payloads = _slices(flat.data, len(rows))
+        copy = self._copy if self._mapped else self._read
         try:
-            copy = self._copy if self._mapped else self._read
-            found = copy(shards, offsets, heads, payloads)
+            expected = self._seen.checksums(rows, shape, dtype)
+            if expected is None:
+                return self._gather_with_headers(rows, shards, offsets.tolist(), payloads, shape, dtype)
+            found = copy(shards, (offsets + np.uint64(HEADER_BYTES)).tolist(), payloads)
         except (OSError, MissingEntryError):
             return False
-        return found == payload_checksums(keyed) and headers_hold(keyed, shape, dtype)
+        return found == expected
 
-    def _read(
-        self, shards: list[int], offsets: list[int], heads: list[memoryview], payloads: list[memoryview]
-    ) -> list[int]:
+    def _gather_with_headers(
+        self,
+        rows: NDArray[Any],
+        shards: list[int],
+        offsets: list[int],
+        payloads: list[memoryview],
+        shape: tuple[int, ...],
+        dtype: str,
+    ) -> bool:
+        """The same where an entry was not read before: its header is read with it, and believed from then on."""
+        keyed = keyed_headers(self._reader.generation.rows.key.take(rows, axis=0))
+        heads = _slices(keyed.reshape(-1).data, len(rows), skip=KEY_BYTES)
+        copy = self._copy_both if self._mapped else self._read_both
+        found, expected = copy(shards, offsets, heads, payloads), payload_checksums(keyed)
+        if found != expected or not headers_hold(keyed, shape, dtype):
+            return False
+        self._seen.remember(rows, shape, dtype, expected)
+        return True
+
+    def _read(self, shards: list[int], places: list[int], payloads: list[memoryview]) -> list[int]:
         """Checksums of the payloads that were read; fewer of them where an entry is short."""
-        files = {shard: self._reader.descriptor(shard) for shard in set(shards)}
-        wanted, found = HEADER_BYTES + len(payloads[0]), []
-        for shard, offset, head, payload in zip(shards, offsets, heads, payloads, strict=True):
-            if os.preadv(files[shard], (head, payload), offset) != wanted:
+        files, read = self._files(shards), os.preadv
+        wanted, found = len(payloads[0]), []
+        for file, place, payload in zip(files, places, payloads, strict=True):
+            if read(file, (payload,), place) != wanted:
                 break
             found.append(checksum(payload))  # at once: it is in the processor's cache now
         return found
 
-    def _copy(
+    def _read_both(
         self, shards: list[int], offsets: list[int], heads: list[memoryview], payloads: list[memoryview]
     ) -> list[int]:
-        """As :meth:`_read`, from the maps."""
-        maps = {shard: self._map(shard) for shard in set(shards)}
-        length, found = len(payloads[0]), []
-        for shard, offset, head, payload in zip(shards, offsets, heads, payloads, strict=True):
-            view, start = maps[shard], offset + HEADER_BYTES
-            if start + length > len(view):
+        """As :meth:`_read`, headers too."""
+        wanted, found = HEADER_BYTES + len(payloads[0]), []
+        for file, offset, head, payload in zip(self._files(shards), offsets, heads, payloads, strict=True):
+            if os.preadv(file, (head, payload), offset) != wanted:
                 break
-            head[:] = view[offset:start]
-            payload[:] = view[start : start + length]
             found.append(checksum(payload))
         return found
+
+    def _copy(self, shards: list[int], places: list[int], payloads: list[memoryview]) -> list[int]:
+        """As :meth:`_read`, from the maps."""
+        length, found = len(payloads[0]), []
+        for view, place, payload in zip(self._views(shards), places, payloads, strict=True):
+            end = place + length
+            if end > len(view):
+                break
+            payload[:] = view[place:end]
+            found.append(checksum(payload))
+        return found
+
+    def _copy_both(
+        self, shards: list[int], offsets: list[int], heads: list[memoryview], payloads: list[memoryview]
+    ) -> list[int]:
+        """As :meth:`_copy`, headers too."""
+        for view, offset, head in zip(self._views(shards), offsets, heads, strict=True):
+            if offset + HEADER_BYTES > len(view):
+                return []
+            head[:] = view[offset : offset + HEADER_BYTES]
+        return self._copy(shards, [offset + HEADER_BYTES for offset in offsets], payloads)
+
+    def _files(self, shards: list[int]) -> list[int]:
+        """A descriptor for each."""
+        files = {shard: self._reader.descriptor(shard) for shard in set(shards)}
+        return [files[shard] for shard in shards]
+
+    def _views(self, shards: list[int]) -> list[memoryview]:
+        """A map for each."""
+        views = {shard: self._map(shard) for shard in set(shards)}
+        return [views[shard] for shard in shards]
 
     def _map(self, shard: int) -> memoryview:
         """The map of a shard whose file is still as long as it was; nothing of it where it is not."""

@@ -13,17 +13,19 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
+from latentcache.loader.described import described
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
-from latentcache.loader.normalise import normalise
+from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.willneed import WillNeed
 from latentcache.plan.batches import PlanReport
+from latentcache.recipe import Normalisation
 from latentcache.store.reader import EntryReader
 
 Batch = dict[str, Any]
@@ -151,8 +153,13 @@ class CacheLoader:
             MissingEntryError: A shard is gone.
         """
         plan = self._position.begin()
-        steps = range(len(plan))
-        for batch in read_ahead(lambda step: self.batch(plan.batch(step, self.rank).tolist()), steps, self._prefetch):
+        coming = WillNeed(self._reader, lambda step: plan.batch(step, self.rank), self._payload_bytes, len(plan))
+
+        def read(step: int) -> Batch:
+            coming.before(step)
+            return self.batch(plan.batch(step, self.rank).tolist())
+
+        for batch in read_ahead(read, range(len(plan)), self._prefetch):
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
             yield batch
 
@@ -170,29 +177,30 @@ class CacheLoader:
 
     def batch(self, rows: list[int]) -> Batch:
         """One batch of the given entries, which share a bucket."""
-        generation = self._reader.generation
-        columns, samples = generation.rows, generation.samples
-        owners = columns.sample[rows].tolist()
-        keys = columns.key[rows].tobytes().hex()
-        bucket = generation.buckets[int(columns.bucket[rows[0]])]
-        batch = {
-            "latents": self._latents(rows),
-            "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
-            "names": samples.names.take(owners),
-            "captions": samples.captions.take(owners),
-            "original_size": torch.from_numpy(samples.original_size[owners].astype(np.int64)),
-            "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
-            "target_size": torch.from_numpy(np.full((len(rows), 2), (bucket.height, bucket.width), dtype=np.int64)),
-        }
+        batch = {"latents": self._latents(rows), **described(self._reader.generation, rows)}
         return formatted(batch, self._format)
 
     def _latents(self, rows: list[int]) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
-        generation = self._reader.generation
-        spec = generation.recipe.encoder
-        cells = latent_size(generation.buckets[int(generation.rows.bucket[rows[0]])], spec.factor)
-        shape = spec.channels, cells.height, cells.width
-        latents = torch.from_numpy(self._gather.gather(rows, shape, spec.storage_dtype))
+        spec = self._reader.generation.recipe.encoder
+        latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))
         if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
-        return normalise(latents, spec.normalisation, self._dtype) if self._scaled else latents.to(self._dtype)
+        return self._finished(latents, spec.normalisation if self._scaled else Normalisation())
+
+    def _shape(self, row: int) -> tuple[int, int, int]:
+        """(C, h, w) of an entry as it is stored."""
+        generation = self._reader.generation
+        spec = generation.recipe.encoder
+        cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
+        return spec.channels, cells.height, cells.width
+
+    def _payload_bytes(self, row: int) -> int:
+        return math.prod(self._shape(row)) * self._stored.itemsize
+
+    def _finished(self, latents: torch.Tensor, facts: Normalisation) -> torch.Tensor:
+        """Normalised and of the type asked for, in place where the type stays."""
+        if latents.dtype == self._dtype:
+            return latents if facts.kind == "none" else normalise_into(latents, facts, latents)
+        memory = torch.from_numpy(self._gather.memory(latents.numel() * self._dtype.itemsize))
+        return normalise_into(latents, facts, memory.view(self._dtype).view(latents.shape))

@@ -65,8 +65,7 @@ class Position:
 
     def advance(self, batches: int = 1) -> None:
         """So many batches were delivered."""
-        *before, last = self._cursor.legs
-        self._cursor = replace(self._cursor, legs=(*before, replace(last, steps=last.steps + batches)))
+        self._delivered += batches  # no more than this while a training step waits
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
@@ -83,6 +82,19 @@ class Position:
         policy = self._report.batches.small_buckets
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state)
         self._cursor, self._loaded, self._whole = cursor, True, None
+
+    @property
+    def _cursor(self) -> Cursor:
+        """The place, with what was delivered since it was last asked for."""
+        if self._delivered:
+            *before, last = self._counted.legs
+            legs = (*before, replace(last, steps=last.steps + self._delivered))
+            self._cursor = replace(self._counted, legs=legs)
+        return self._counted
+
+    @_cursor.setter
+    def _cursor(self, cursor: Cursor) -> None:
+        self._counted, self._delivered = cursor, 0
 
     def _start(self, seed: int, epoch: int) -> Cursor:
         policy = self._report.batches.small_buckets

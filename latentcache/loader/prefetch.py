@@ -60,15 +60,15 @@ def read_ahead(make: Callable[[Item], Made], items: Sequence[Item], depth: int) 
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    desk, pid = _Desk(make, items, depth), os.getpid()
+    desk, forks = _Desk(make, items, depth), _forks
     thread = threading.Thread(target=desk.work, name="latentcache-read-ahead", daemon=True)
     _RUNNING[thread] = desk
     thread.start()
     try:
         for item in items:
-            yield _next_of(desk) if os.getpid() == pid else make(item)
+            yield _next_of(desk) if forks == _forks else make(item)
     finally:
-        if os.getpid() == pid:
+        if forks == _forks:
             desk.close()
 
 
@@ -83,6 +83,8 @@ def _next_of(desk: _Desk[Item, Made]) -> Made:
     return made  # type: ignore[return-value]  # without an error it was made
 
 
+#: How often this process was forked off from another on the way from its interpreter's start.
+_forks = 0
 _RUNNING: weakref.WeakKeyDictionary[threading.Thread, _Desk[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -94,5 +96,12 @@ def _end_all() -> None:
             thread.join()
 
 
+def _forked() -> None:
+    """In the child: none of the threads is here."""
+    global _forks
+    _forks += 1
+    _RUNNING.clear()
+
+
 atexit.register(_end_all)
-os.register_at_fork(after_in_child=_RUNNING.clear)
+os.register_at_fork(after_in_child=_forked)

@@ -1,10 +1,12 @@
 """Memory for batches, used again only when nobody holds it any more.
 
 Decides where a batch lies. Fresh memory costs more than the copy into it (a page fault every 4 KiB), so a few
-slots are kept. Guarantee: memory that a tensor, a view of it, its ``numpy()`` or its storage still refers to is
-never handed out again; a caller who keeps every batch gets new memory for each. What refers to a slot is counted
+slots are kept, the one used last first: it may still be in the processor's cache. Numpy asks for pages of 2 MiB
+where a slot is large. Guarantee: memory that a tensor, a view of it, its ``numpy()`` or its storage still refers to
+is never handed out again; a caller who keeps every batch gets new memory for each. What refers to a slot is counted
 by the interpreter itself: each of them holds, through its base, the one array that owns the memory.
-There is no lock, because a fork could inherit it held: a slot that is looked at is in nobody else's hands.
+There is no lock, because a fork could inherit it held: a slot that is looked at is in nobody else's hands. Nor is the
+memory kept from children (MADV_DONTFORK): a batch that a child inherits must be there.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-#: Payloads lie on this boundary in the file, 128 bytes into a page; the same here makes the copy quicker.
-ALIGNMENT = 64
+#: Memory begins this far into a page, as payloads do in their file: the kernel copies page by page.
+IN_PAGE = 128
+_PAGE = 4096
 
 
 class BatchRing:
@@ -32,10 +35,10 @@ class BatchRing:
         self._slots: deque[list[Bytes]] = deque(maxlen=slots)
 
     def take(self, num_bytes: int) -> Bytes:
-        """(num_bytes,) of memory that nobody else refers to, on a boundary of 64 bytes."""
-        slot = self._free(num_bytes) or [np.empty(num_bytes + ALIGNMENT, dtype=np.uint8)]
+        """(num_bytes,) of memory that nobody else refers to, 128 bytes into a page."""
+        slot = self._free(num_bytes) or [np.empty(num_bytes + _PAGE, dtype=np.uint8)]
         (owner,) = slot
-        start = -owner.ctypes.data % ALIGNMENT
+        start = (IN_PAGE - owner.ctypes.data) % _PAGE
         view: Bytes = owner[start : start + num_bytes]
         self._slots.append(slot)  # only now: the view counts, so nobody takes it for free
         return view
@@ -44,12 +47,12 @@ class BatchRing:
         """A slot that fits and is not referred to, taken out of the ring."""
         for _ in range(len(self._slots) if _COUNTS_ARE_EXACT else 0):
             try:
-                slot = self._slots.popleft()
+                slot = self._slots.pop()
             except IndexError:  # other threads are looking at the rest
                 return None
-            if _holders(slot) == _ALONE and num_bytes <= len(slot[0]) - ALIGNMENT <= 2 * num_bytes:
+            if _holders(slot) == _ALONE and num_bytes <= len(slot[0]) - _PAGE <= 2 * num_bytes:
                 return slot
-            self._slots.append(slot)
+            self._slots.appendleft(slot)
         return None
 
 

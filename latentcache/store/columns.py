@@ -65,12 +65,12 @@ class StringColumn(Sequence[str]):
         start = int(self.ends[position - 1]) if position else 0
         return self.data[start : int(self.ends[position])].tobytes().decode("utf-8", "surrogateescape")
 
-    def take(self, positions: Sequence[int]) -> list[str]:
+    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times quicker than one by one."""
         chosen, data = np.asarray(positions, dtype=np.intp), self.data.data
-        starts = np.where(chosen > 0, self.ends[chosen - 1], 0).tolist()
-        spans = zip(starts, self.ends[chosen].tolist(), strict=True)
-        return [str(data[start:end], "utf-8", "surrogateescape") for start, end in spans]
+        starts = np.where(chosen > 0, self.ends.take(chosen - 1), 0).tolist()
+        spans = zip(starts, self.ends.take(chosen).tolist(), strict=True)
+        return [data[start:end].tobytes().decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:
         flat, start = self.data.tobytes(), 0

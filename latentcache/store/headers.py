@@ -8,6 +8,7 @@ Cost: three passes of numpy over 144 bytes per entry and one short xxh3 each; un
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ _FIELDS = np.dtype(
         ("checksum", "<u8"),
     ]
 )  # fmt: skip
+#: Shapes that are told apart; entries of more are checked with their headers every time.
+_MAX_FORMS = 1 << 16
 #: Fields that shape and type decide.
 _DECIDED = ("magic", "version", "dtype", "ndim", "header_bytes", "payload_bytes", "shape")
 
@@ -70,6 +73,41 @@ def payload_checksums(keyed: NDArray[np.uint8]) -> list[int]:
     """
     checksums: list[int] = keyed.view(_FIELDS)[:, 0]["payload_checksum"].tolist()
     return checksums
+
+
+class SeenHeaders:
+    """Checksums of payloads whose headers held once in this process: such a header need not be read again.
+
+    What guards a payload is its checksum; the header that gave it was checked against its key. Threads may share it:
+    the same row is only ever given the same values. A file cannot change under it, because sealed shards do not.
+
+    Args:
+        num_rows: Of the generation.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        # Zeros of this size are pages that do not exist before they are written to.
+        self._checksums = np.zeros(num_rows, dtype=np.uint64)
+        self._form = np.zeros(num_rows, dtype=np.uint16)
+        self._forms: dict[tuple[tuple[int, ...], str], int] = {}
+        self._numbers = itertools.count(1)  # two threads are never given the same one
+
+    def checksums(self, rows: NDArray[Any], shape: tuple[int, ...], dtype: str) -> list[int] | None:
+        """xxh3-64 of the payloads of these rows, if all their headers held with this shape and type."""
+        form = self._forms.get((shape, dtype))
+        if form is None or (self._form.take(rows) != form).any():
+            return None
+        checksums: list[int] = self._checksums.take(rows).tolist()
+        return checksums
+
+    def remember(self, rows: NDArray[Any], shape: tuple[int, ...], dtype: str, checksums: list[int]) -> None:
+        """Say that all headers of these rows held with this shape and type."""
+        if (shape, dtype) not in self._forms:
+            self._forms.setdefault((shape, dtype), next(self._numbers))
+        form = self._forms[shape, dtype]
+        if form < _MAX_FORMS:
+            self._checksums[rows] = checksums  # before the form, which says that it is there
+            self._form[rows] = form
 
 
 @functools.lru_cache(maxsize=256)

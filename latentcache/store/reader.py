@@ -90,6 +90,21 @@ class EntryReader:
                 os.close(opened)
         return self._files[shard]
 
+    def pass_over(self, shard: int, buffer: bytearray) -> int:
+        """Read a shard from front to end into memory that is used again and again; returns its bytes.
+
+        Raises:
+            MissingEntryError: The shard is gone.
+            CacheDamagedError: It cannot be opened, or not be read to its end.
+        """
+        file, place = self.descriptor(shard), 0
+        try:
+            while found := os.preadv(file, (buffer,), place):
+                place += found
+        except OSError as error:
+            raise CacheDamagedError("a shard cannot be read", where=self._path(shard), why=str(error)) from error
+        return place
+
     def sample_name(self, row: int) -> str:
         """Name of the sample a row belongs to."""
         return str(self.generation.samples.names[int(self.generation.rows.sample[row])])

@@ -98,6 +98,34 @@ def test_a_shard_that_is_cut_is_an_error_and_no_signal(square, mapped, opened_be
 
 
 @WAYS
+def test_a_payload_is_checked_on_every_read_and_its_header_on_the_first_of_a_process(square, mapped):
+    gather, reader, data = BatchGather(reader_of(square), mapped=mapped), reader_of(square), data_of(square)
+    offset = int(reader.generation.rows.offset[2])
+    expected = gather.gather([0, 2], SHAPE, "float16").copy()
+    with data.open("r+b") as file:
+        file.seek(offset + 40)
+        file.write(b"????")
+    assert np.array_equal(gather.gather([2, 0], SHAPE, "float16"), expected[::-1])
+    for fresh in (BatchGather(reader_of(square), mapped=mapped), pickle.loads(pickle.dumps(gather))):
+        with pytest.raises(CorruptEntryError, match=r"p2\.png"):
+            fresh.gather([0, 2], SHAPE, "float16")
+    with data.open("r+b") as file:
+        file.seek(offset + HEADER_BYTES + 100)
+        file.write(b"????")
+    with pytest.raises(CorruptEntryError, match=r"p2\.png"):
+        gather.gather([0, 2], SHAPE, "float16")
+
+
+@WAYS
+def test_a_shape_that_held_says_nothing_of_another(square, mapped):
+    gather = BatchGather(reader_of(square), mapped=mapped)
+    gather.gather([0, 1], SHAPE, "float16")
+    with pytest.raises(CorruptEntryError, match="shape"):
+        gather.gather([0, 1], (8, 8, 4), "float16")
+    gather.gather([0, 1], SHAPE, "float16")
+
+
+@WAYS
 def test_a_shard_that_is_gone_is_named_with_its_sample(square, mapped):
     data_of(square).unlink()
     with pytest.raises(MissingEntryError, match=r"the entry of p1\.png is gone"):

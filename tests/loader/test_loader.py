@@ -224,6 +224,21 @@ def test_scaled_raw_and_type(opened):
         break
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["none", "scale-shift"])
+def test_every_batch_of_an_epoch_may_be_kept_whatever_is_computed(opened, kind, dtype):
+    """Computed in the memory that was read into, or in other memory that is used again."""
+    cache = normalised(opened, kind=kind, scale=0.5, shift=0.25)
+    stored = by_key(cache.loader(batch_size=1, scaled=False))
+    loader = cache.loader(batch_size=2, dtype=dtype, prefetch=1)
+    kept = [*loader, *loader]
+    assert len({batch["latents"].data_ptr() for batch in kept}) == len(kept)
+    for batch in kept:
+        for key, latents in zip(batch["keys"], batch["latents"], strict=True):
+            expected = stored[key] if kind == "none" else (stored[key].float() - 0.25) * 0.5
+            assert torch.equal(latents, expected.to(dtype or torch.float16))
+
+
 def test_patches_change_the_shape(opened):
     cache = normalised(opened, kind="batch-norm", mean=(0.0,) * 16, std=(1.0,) * 16, patch=2)
     for batch in cache.loader(batch_size=1):

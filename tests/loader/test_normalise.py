@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.loader.normalise import normalise, patchify
+from latentcache.loader import normalise as module
+from latentcache.loader.normalise import normalise, normalise_into, patchify
 from latentcache.recipe import Normalisation
 
 Z = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -99,3 +100,39 @@ def test_the_input_is_left_alone():
     before = Z.clone()
     normalise(Z, Normalisation(kind="scale-shift", scale=2.0, shift=1.0), torch.float32).zero_()
     assert torch.equal(Z, before)
+
+
+KINDS = {
+    "none": Normalisation(),
+    "scale-shift": Normalisation(kind="scale-shift", scale=0.3611, shift=0.1159),
+    "mean-std": Normalisation(kind="mean-std", mean=(0.1, -0.2, 0.3, 0.0), std=(1.5, 0.5, 2.0, 1.0)),
+    "batch-norm": Normalisation(kind="batch-norm", mean=(0.1,) * 16, std=(0.7,) * 16, patch=2),
+}
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("pieces", [1, 200, 1 << 18])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stored", TYPES[:3])
+@pytest.mark.parametrize("wanted", TYPES)
+def test_into_given_memory_it_is_the_same_to_the_bit(monkeypatch, kind, stored, wanted, pieces):
+    monkeypatch.setattr(module, "_AT_ONCE", pieces)
+    latents = torch.randn(5, 4, 6, 8, generator=torch.Generator().manual_seed(1)).to(stored)
+    before = latents.clone()
+    expected = normalise(latents, KINDS[kind], wanted)
+    assert torch.equal(latents, before)
+    out = torch.empty(5, 4, 6, 8, dtype=wanted)
+    got = normalise_into(latents, KINDS[kind], out)
+    assert got.dtype == wanted
+    assert torch.equal(got, expected)
+    assert got.data_ptr() == out.data_ptr()
+    assert torch.equal(latents, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stored", TYPES[:3])
+def test_in_place_it_is_the_same_to_the_bit(monkeypatch, kind, stored):
+    monkeypatch.setattr(module, "_AT_ONCE", 400)
+    latents = torch.randn(5, 4, 6, 8, generator=torch.Generator().manual_seed(1)).to(stored)
+    expected = normalise(latents, KINDS[kind], stored)
+    assert torch.equal(normalise_into(latents, KINDS[kind], latents), expected)

@@ -7,8 +7,9 @@ from made_entries import header_of, key_of, new_entry
 from latentcache.errors import LatentcacheError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import checksum
+from latentcache.store import headers as module
 from latentcache.store.entry import HEADER_BYTES, pack_header, unpack_header
-from latentcache.store.headers import KEYED_BYTES, headers_hold, keyed_headers, payload_checksums
+from latentcache.store.headers import KEYED_BYTES, SeenHeaders, headers_hold, keyed_headers, payload_checksums
 
 SHAPE = 4, 8, 8
 
@@ -56,3 +57,30 @@ def test_it_believes_no_signed_header_that_unpacking_refuses(place, value):
     else:
         assert headers_hold(headers, SHAPE, "float16") == ((header.shape, header.dtype) == (SHAPE, "float16"))
         assert header.original_size >= Size(1, 1)
+
+
+def test_headers_that_were_seen_give_their_checksums():
+    seen = SeenHeaders(10)
+    assert seen.checksums(np.array([1]), SHAPE, "float16") is None
+    seen.remember(np.array([4, 1]), SHAPE, "float16", [2**64 - 1, 0])
+    assert seen.checksums(np.array([1, 4, 1]), SHAPE, "float16") == [0, 2**64 - 1, 0]
+    assert seen.checksums(np.array([1, 2]), SHAPE, "float16") is None
+    assert seen.checksums(np.array([1]), SHAPE, "bfloat16") is None
+    assert seen.checksums(np.array([1]), SHAPE[::-1], "float16") is None
+
+
+def test_a_row_is_believed_for_the_shape_it_was_seen_with_last():
+    seen = SeenHeaders(3)
+    seen.remember(np.array([0]), (1,), "float16", [7])
+    seen.remember(np.array([0]), (2,), "float16", [8])
+    assert seen.checksums(np.array([0]), (1,), "float16") is None
+    assert seen.checksums(np.array([0]), (2,), "float16") == [8]
+
+
+def test_more_shapes_than_can_be_told_apart_are_never_believed(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_FORMS", 3)
+    seen = SeenHeaders(5)
+    for length in range(1, 6):
+        seen.remember(np.array([length - 1]), (length,), "float16", [length])
+    found = [seen.checksums(np.array([length - 1]), (length,), "float16") for length in range(1, 6)]
+    assert found == [[1], [2], None, None, None]

@@ -1,0 +1,123 @@
+"""Fetches what comes next from the disk, where the page cache does not hold it yet. docs/adr/0010.
+
+Decides nothing about what is read, only when the disk begins. A read at random places waits for the disk once per
+entry; entries that were announced are fetched together, while the batches before them are being read. Guarantee:
+nothing here can fail a read or raise a signal. Cost: what is in memory already, a few reads of one byte per batch;
+what is not, one call per 128 KiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import LatentcacheError
+from latentcache.store.entry import HEADER_BYTES
+from latentcache.store.reader import EntryReader
+
+#: Entries of a batch that are looked at.
+_LOOKS = 4
+#: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
+_PIECE_BYTES = 128 << 10
+_WARM_BYTES = 4 << 20
+_HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+
+Place = tuple[int, int]
+"""Descriptor of a shard, and where an entry starts in it."""
+
+
+class WillNeed:
+    """Announces the batches of one pass. One thread uses it.
+
+    Args:
+        reader: Entries of one generation.
+        rows_of: Rows of a step.
+        bytes_of: Bytes of a payload, by its row.
+        steps: How many there are.
+        ahead: Steps that are announced before they are read.
+    """
+
+    def __init__(
+        self,
+        reader: EntryReader,
+        rows_of: Callable[[int], NDArray[np.integer]],
+        bytes_of: Callable[[int], int],
+        steps: int,
+        ahead: int = 2,
+    ) -> None:
+        self._reader, self._rows_of, self._bytes_of = reader, rows_of, bytes_of
+        self._steps, self._ahead, self._next = steps, ahead, 0
+
+    def before(self, step: int) -> None:
+        """Announce what was not announced yet, up to ``ahead`` steps after this one, this one first."""
+        last = min(step + self._ahead + 1, self._steps) if _HAS_ADVICE else 0
+        for coming in range(max(step, self._next), last):
+            self._next = coming + 1
+            rows = self._rows_of(coming)
+            with contextlib.suppress(OSError, LatentcacheError):  # the read says what is wrong, and of which entry
+                announce(places_of(self._reader, rows), HEADER_BYTES + self._bytes_of(int(rows[0])))
+
+
+def places_of(reader: EntryReader, rows: NDArray[np.integer]) -> list[Place]:
+    """Where entries lie.
+
+    Raises:
+        MissingEntryError: A shard is gone.
+        CacheDamagedError: It cannot be opened.
+    """
+    columns = reader.generation.rows
+    pairs = zip(columns.shard.take(rows).tolist(), columns.offset.take(rows).tolist(), strict=True)
+    return [(reader.descriptor(shard), start) for shard, start in pairs]
+
+
+def announce(places: list[Place], length: int) -> bool:
+    """Have the kernel begin to fetch entries of this length, if some of them are not in memory.
+
+    Returns:
+        Whether it was told to.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    if all(in_memory(file, start + length - 1) for file, start in places[:: -(-len(places) // _LOOKS)]):
+        return False
+    for file, start in sorted(places):
+        for piece in range(start, start + length, _PIECE_BYTES):
+            os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
+    return True
+
+
+def in_memory(file: int, place: int) -> bool:
+    """Whether a byte can be read without waiting for a disk; a file system that cannot say counts as no.
+
+    Raises:
+        OSError: It cannot be read at all.
+    """
+    try:
+        os.preadv(file, (bytearray(1),), place, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+            return False
+        raise
+    return True
+
+
+def warm(reader: EntryReader, shards: Iterable[int]) -> int:
+    """Read shards once from front to end, so that the page cache holds them, in large pages where it can.
+
+    Returns:
+        Bytes read.
+
+    Raises:
+        MissingEntryError: A shard is gone.
+        CacheDamagedError: It cannot be opened or read.
+    """
+    buffer, read = bytearray(_WARM_BYTES), 0
+    for shard in shards:
+        read += reader.pass_over(shard, buffer)
+    return read

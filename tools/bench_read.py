@@ -1,0 +1,300 @@
+"""Measure reading: the loader against plain copies and against other ways to store the same tensors.
+
+All candidates hand over whole batches and take turns in every round, so that whatever else the machine does hits
+them alike. Ratios to ``memcpy`` are taken round by round; the median is shown. Shuffled and in the order of the file
+(rows of the plan, through ``loader.batch``), with the page cache warm; shuffled from a cold one, in a process of its
+own each time, with the files dropped from the page cache before. Then: how long a training step waits for its batch,
+the time to the first batch and the memory of a process of its own. Other formats take part where their libraries are
+installed (``read_peers``).
+
+    python tools/bench_read.py --json times.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from read_limits import BATCH, PAYLOADS, Epoch, limits, make_cache, others, payloads, sequential, ways, write_peers
+
+from latentcache import open_cache
+
+COMPUTE_S = 0.004
+STEPS_TIMED = 64
+COLD_PART = 4
+"""From a cold cache this part of an epoch is timed: later batches find what was read too much before."""
+
+
+def peers(folder: Path, data: NDArray[np.uint8]) -> dict[str, Epoch]:
+    """Other formats, where they are there."""
+    with contextlib.suppress(ModuleNotFoundError):
+        found: dict[str, Epoch] = importlib.import_module("read_peers").peers(folder / "peers", data, BATCH)
+        return found
+    return {}
+
+
+def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epoch]]:
+    """Order -> name -> what serves an epoch of batches."""
+    plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1])) | peers(folder, data)
+    in_order = {"loader.batch()": sequential(folder), "loader.batch(), mapped": sequential(folder, mapped=True)}
+    return {"shuffled": plain | ways(folder) | other, "sequential": plain | in_order | other}
+
+
+def seconds_per_batch(epoch: Epoch, plan: list[list[int]]) -> float:
+    """Workers are started before the clock is, and the first batch is not counted."""
+    iterator = epoch(plan)
+    next(iterator)
+    start = time.perf_counter()
+    served = sum(1 for _ in iterator)
+    return (time.perf_counter() - start) / served
+
+
+def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bool) -> dict[str, list[float]]:
+    """Seconds a batch; the first round warms the page cache and is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in epochs}
+    random = np.random.default_rng(1)
+    for number in range(rounds + 1):
+        order = random.permutation(count) if shuffle else np.arange(count)
+        plan = order[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
+        for name in list(epochs) if number % 2 else reversed(list(epochs)):
+            gc.collect()
+            taken = seconds_per_batch(epochs[name], plan)
+            if number:
+                times[name].append(taken)
+    return times
+
+
+def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
+    """What is measured from a cold page cache: everything that lies on a disk, without processes of its own."""
+    names = ["loader()", "loader(mapped=True)", "warm(), loader()"]
+    names += others(folder, (data.shape[0], data.shape[1])) | peers(folder, data)
+    return [name for name in names if "2 workers" not in name]
+
+
+def bench_cold(
+    folder: Path, names: Iterable[str], count: int, size: int, rounds: int
+) -> dict[str, list[list[float]]]:
+    """(seconds to the first batch, seconds a batch, MiB read from the disk), each time in a new process."""
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, rows in found.items():
+            evict(folder)
+            command = [sys.executable, __file__, "--cold", name, str(folder), str(count), str(size)]
+            out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            rows.append([float(word) for word in out.split()[-3:]])
+    return found
+
+
+def evict(folder: Path) -> None:
+    """Drop all files below a folder from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+def cold_child(name: str, folder: Path, count: int, size: int) -> None:
+    """Serve part of an epoch and print what it took."""
+    data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
+    plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
+    batches, before, start = max(2, len(plan) // COLD_PART), disk_mib(), time.perf_counter()
+    if name == "warm(), loader()":
+        open_cache(folder / "cache").warm()
+        name = "loader()"
+    own = ways(folder) if name.startswith("loader") else others(folder, (count, size))
+    iterator = (own | ({} if name in own else peers(folder, data)))[name](plan)
+    next(iterator)
+    first = time.perf_counter() - start
+    for _ in range(batches - 1):
+        next(iterator)
+    print(first, (time.perf_counter() - start) / batches, disk_mib() - before)
+
+
+def disk_mib() -> float:
+    """MiB that this process had read from a disk."""
+    lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("read_bytes")).split()[1]) / 2**20
+
+
+def busy() -> None:
+    """4 ms of numpy, which holds the interpreter only in part."""
+    end, values = time.perf_counter() + COMPUTE_S, np.ones(1 << 14, np.float32)
+    while time.perf_counter() < end:
+        np.sqrt(values, out=values)
+
+
+def multiplying() -> None:
+    """4 ms of matrix products of torch."""
+    end, values = time.perf_counter() + COMPUTE_S, torch.ones(300, 300)
+    while time.perf_counter() < end:
+        values @ values
+
+
+def spinning() -> None:
+    """4 ms of pure Python, which never lets the interpreter go of its own accord."""
+    end = time.perf_counter() + COMPUTE_S
+    while time.perf_counter() < end:
+        pass
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "sleep": lambda: time.sleep(COMPUTE_S), "torch": multiplying, "numpy": busy, "pure Python": spinning
+}  # fmt: skip
+
+
+def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds that each step waits for its batch."""
+    cache = open_cache(folder / "cache")
+    waits: dict[str, list[float]] = {}
+    options: list[dict[str, Any]] = [{}, {"mapped": True}, {"prefetch": 0}]
+    for _ in range(rounds):
+        for option in options:
+            for name, step in STEPS.items():
+                loader = cache.loader(batch_size=BATCH, small_buckets="drop", **option)
+                words = ", ".join(f"{key}={value}" for key, value in option.items())
+                waits.setdefault(f"loader({words}) beside {name}", []).extend(step_waits(iter(loader), step))
+    return waits
+
+
+def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]:
+    """A step holds its batch until it has the next, as a loop does."""
+    waits: list[float] = []
+    batch = next(iterator)
+    while batch is not None and len(waits) < STEPS_TIMED:
+        step()
+        start = time.perf_counter()
+        batch = next(iterator, None)
+        waits.append(1000 * (time.perf_counter() - start))
+    return waits[:-1]
+
+
+_CHILD = """
+import sys, time
+import numpy, torch
+from latentcache import open_cache
+open_cache
+def anonymous():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
+before, start = anonymous(), time.perf_counter()
+loader = open_cache(sys.argv[1]).loader(batch_size=32, small_buckets="drop", **eval(sys.argv[2]))
+iterator = iter(loader)
+next(iterator)
+first = time.perf_counter() - start
+for batch in iterator: pass
+print(1000 * first, anonymous() - before)
+"""
+
+
+def bench_start(folder: Path, option: str) -> tuple[float, float]:
+    """(ms from opening to the first batch, MiB of anonymous memory after an epoch) in a process of its own."""
+    command = [sys.executable, "-c", _CHILD, str(folder / "cache"), option]
+    first, memory = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(first), float(memory)
+
+
+def ratios_of(times: dict[str, list[float]], name: str) -> list[float]:
+    return [memcpy / mine for memcpy, mine in zip(times["memcpy"], times[name], strict=True)]
+
+
+def table(first: str, heads: Sequence[str], rows: dict[str, list[str]]) -> str:
+    """Markdown."""
+    lines = [f"| {first} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    return "\n".join(lines + [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()])
+
+
+def warm_table(results: dict[int, dict[str, list[float]]]) -> str:
+    """How many times as quick as memcpy (middle half of the rounds), and thousand samples a second."""
+    heads = [f"{kib} KiB, x memcpy" for kib in results] + [f"{kib} KiB, k samples/s" for kib in results]
+    rows: dict[str, list[str]] = {}
+    for name in next(iter(results.values())):
+        quarters = [np.percentile(ratios_of(times, name), (25, 50, 75)) for times in results.values()]
+        rows[name] = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for low, middle, high in quarters]
+        rows[name] += [f"{BATCH / statistics.median(times[name]) / 1000:.1f}" for times in results.values()]
+    return table("candidate", heads, rows)
+
+
+def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
+    """Ms to the first batch, samples a second, and MiB read from the disk."""
+    rows: dict[str, list[str]] = {}
+    for name in next(iter(results.values())):
+        medians = [np.median(found[name], axis=0) for found in results.values()]
+        rows[name] = [f"{1000 * first:.0f}, {BATCH / taken:.0f}, {mib:.0f}" for first, taken, mib in medians]
+    return table("cold", [f"{kib} KiB: ms, samples/s, MiB" for kib in results], rows)
+
+
+def measure(kib: int, megabytes: int, rounds: int) -> dict[str, Any]:
+    """Everything about payloads of one size."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, data = Path(name), payloads(kib << 10, megabytes * 1024 // kib)
+        make_cache(folder / "cache", PAYLOADS[kib], data)
+        write_peers(folder, data)
+        cold = bench_cold(folder, cold_names(folder, data), len(data), data.shape[1], min(rounds, 3))
+        open_cache(folder / "cache").warm()
+        found: dict[str, Any] = {"cold": cold, "waiting": bench_waiting(folder, min(rounds, 3))}
+        found["start"] = {words: bench_start(folder, words) for words in ("{}", "{'mapped': True}")}
+        for order, epochs in candidates(folder, data).items():
+            found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
+    return found
+
+
+def report(results: dict[int, dict[str, Any]]) -> str:
+    """All tables."""
+    waits = {kib: found["waiting"] for kib, found in results.items()}
+    quarters = {
+        name: ["{:.3f}, {:.3f}".format(*np.percentile(waits[kib][name], (50, 90))) for kib in waits]
+        for name in next(iter(waits.values()))
+    }
+    starts = {
+        f"loader(**{words})": ["{:.0f}, {:.0f}".format(*found["start"][words]) for found in results.values()]
+        for words in ("{}", "{'mapped': True}")
+    }
+    parts = [f"{order}\n\n" + warm_table({k: f[order] for k, f in results.items()}) for order in ORDERS]
+    parts.append(cold_table({kib: found["cold"] for kib, found in results.items()}))
+    parts.append(table("a step of 4 ms waits", [f"{kib} KiB: ms, median and p90" for kib in results], quarters))
+    parts.append(table("start", [f"{kib} KiB: ms to first batch, MiB of memory" for kib in results], starts))
+    return "\n\n".join(parts)
+
+
+ORDERS = ("shuffled", "sequential")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Measure the loader against memory copies and other stores.")
+    parser.add_argument("--kib", default="512,128,32", help="payloads (default: 512,128,32)")
+    parser.add_argument("--megabytes", type=int, default=256, help="of payload for each (default: 256)")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
+    parser.add_argument("--cold", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.cold:
+        name, folder, count, size = options.cold
+        cold_child(name, Path(folder), int(count), int(size))
+        return
+    load = os.getloadavg()[0]
+    results = {kib: measure(kib, options.megabytes, options.rounds) for kib in map(int, options.kib.split(","))}
+    print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
+    print(report(results))
+    if options.json:
+        facts = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
+        options.json.write_text(json.dumps({**facts, "kib": results}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
