@@ -11,9 +11,10 @@ installed is left out, and :func:`left_out` says why. All of them, on top of thi
 
     pip install -c constraints.txt datasets pylance tensordict webdataset litdata mosaicml-streaming
 
-``mosaicml-streaming`` and ``litdata`` ask for torchvision, which there may be no build of for the torch in use. Then
-``pip install --no-deps`` both, and of their needs ``lightning-utilities obstore boto3 brotli zstd python-snappy
-catalogue``; the classes for pictures, the only ones that touch torchvision, are left out here.
+``mosaicml-streaming`` and ``litdata`` ask for torchvision, which there may be no build of for the torch in use, and
+the former for an older numpy. Then ``pip install --no-deps`` both, and of their needs ``lightning-utilities obstore
+boto3 tifffile transformers brotli zstd python-snappy catalogue``; the classes for pictures, the only ones of MDS that
+touch torchvision, are left out here. Workers of MDS (0.13.0) need ``filelock<3.20``: later ones refuse after a fork.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def peers(folder: Path, payloads: NDArray[np.uint8], batch: int) -> dict[str, Ep
     Returns:
         Name -> function from a plan to an iterator of (batch, bytes) uint8 tensors.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Epoch] = {}
     for name, peer in PEERS.items():
         if _why_not(peer.library):
@@ -207,14 +209,15 @@ def write_mds(folder: Path, payloads: NDArray[np.uint8]) -> None:
 
 def open_mds(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
     @cache
-    def dataset() -> Any:
-        """One of them: a second one on the same folder is refused."""
-        streaming = _library("streaming")
-        streaming.base.util.clean_stale_shared_memory()  # a run that was killed leaves its names behind
-        return streaming.StreamingDataset(local=str(folder), batch_size=batch, shuffle=True, num_canonical_nodes=1)
+    def dataset(workers: int) -> Any:
+        """One for each number of workers, or they wait for each other; one only, or the folder is refused."""
+        alias = folder.with_name(f"{folder.name}-{workers}")
+        if not alias.exists():
+            alias.symlink_to(folder.name)
+        return _library("streaming").StreamingDataset(local=str(alias), batch_size=batch, num_canonical_nodes=1)
 
     def serve(plan: Plan, workers: int) -> Iterator[Any]:
-        chosen = dataset()
+        chosen = dataset(workers)
         chosen.shuffle = not is_sequential(plan)
         yield from _library("streaming").StreamingDataLoader(
             chosen, batch_size=batch, num_workers=workers, collate_fn=as_batch, drop_last=True
@@ -307,9 +310,10 @@ def tensor_of(column: Any, size: int) -> torch.Tensor:
 
 
 def write_datasets(folder: Path, payloads: NDArray[np.uint8]) -> None:
-    dataset = _library("datasets").Dataset
+    library = _library("datasets")
+    library.disable_progress_bars()
     for kind in ("torch", "arrow"):
-        dataset(arrow_table(payloads, binary=kind == "arrow")).save_to_disk(folder / kind)
+        library.Dataset(arrow_table(payloads, binary=kind == "arrow")).save_to_disk(folder / kind)
 
 
 def first_column(samples: Any) -> torch.Tensor:
@@ -322,7 +326,6 @@ def open_datasets(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
     @cache
     def dataset(kind: str) -> Any:
         library = _library("datasets")
-        library.disable_progress_bars()
         options = {"dtype": torch.uint8} if kind == "torch" else {}  # without: eight bytes for each
         return library.load_from_disk(folder / kind).with_format(kind, **options)
 

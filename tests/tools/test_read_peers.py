@@ -7,6 +7,8 @@ import pytest
 import read_peers
 import torch
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are measured
+
 BATCH, COUNT, SIZE = 4, 22, 4096
 ALWAYS = {f"{kind} files, {workers} workers" for kind in ("safetensors", "npz", "pt") for workers in (0, 2)}
 
