@@ -66,6 +66,10 @@ class BatchGather:
                 self._read_one(row, batch[position])
         return batch
 
+    def over(self, reader: EntryReader) -> BatchGather:
+        """The same for another reader; nothing of it is open yet."""
+        return BatchGather(reader, slots=self._slots, mapped=self._mapped)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"reader": self._reader, "slots": self._slots, "mapped": self._mapped}
 
