@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import bench_loader
 import numpy as np
 import torch
-from read_peers import Epoch, Plan, left_out, peers, versions
+from read_peers import PEERS, Epoch, Plan, left_out, peers, versions
 
 BATCH = bench_loader.BATCH
 FIRST = ("memcpy", "loader()", "loader(mapped=True)", "LMDB get and copy")
@@ -59,8 +59,8 @@ def candidates(folder: Path, kib: int, megabytes: int) -> dict[str, Epoch]:
     return {name: first[name] for name in FIRST} | peers(folder / "peers", data, BATCH)
 
 
-def cold_candidates(folder: Path, kib: int, megabytes: int) -> dict[str, Epoch]:
-    """What reads them cold: nothing is opened before the first batch is asked for."""
+def cold_candidates(folder: Path, kib: int, megabytes: int, formats: Collection[str]) -> dict[str, Epoch]:
+    """What reads them cold: nothing is opened before the first batch is asked for, and only what is read imported."""
     shape = np.broadcast_to(np.uint8(0), (megabytes * 1024 // kib, kib << 10))
 
     def loader(**options: Any) -> Epoch:
@@ -72,7 +72,7 @@ def cold_candidates(folder: Path, kib: int, megabytes: int) -> dict[str, Epoch]:
             yield torch.stack([values[row] for row in rows])
 
     ours = {"loader()": loader(), "loader(mapped=True)": loader(mapped=True)}
-    return ours | {"LMDB get and copy": lmdb_get} | peers(folder / "peers", shape, BATCH)
+    return ours | {"LMDB get and copy": lmdb_get} | peers(folder / "peers", shape, BATCH, formats=formats)
 
 
 def bench_warm(folder: Path, kib: int, megabytes: int, rounds: int) -> dict[str, Times]:
@@ -96,9 +96,9 @@ def bench_warm(folder: Path, kib: int, megabytes: int, rounds: int) -> dict[str,
 
 def bench_cold(folder: Path, kib: int, megabytes: int) -> dict[str, dict[str, float]]:
     """Candidate -> what :func:`read_once` says of it."""
-    own_process("write", "", folder, kib, megabytes)  # whoever has a file mapped keeps it in the page cache
+    names = own_process("write", "", folder, kib, megabytes)  # whoever has a file mapped keeps it in the page cache
     found = {}
-    for name in own_process("list", "", folder, kib, megabytes):
+    for name in names:
         evict(folder)
         found[name] = own_process("read", name, folder, kib, megabytes)
     return found
@@ -122,8 +122,7 @@ def evict(folder: Path) -> None:
 
 
 def read_once(epoch: Epoch, plan: Plan) -> dict[str, float]:
-    """One epoch, libraries imported before the clock starts, the files opened after."""
-    versions()
+    """One epoch; libraries were imported before the clock starts, files are opened after."""
     before, start = bytes_from_disk(), time.perf_counter()
     iterator = epoch(plan)
     served = len(next(iterator))
@@ -141,16 +140,14 @@ def bytes_from_disk() -> int:
 
 def run_step(options: argparse.Namespace) -> None:
     """What a process of its own does; the last line it prints is the result."""
-    folder, kib, megabytes = options.folder, int(options.kib), options.megabytes
-    result: Any = None
+    sizes = options.folder, int(options.kib), options.megabytes
+    result: Any
     if options.step == "write":
-        write_all(folder, kib, megabytes)
+        write_all(*sizes)
+        result = list(cold_candidates(*sizes, PEERS))
     else:
-        epochs = cold_candidates(folder, kib, megabytes)
-        count = megabytes * 1024 // kib
-        result = list(epochs)
-        if options.step == "read":
-            result = read_once(epochs[options.candidate], plan_of(count, "shuffled", 1))
+        epoch = cold_candidates(*sizes, [options.candidate.split(",")[0]])[options.candidate]
+        result = read_once(epoch, plan_of(options.megabytes * 1024 // sizes[1], "shuffled", 1))
     print(json.dumps(result))
 
 
@@ -190,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds, warm (default: 3)")
     parser.add_argument("--cold", action="store_true", help="page cache empty, one process for each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
-    parser.add_argument("--step", choices=("write", "list", "read"), help=argparse.SUPPRESS)
+    parser.add_argument("--step", choices=("write", "read"), help=argparse.SUPPRESS)
     parser.add_argument("--candidate", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -24,7 +24,7 @@ import io
 import sys
 import tarfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,13 +63,16 @@ class Peer:
     """What reads it, by variant; nothing is opened before the first epoch."""
 
 
-def peers(folder: Path, payloads: NDArray[np.uint8], batch: int) -> dict[str, Epoch]:
+def peers(
+    folder: Path, payloads: NDArray[np.uint8], batch: int, *, formats: Collection[str] | None = None
+) -> dict[str, Epoch]:
     """Every peer whose library is there, on a copy of the payloads of its own.
 
     Args:
         folder: Where the copies are; a format that was written there before is used as it is.
         payloads: (N, bytes) what to store; of formats that are there already only the shape counts.
         batch: Rows of a batch, for those that make batches by themselves.
+        formats: Names of :data:`PEERS`; by default all.
 
     Returns:
         Name -> function from a plan to an iterator of (batch, bytes) uint8 tensors.
@@ -77,6 +80,8 @@ def peers(folder: Path, payloads: NDArray[np.uint8], batch: int) -> dict[str, Ep
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Epoch] = {}
     for name, peer in PEERS.items():
+        if formats is not None and name not in formats:
+            continue
         if _why_not(peer.library):
             continue
         place = folder / name.replace(" ", "-")
