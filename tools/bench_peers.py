@@ -200,12 +200,14 @@ def main(words: Sequence[str] | None = None) -> None:
             cold = options.cold
             sizes = Path(name), kib, options.megabytes
             results[kib] = bench_cold(*sizes) if cold else bench_warm(*sizes, options.rounds)
+        if options.json:  # after each size: the last one may take long
+            options.json.write_text(
+                json.dumps({"versions": versions(), "results": results}, indent=1) + "\n", "utf-8"
+            )
     print(f"{options.megabytes} MiB each, batches of {BATCH}; {versions()}\n")
     tables = [cold_table(results, options.megabytes)] if options.cold else [warm_table(results, o) for o in ORDERS]
     print("\n\n".join(tables))
     print("".join(f"\nleft out: {name}: {reason}" for name, reason in left_out().items()))
-    if options.json:
-        options.json.write_text(json.dumps({"versions": versions(), "results": results}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
