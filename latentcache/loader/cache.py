@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,14 @@ from latentcache.store.views import combine, folder_repeats, select
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A finished cache. Builds that end later do not change what it serves."""
+    """A finished cache. Builds that end later do not change what it serves.
+
+    It holds no file open; its loaders do, until they are closed or forgotten. ``with`` closes them all.
+    """
 
     layout: CacheLayout
     generation: Generation
+    _loaders: weakref.WeakSet[CacheLoader] = field(default_factory=weakref.WeakSet, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Number of entries."""
@@ -139,7 +144,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
-        return CacheLoader(
+        loader = CacheLoader(
             EntryReader(self.layout, self.generation),
             report,
             seed=seed,
@@ -150,6 +155,22 @@ class Cache:
             prefetch=prefetch,
             mapped=mapped,
         )
+        self._loaders.add(loader)
+        return loader
+
+    def close(self) -> None:
+        """Close every loader made from this cache, its parts among them. Twice is once; all of it stays usable."""
+        for loader in list(self._loaders):
+            loader.close()
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation]]:
+        return Cache, (self.layout, self.generation)
 
     def _with(self, generation: Generation) -> Cache:
         return replace(self, generation=generation)

@@ -74,6 +74,10 @@ class BatchGather:
         """(num_bytes,) of memory for a batch: used again when nobody refers to it any more."""
         return self._ring.take(num_bytes)
 
+    def over(self, reader: EntryReader) -> BatchGather:
+        """The same for another reader; nothing of it is open yet."""
+        return BatchGather(reader, slots=self._slots, mapped=self._mapped)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"reader": self._reader, "slots": self._slots, "mapped": self._mapped}
 

@@ -9,8 +9,11 @@ refers to it. Cost: one positional read and one xxh3 pass per entry.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +40,8 @@ _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 
 class CacheLoader:
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
+
+    With ``with`` its files are closed at the end; without, when it is forgotten.
 
     Args:
         reader: Entries of one generation.
@@ -78,6 +83,7 @@ class CacheLoader:
         self._position = Position(reader.generation, report, seed=seed)
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
+        self._passes: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
@@ -145,23 +151,57 @@ class CacheLoader:
         """
         self._position.load(state)
 
+    def close(self) -> None:
+        """Stop reading ahead and let go of files, maps and memory. Twice is once; iterating again opens them again.
+
+        Tensors that were handed out stay as they are. A loader that is forgotten needs no closing.
+        """
+        for batches in list(self._passes):
+            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
+                batches.close()
+        # forgotten and not closed: a thread that is still reading a batch could meet another file under its number
+        self._reader = copy.copy(self._reader)
+        self._gather = self._gather.over(self._reader)
+
+    def __enter__(self) -> CacheLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes=weakref.WeakSet())
+
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or what is left of it after ``load_state_dict``.
 
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
+            UsageError: The loader was closed in the middle.
         """
-        plan = self._position.begin()
+        plan, served = self._position.begin(), 0
         coming = WillNeed(self._reader, lambda step: plan.batch(step, self.rank), self._payload_bytes, len(plan))
 
         def read(step: int) -> Batch:
             coming.before(step)
             return self.batch(plan.batch(step, self.rank).tolist())
 
-        for batch in read_ahead(read, range(len(plan)), self._prefetch):
+        batches = read_ahead(read, range(len(plan)), self._prefetch)
+        self._passes.add(batches)
+        for batch in batches:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            served += 1
             yield batch
+        if served < len(plan):
+            raise UsageError(
+                f"the loader was closed after {served} of {len(plan)} batches",
+                why="a pass that ends early would look like a whole epoch",
+                fix="close it after the epoch, or iterate again",
+            )
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.

@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -49,7 +49,7 @@ class _Desk(Generic[Item, Made]):
         self.permits.put(None)
 
 
-def read_ahead(make: Callable[[Item], Made], items: Sequence[Item], depth: int) -> Iterator[Made]:
+def read_ahead(make: Callable[[Item], Made], items: Sequence[Item], depth: int) -> Generator[Made]:
     """``map(make, items)``, made up to ``depth`` results ahead by a thread; by the caller itself where it is 0.
 
     Args:

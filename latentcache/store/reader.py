@@ -9,6 +9,7 @@ Cost: one ``preadv`` and one xxh3 pass per entry.
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,15 @@ from latentcache.store.layout import CacheLayout
 
 
 class EntryReader:
-    """Random access to the rows of one generation. Picklable; opens its files on first use in each process."""
+    """Random access to the rows of one generation. Picklable; opens its files on first use in each process.
+
+    A reader that is forgotten closes its files, so that none is left open by those who never close.
+    """
 
     def __init__(self, layout: CacheLayout, generation: Generation) -> None:
         self.layout, self.generation = layout, generation
         self._files: dict[int, int] = {}
+        weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
     def header(self, row: int) -> EntryHeader:
         """The header of one row.
@@ -111,8 +116,7 @@ class EntryReader:
 
     def close(self) -> None:
         """Close the files. The reader opens them again when it is asked for more."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        _close_all(self._files)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layout": self.layout, "generation": self.generation}
@@ -149,3 +153,8 @@ class EntryReader:
             where=f"{self._path(int(self.generation.rows.shard[row]))}:{int(self.generation.rows.offset[row])}",
             why=why,
         )
+
+
+def _close_all(files: dict[int, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])

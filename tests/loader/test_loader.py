@@ -312,21 +312,6 @@ def test_pickling(opened):
     assert next(iter(copy))["latents"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_data_loader_serve_the_same_epoch_in_the_same_order(opened, method):
-    """The parent has open files and reads meanwhile."""
-    loader = opened.loader(batch_size=3, seed=2)
-    here = list(loader)
-    there = torch.utils.data.DataLoader(loader, batch_size=None, num_workers=2, multiprocessing_context=method)
-    assert len(there) == len(loader)
-    iterator = iter(there)
-    first = next(iterator)
-    assert [batch["keys"] for batch in loader] == [batch["keys"] for batch in here]
-    got = [first, *iterator]
-    assert [batch["keys"] for batch in got] == [batch["keys"] for batch in here]
-    assert all(torch.equal(a["latents"], b["latents"]) for a, b in zip(got, here, strict=True))
-
-
 def test_without_workers_a_data_loader_is_the_loader(opened):
     loader = opened.loader(batch_size=3, seed=2)
     there = list(torch.utils.data.DataLoader(loader, batch_size=None))

@@ -1,0 +1,92 @@
+"""Every peer that is installed serves the bytes it was given; those that take a plan serve its rows in its order."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import read_peers
+import torch
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of libraries that are measured
+
+BATCH, COUNT, SIZE = 4, 22, 4096
+ALWAYS = {f"{kind} files, {workers} workers" for kind in ("safetensors", "npz", "pt") for workers in (0, 2)}
+
+
+@pytest.fixture(scope="module")
+def payloads():
+    """Noise, the row in the first byte."""
+    made = np.random.default_rng(3).integers(0, 256, (COUNT, SIZE), dtype=np.uint8)
+    made[:, 0] = np.arange(COUNT)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(payloads, tmp_path_factory):
+    return read_peers.peers(tmp_path_factory.mktemp("peers"), payloads, BATCH)
+
+
+def plan_of(rows):
+    return [rows[start : start + BATCH] for start in range(0, len(rows) - BATCH + 1, BATCH)]
+
+
+def shuffled():
+    return plan_of(np.random.default_rng(4).permutation(COUNT).tolist())
+
+
+def test_files_are_always_there_and_what_is_missing_is_named(found):
+    assert set(found) >= ALWAYS
+    missing = read_peers.left_out()
+    assert {name.split(",")[0] for name in found} | set(missing) == set(read_peers.PEERS)
+    assert all(reason for reason in missing.values())
+    assert set(read_peers.versions()) >= {"safetensors", "torch"}
+
+
+@pytest.mark.parametrize("plan", [shuffled(), plan_of(list(range(COUNT)))], ids=["shuffled", "sequential"])
+def test_every_batch_holds_its_rows(found, payloads, plan):
+    """In this process; twice, because a reader that was opened is used again."""
+    for name in sorted(found):
+        if "2 workers" in name:
+            continue
+        for _ in range(2):
+            check(name, plan, payloads, list(found[name](plan)))
+
+
+@pytest.mark.parametrize(
+    "name", sorted(ALWAYS - {f"{kind} files, 0 workers" for kind in ("safetensors", "npz", "pt")})
+)
+def test_workers_serve_the_same(found, payloads, name):
+    check(name, shuffled(), payloads, list(found[name](shuffled())))
+
+
+@pytest.mark.slow
+def test_workers_of_other_formats_serve_the_same(found, payloads):
+    for name in sorted(set(found) - ALWAYS):
+        if "2 workers" in name:
+            check(name, shuffled(), payloads, list(found[name](shuffled())))
+
+
+def check(name, plan, payloads, batches):
+    """The bytes of rows; the rows of the plan, or where the peer has an order of its own, as many and none twice."""
+    assert len(batches) >= len(plan) - 1, name
+    rows = [batch[:, 0].tolist() for batch in batches]
+    if not name.startswith(read_peers.OWN_ORDER):
+        assert rows == plan, name
+    assert max(Counter(row for of_batch in rows for row in of_batch).values()) == 1, name
+    for batch in batches:
+        assert batch.shape == (BATCH, SIZE), name
+        assert batch.dtype == torch.uint8, name
+        assert batch.is_contiguous(), name
+        assert np.array_equal(batch.numpy(), payloads[batch[:, 0].long().numpy()]), name
+
+
+def test_a_format_that_is_there_is_not_written_again(payloads, tmp_path):
+    read_peers.peers(tmp_path, payloads[:BATCH], BATCH)
+    again = read_peers.peers(tmp_path, np.broadcast_to(np.uint8(0), (BATCH, SIZE)), BATCH)
+    (batch,) = again["safetensors files, 0 workers"]([[3, 0, 1, 2]])
+    assert np.array_equal(batch.numpy(), payloads[[3, 0, 1, 2]])
+
+
+def test_an_order_is_told_from_a_shuffle():
+    assert read_peers.is_sequential([[0, 1], [2, 5]])
+    assert not read_peers.is_sequential([[0, 1], [5, 2]])
