@@ -23,6 +23,8 @@ from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.substitute import Substitutes
+from latentcache.loader.transfer import Sent, Transfer
 from latentcache.plan.batches import PlanReport
 from latentcache.store.reader import EntryReader
 
@@ -46,9 +48,13 @@ class CacheLoader:
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
+        on_bad: What becomes of an entry that is damaged or missing.
+        max_substitutes: Samples that may be bad before it is an error after all.
+        device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank or format, or a negative number of batches to read ahead.
+        UsageError: No such rank, format, policy or device, or a negative number of batches to read ahead.
+        DeviceError: The device is not there.
     """
 
     def __init__(
@@ -63,6 +69,9 @@ class CacheLoader:
         format: str | None = None,
         prefetch: int = 2,
         mapped: bool = False,
+        on_bad: str = "error",
+        max_substitutes: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         if not 0 <= rank < report.batches.world_size:
             raise UsageError(
@@ -77,6 +86,8 @@ class CacheLoader:
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
+        self._substitutes = Substitutes(reader, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
+        self._transfer = Transfer(device)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
@@ -94,6 +105,15 @@ class CacheLoader:
     def position(self) -> Position:
         """Where this loader stands; shared with what serves its batches in another way."""
         return self._position
+
+    @property
+    def substituted(self) -> Mapping[str, int]:
+        """Sample -> how often another took its place, with ``on_bad="substitute"``.
+
+        Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
+        own.
+        """
+        return self._substitutes.counts
 
     def steps(self, epochs: float, grad_accum: int = 1) -> int:
         """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
@@ -149,12 +169,14 @@ class CacheLoader:
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
+            CacheDamagedError: More samples are bad than may be replaced.
         """
-        plan = self._position.begin()
+        plan, epoch = self._position.begin(), self.epoch
         steps = range(len(plan))
-        for batch in read_ahead(lambda step: self.batch(plan.batch(step, self.rank).tolist()), steps, self._prefetch):
+        sent = read_ahead(lambda step: self._send(plan.batch(step, self.rank).tolist(), epoch), steps, self._prefetch)
+        for batch in sent:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
-            yield batch
+            yield self._transfer.receive(batch)
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
@@ -169,14 +191,23 @@ class CacheLoader:
         return self.batch(self._position.whole().batch(step, self.rank).tolist())
 
     def batch(self, rows: list[int]) -> Batch:
-        """One batch of the given entries, which share a bucket."""
+        """One batch of the given entries, which share a bucket, as the epoch that is set serves it."""
+        return self._transfer.receive(self._send(rows, self.epoch))
+
+    def _send(self, rows: list[int], epoch: int) -> Sent:
+        """A batch on its way to the device."""
+        rows, latents = self._substitutes.read(rows, self._latents, seed=self._position.seed, epoch=epoch)
+        return self._transfer.send(formatted(self._described(rows, latents), self._format))
+
+    def _described(self, rows: list[int], latents: torch.Tensor) -> Batch:
+        """The latents with what is known of their entries."""
         generation = self._reader.generation
         columns, samples = generation.rows, generation.samples
         owners = columns.sample[rows].tolist()
         keys = columns.key[rows].tobytes().hex()
         bucket = generation.buckets[int(columns.bucket[rows[0]])]
-        batch = {
-            "latents": self._latents(rows),
+        return {
+            "latents": latents,
             "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
             "names": samples.names.take(owners),
             "captions": samples.captions.take(owners),
@@ -184,7 +215,6 @@ class CacheLoader:
             "crop_top_left": torch.from_numpy(columns.crop[rows].astype(np.int64)),
             "target_size": torch.from_numpy(np.full((len(rows), 2), (bucket.height, bucket.width), dtype=np.int64)),
         }
-        return formatted(batch, self._format)
 
     def _latents(self, rows: list[int]) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
