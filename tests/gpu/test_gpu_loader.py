@@ -1,7 +1,6 @@
-"""Batches on a CUDA device: right while the device is late, kept while they are in use. Run with ``pytest -m gpu``."""
+"""Batches on a CUDA device: right while it is late, kept while they are in use. Run with ``pytest -m gpu``."""
 
 from __future__ import annotations
-
 
 import pytest
 import torch
