@@ -62,6 +62,8 @@ class BucketPlan:
     samples: int
     """Its entries; with weights the servings that are due in the first epoch (in others one more or less for each
     data set; steps stay)."""
+    least: int
+    """Samples in any epoch at least; the same number without weights."""
     steps: int
     """Steps of this bucket in an epoch; on each rank one batch a step."""
     repeated: int
@@ -159,9 +161,11 @@ def require_steps(report: PlanReport) -> PlanReport:
 
 def _remedy(report: PlanReport) -> str:
     """What would give the epoch a step; nothing is named that would not."""
-    most, world_size = max((bucket.samples for bucket in report.buckets), default=0), report.batches.world_size
-    if not most:
+    most, world_size = max((bucket.least for bucket in report.buckets), default=0), report.batches.world_size
+    if not report.buckets:
         return "add pictures, then run `latentcache build` again"
+    if not most:
+        return "--small-buckets repeat, or more --samples"
     if most < world_size:
         return f"--small-buckets repeat, or at most {most} rank{'s' * (most > 1)}, or more pictures"
     return f"--small-buckets repeat, or a --batch-size of at most {most // world_size}, or more pictures"
@@ -172,7 +176,7 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
     whole, rest = divmod(count, batches.global_batch_size)
     policy, full = batches.small_buckets, batches.batch_size
     if rest == 0 or policy == "drop":
-        return BucketPlan(size=size, samples=count, steps=whole, repeated=0, dropped=rest, last=full)
+        return BucketPlan(size=size, samples=count, least=count, steps=whole, repeated=0, dropped=rest, last=full)
     if policy == "error":
         raise PlanError(
             f"bucket {size} does not divide into full batches",
@@ -182,7 +186,8 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
         )
     last = full if policy == "repeat" else -(-rest // batches.world_size)
     repeated = last * batches.world_size - rest
-    return BucketPlan(size=size, samples=count, steps=whole + 1, repeated=repeated, dropped=0, last=last)
+    steps = whole + 1
+    return BucketPlan(size=size, samples=count, least=count, steps=steps, repeated=repeated, dropped=0, last=last)
 
 
 def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPlan:
@@ -201,4 +206,5 @@ def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPl
         )
     plan = _bucket_plan(size, least if dropping else most, batches)
     served = plan.samples - plan.dropped + plan.repeated
-    return replace(plan, samples=first, repeated=max(served - first, 0), dropped=max(first - served, 0))
+    more, fewer = max(served - first, 0), max(first - served, 0)
+    return replace(plan, samples=first, least=least, repeated=more, dropped=fewer)

@@ -112,6 +112,25 @@ def test_repeating_and_resuming_give_the_same_and_epochs_and_seeds_do_not(hurt):
 
 
 @pytest.mark.filterwarnings(WARNED)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_choice_does_not_depend_on_what_was_found_before(hurt, seed):
+    """Several bad entries, met in other orders: by a fresh loader, by one that knows them, and from the end."""
+    cache, _ = hurt
+    for row in (1, 9, 13):
+        damage_payload(cache, row=row)
+    options = {"seed": seed, "max_substitutes": 4}
+    fresh, known = substituting(cache, **options), substituting(cache, **options)
+    for epoch in (3, 1, 0):
+        known.set_epoch(epoch)
+        list(known)
+    assert served(known) == served(fresh)
+    assert len(known.substituted) == 4
+    backwards = substituting(cache, **options)
+    steps = [backwards[step]["names"] for step in reversed(range(len(backwards)))]
+    assert [name for names in reversed(steps) for name in names] == served(fresh)
+
+
+@pytest.mark.filterwarnings(WARNED)
 def test_the_choice_is_the_same_on_any_number_of_ranks(whole, hurt):
     cache, bad = hurt
     stand_ins = set()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.errors import PlanError, UsageError
+from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.plan.batches import BatchPlan, plan_report
+from latentcache.plan.batches import BatchPlan, plan_report, require_steps
 from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
 from latentcache.plan.epoch import due, plan_epoch, uneven
 from latentcache.plan.weights import bucket_counts, largest_remainder, mixture, servings
@@ -246,3 +246,23 @@ def test_an_even_mixture_divides_under_error():
     with pytest.raises(PlanError, match="does not divide") as caught:
         plan_report(bucket, SIZES, strict, mixture([16, 4], [1, 1], samples=10))
     assert "take turns" in caught.value.why
+
+
+@fewer
+@given(mixed(), st.integers(1, 40), st.integers(1, 4))
+def test_what_the_refusal_of_a_weighted_plan_advises_gives_steps(made, batch_size, world_size):
+    bucket, mix = made
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets="drop")
+    report = plan_report(bucket, SIZES, batches, mix)
+    if report.steps:
+        return
+    with pytest.raises(EmptyPlanError) as caught:
+        require_steps(report)
+    number = [int(word) for word in caught.value.fix.replace(",", "").split() if word.isdigit()]
+    if "--batch-size" in caught.value.fix:
+        better = BatchPlan(batch_size=number[0], world_size=world_size, small_buckets="drop")
+    elif number:
+        better = BatchPlan(batch_size=1, world_size=number[0], small_buckets="drop")
+    else:
+        better = BatchPlan(batch_size=batch_size, world_size=world_size)
+    assert plan_report(bucket, SIZES, better, mix).steps > 0
