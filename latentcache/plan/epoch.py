@@ -90,8 +90,13 @@ def _turns(bucket: NDArray[np.integer], report: PlanReport, seed: int, epoch: in
     drawn = np.repeat(np.arange(len(bucket), dtype=np.int32), times)
     drawn = grouped(drawn[shuffled(len(drawn), seed, epoch, stream=0)], bucket, len(held))
     spare = grouped(np.flatnonzero(times == 0).astype(np.int32), bucket, len(held))
-    ends = [np.cumsum(np.bincount(bucket[part], minlength=len(held))[present]) for part in (drawn, spare)]
-    parts = (np.split(rows, end)[:-1] for rows, end in zip((drawn, spare), ends, strict=True))
+    parts = (
+        np.split(rows, np.cumsum(counts[present]))[:-1]
+        for rows, counts in (
+            (drawn, np.bincount(bucket, weights=times).astype(np.int64)),
+            (spare, np.bincount(bucket[spare], minlength=len(held))),
+        )
+    )
     for plan, mine, others in zip(report.buckets, *parts, strict=True):
         missing = int(step_sizes(plan, report.batches).sum()) - len(mine)
         yield np.concatenate([mine, _some(others, missing, seed, epoch)])
