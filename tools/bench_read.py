@@ -13,9 +13,7 @@ installed (``read_peers``).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
-import importlib
 import json
 import os
 import statistics
@@ -31,6 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from read_limits import BATCH, PAYLOADS, Epoch, limits, make_cache, others, payloads, sequential, ways, write_peers
+from read_peers import peers
 
 from latentcache import open_cache
 
@@ -40,17 +39,10 @@ COLD_PART = 4
 """From a cold cache this part of an epoch is timed: later batches find what was read too much before."""
 
 
-def peers(folder: Path, data: NDArray[np.uint8]) -> dict[str, Epoch]:
-    """Other formats, where they are there."""
-    with contextlib.suppress(ModuleNotFoundError):
-        found: dict[str, Epoch] = importlib.import_module("read_peers").peers(folder / "peers", data, BATCH)
-        return found
-    return {}
-
-
 def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epoch]]:
     """Order -> name -> what serves an epoch of batches."""
-    plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1])) | peers(folder, data)
+    plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
+    other |= peers(folder / "peers", data, BATCH)
     in_order = {"loader.batch()": sequential(folder), "loader.batch(), mapped": sequential(folder, mapped=True)}
     return {"shuffled": plain | ways(folder) | other, "sequential": plain | in_order | other}
 
@@ -82,7 +74,7 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
     """What is measured from a cold page cache: everything that lies on a disk, without processes of its own."""
     names = ["loader()", "loader(mapped=True)", "warm(), loader()"]
-    names += others(folder, (data.shape[0], data.shape[1])) | peers(folder, data)
+    names += others(folder, (data.shape[0], data.shape[1]))
     return [name for name in names if "2 workers" not in name]
 
 
@@ -119,7 +111,7 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
         open_cache(folder / "cache").warm()
         name = "loader()"
     own = ways(folder) if name.startswith("loader") else others(folder, (count, size))
-    iterator = (own | ({} if name in own else peers(folder, data)))[name](plan)
+    iterator = (own | ({} if name in own else peers(folder / "peers", data, BATCH)))[name](plan)
     next(iterator)
     first = time.perf_counter() - start
     for _ in range(batches - 1):

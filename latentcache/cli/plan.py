@@ -11,18 +11,23 @@ import typer
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, out, table
-from latentcache.errors import EmptyPlanError
+from latentcache.errors import EmptyPlanError, UsageError
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
     from latentcache.geometry.sizes import Size
     from latentcache.plan.batches import PlanReport
+    from latentcache.plan.weights import Mixture
+    from latentcache.recipe import Recipe
 
 
 @flags.with_recipe
 def plan(
-    path: Annotated[
-        Path, typer.Argument(metavar="CACHE|DATA", help="A cache, or a folder of pictures.", readable=False)
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="CACHE|DATA...", help="A cache, or a folder of pictures; several are one.", readable=False
+        ),
     ],
     *,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
@@ -31,18 +36,31 @@ def plan(
     small_buckets: Annotated[
         str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
     ] = "repeat",
+    weight: Annotated[
+        list[str] | None,
+        typer.Option("--weight", metavar="W", help="Share of the samples, once for each path.", show_default=False),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, help="Samples per epoch, shared out by --weight.", show_default=False),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")] = 0,
     recipe: RecipeSettings,
     as_json: flags.Json = False,
 ) -> int:
     """Steps per epoch, before anything is trained; recipe flags count for a data folder only."""
     from latentcache.plan.batches import BatchPlan, plan_report, require_steps
+    from latentcache.plan.epoch import with_names
 
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
-    entries = _entries(path, recipe)
-    report = plan_report(entries.bucket, entries.sizes, batches)
-    named = _uneven_names(entries, report, seed)
-    payload = _payload(path, report, grad_accum) | {"quarantined": entries.quarantined, "seed": seed, **named}
+    parts = [_entries(path, recipe) for path in paths]
+    _require_alike(parts)
+    entries = parts[0] if len(parts) == 1 else _together(parts)
+    mix = _mixture(paths, parts, weight, samples)
+    report = plan_report(entries.bucket, entries.sizes, batches, mix)
+    report = with_names(report, entries.bucket, lambda rows: [entries.names[row] for row in rows.tolist()], seed=seed)
+    payload = _payload(report, grad_accum) | {"quarantined": entries.quarantined, "seed": seed}
+    payload |= {"path": str(paths[0]), "datasets": _datasets(report)}
     try:
         require_steps(report)
     except EmptyPlanError as error:
@@ -67,17 +85,60 @@ class _Entries:
     names: Sequence[str]
     """(N,) sample of each entry."""
     quarantined: int
+    recipe: Recipe | None
+    """Of a cache."""
 
 
-def _uneven_names(entries: _Entries, report: PlanReport, seed: int) -> dict[str, list[str]]:
-    """The samples that the first epoch repeats, and those that it leaves out; later epochs choose others."""
-    from latentcache.plan.epoch import plan_epoch, uneven
+def _require_alike(parts: Sequence[_Entries]) -> None:
+    """Refuse caches whose entries cannot stand in one batch, as ``combine_caches`` does."""
+    from latentcache.store.views import require_alike
 
-    repeated, dropped = uneven(plan_epoch(entries.bucket, report, seed=seed, epoch=0), len(entries.bucket))
-    return {
-        "repeated_names": [entries.names[row] for row in repeated.tolist()],
-        "dropped_names": [entries.names[row] for row in dropped.tolist()],
-    }
+    recipes = [part.recipe for part in parts if part.recipe is not None]
+    for other in recipes[1:]:
+        require_alike(recipes[0], other)
+
+
+def _together(parts: Sequence[_Entries]) -> _Entries:
+    """Several as one; sizes that are equal become one bucket."""
+    import numpy as np
+
+    sizes = list(dict.fromkeys(size for part in parts for size in part.sizes))
+    number = {size: position for position, size in enumerate(sizes)}
+    moved = [np.array([number[size] for size in part.sizes], dtype=np.int32) for part in parts]
+    return _Entries(
+        bucket=np.concatenate([new[part.bucket] for new, part in zip(moved, parts, strict=True)]),
+        sizes=sizes,
+        names=[name for part in parts for name in part.names],
+        quarantined=sum(part.quarantined for part in parts),
+        recipe=None,
+    )
+
+
+def _mixture(
+    paths: Sequence[Path], parts: Sequence[_Entries], weights: list[str] | None, samples: int | None
+) -> Mixture | None:
+    from latentcache.plan.weights import mixture
+
+    if weights:
+        return mixture([len(part.bucket) for part in parts], weights, samples=samples, names=[*map(str, paths)])
+    if samples is not None:
+        raise UsageError(f"--samples {samples} without weights", fix="--weight 1 for each path as well")
+    return None
+
+
+def _datasets(report: PlanReport) -> list[dict[str, Any]]:
+    """What an epoch takes of each path; empty without weights."""
+    return [
+        {
+            "path": dataset.name,
+            "weight": float(dataset.weight),
+            "entries": dataset.entries,
+            "samples": dataset.samples,
+            "least": dataset.least,
+            "most": dataset.most,
+        }
+        for dataset in report.datasets
+    ]
 
 
 def _entries(path: Path, settings: RecipeSettings) -> _Entries:
@@ -94,6 +155,7 @@ def _entries(path: Path, settings: RecipeSettings) -> _Entries:
             sizes=generation.buckets,
             names=[all_names[sample] for sample in generation.rows.sample.tolist()],
             quarantined=len(generation.refused),
+            recipe=generation.recipe,
         )
     return _survey(path, settings)
 
@@ -120,13 +182,13 @@ def _survey(path: Path, settings: RecipeSettings) -> _Entries:
         sizes=sizes,
         names=[name for name, _ in entries],
         quarantined=len(data.refused) + len(found.failed),
+        recipe=None,
     )
 
 
-def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
+def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     batches = report.batches
     return {
-        "path": str(path),
         "batch_size": batches.batch_size,
         "world_size": batches.world_size,
         "grad_accum": grad_accum,
@@ -148,6 +210,8 @@ def _payload(path: Path, report: PlanReport, grad_accum: int) -> dict[str, Any]:
         "samples_used": report.samples_used,
         "samples_dropped": report.samples_dropped,
         "samples_repeated": report.samples_repeated,
+        "repeated_names": list(report.repeated_names),
+        "dropped_names": list(report.dropped_names),
     }
 
 
@@ -160,6 +224,7 @@ def _show(payload: dict[str, Any]) -> None:
         rows.append((size, *(bucket[name] for name in names), fill))
     for line in table(rows):
         out(line)
+    _show_datasets(payload["datasets"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(
@@ -174,3 +239,19 @@ def _show(payload: dict[str, Any]) -> None:
             out(f"{what} in the first epoch of seed {payload['seed']}: {', '.join(found[:SHOWN])}{more}")
     if payload["quarantined"]:
         out(f"{counted(payload['quarantined'], 'file')} refused and not counted: `latentcache build` names them")
+
+
+def _show_datasets(datasets: Sequence[dict[str, Any]]) -> None:
+    """A second table, where weights say how often each is served."""
+    if not datasets:
+        return
+    total = sum(dataset["samples"] for dataset in datasets)
+    rows: list[tuple[object, ...]] = [("data set", "entries", "samples", "share", "each served")]
+    for dataset in datasets:
+        least, most = dataset["least"], dataset["most"]
+        times = f"{least} times" if least == most else f"{least} or {most} times"
+        rows.append(
+            (dataset["path"], dataset["entries"], dataset["samples"], f"{dataset['samples'] / total:.1%}", times)
+        )
+    for line in table(rows):
+        out(line)

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
+from latentcache.plan.epoch import with_names
 from latentcache.plan.split import in_validation
+from latentcache.plan.weights import Mixture, Weight, mixture
 from latentcache.recipe import Recipe
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
@@ -35,6 +39,8 @@ class Cache:
 
     layout: CacheLayout
     generation: Generation
+    mixture: Mixture | None = None
+    """How often each data set is served, where ``combine_caches`` was given weights."""
     _loaders: weakref.WeakSet[CacheLoader] = field(default_factory=weakref.WeakSet, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -59,8 +65,9 @@ class Cache:
             validation: Part of the samples for validation, from 0 to 1.
 
         Raises:
-            UsageError: ``validation`` is not between 0 and 1.
+            UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
+        self._refuse_weights("split")
         samples, rows = self.generation.samples, self.generation.rows
         chosen = in_validation(samples.content, validation)[rows.sample]
         return self._with(select(self.generation, ~chosen)), self._with(select(self.generation, chosen))
@@ -69,8 +76,9 @@ class Cache:
         """Every entry ``times`` an epoch; by default as its folder says (``10_cats/`` counts ten times).
 
         Raises:
-            UsageError: ``times`` is below 1.
+            UsageError: ``times`` is below 1, or the cache has weights.
         """
+        self._refuse_weights("repeated")
         if times is not None and times < 1:
             raise UsageError(
                 f"repeated({times})", why="an entry that counts is served at least once", fix="1 or more"
@@ -98,14 +106,23 @@ class Cache:
         finally:
             reader.close()
 
-    def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
-        """What an epoch would do, before training starts.
+    def plan(
+        self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat", seed: int = 0
+    ) -> PlanReport:
+        """What an epoch would do, before training starts, with the samples that are repeated or left out by name.
+
+        Args:
+            batch_size: Samples per rank and step.
+            world_size: Number of ranks.
+            small_buckets: What becomes of samples that fill no batch.
+            seed: Of the order that the names are from; they are those of its first epoch.
 
         Raises:
+            UsageError: A number or policy that cannot be.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        return plan_report(self.generation.rows.bucket, self.generation.buckets, batches)
+        return with_names(self._report(batches), self.generation.rows.bucket, self._names, seed=seed)
 
     def loader(
         self,
@@ -120,6 +137,9 @@ class Cache:
         format: FormatName | None = None,
         prefetch: int = 2,
         mapped: bool = False,
+        on_bad: OnBad = "error",
+        max_substitutes: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> CacheLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
 
@@ -137,13 +157,20 @@ class Cache:
             prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
             mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
                 nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
+            on_bad: ``error`` (default): an entry that is damaged or missing is an exception. ``substitute``: another
+                entry of its bucket takes its place, with a warning, and is counted in ``loader.substituted``.
+            max_substitutes: How many different samples may be bad before it is an error after all; by default 1 % of
+                the samples, and at least one.
+            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
 
         Raises:
-            UsageError: A number, policy or format that cannot be.
+            UsageError: A number, policy, format or device that cannot be.
+            DeviceError: The device is not there.
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
-        report = require_steps(self.plan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets))
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
+        report = require_steps(self._report(batches))
         loader = CacheLoader(
             EntryReader(self.layout, self.generation),
             report,
@@ -154,6 +181,9 @@ class Cache:
             format=format,
             prefetch=prefetch,
             mapped=mapped,
+            on_bad=on_bad,
+            max_substitutes=max_substitutes,
+            device=device,
         )
         self._loaders.add(loader)
         return loader
@@ -169,21 +199,53 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation]]:
-        return Cache, (self.layout, self.generation)
+    def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation, Mixture | None]]:
+        return Cache, (self.layout, self.generation, self.mixture)
+
+    def _report(self, batches: BatchPlan) -> PlanReport:
+        return plan_report(self.generation.rows.bucket, self.generation.buckets, batches, self.mixture)
+
+    def _names(self, rows: NDArray[np.integer]) -> list[str]:
+        return self.generation.samples.names.take(self.generation.rows.sample[rows].tolist())
+
+    def _refuse_weights(self, what: str) -> None:
+        if self.mixture is not None:
+            raise UsageError(
+                f"{what} of a cache with weights",
+                why="the weights hold for the entries that were combined",
+                fix=f"call {what} on each cache, then combine_caches with the weights",
+            )
 
     def _with(self, generation: Generation) -> Cache:
         return replace(self, generation=generation)
 
 
-def combine_caches(caches: Sequence[Cache]) -> Cache:
+def combine_caches(
+    caches: Sequence[Cache], *, weights: Sequence[Weight] | None = None, samples: int | None = None
+) -> Cache:
     """Several caches as one: a batch may hold samples of any of them, as long as it is of one size.
 
+    Args:
+        caches: Parts and repeats of caches too.
+        weights: Share of the samples of an epoch that each cache gets, in any unit. Without them every entry is
+            served once. Counts are exact in every epoch; over the epochs all entries of a cache are served equally
+            often.
+        samples: Servings in an epoch. By default the cache with the most entries for its weight is served exactly
+            once, and so every entry of the others at least once.
+
     Raises:
-        UsageError: No cache, or latents that cannot stand in one batch; the fields that differ are named.
+        UsageError: No cache, or latents that cannot stand in one batch (the fields that differ are named); weights
+            that cannot be, or ``samples`` without weights; a cache that has weights itself.
     """
+    for cache in caches:
+        cache._refuse_weights("combine_caches")
     combined = combine([(cache.layout, cache.generation) for cache in caches])
-    return Cache(caches[0].layout, combined)
+    if weights is None:
+        if samples is not None:
+            raise UsageError(f"samples={samples} without weights", fix="pass weights too, for example [1, 1]")
+        return Cache(caches[0].layout, combined)
+    counts, names = [len(cache) for cache in caches], [str(cache.layout.root) for cache in caches]
+    return Cache(caches[0].layout, combined, mixture(counts, weights, samples=samples, names=names))
 
 
 def open_cache(path: str | os.PathLike[str]) -> Cache:

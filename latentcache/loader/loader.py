@@ -26,6 +26,8 @@ from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.substitute import Substitutes
+from latentcache.loader.transfer import Sent, Transfer
 from latentcache.loader.willneed import WillNeed
 from latentcache.plan.batches import PlanReport
 from latentcache.recipe import Normalisation
@@ -53,9 +55,13 @@ class CacheLoader:
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
+        on_bad: What becomes of an entry that is damaged or missing.
+        max_substitutes: Samples that may be bad before it is an error after all.
+        device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank or format, or a negative number of batches to read ahead.
+        UsageError: No such rank, format, policy or device, or a negative number of batches to read ahead.
+        DeviceError: The device is not there.
     """
 
     def __init__(
@@ -70,6 +76,9 @@ class CacheLoader:
         format: str | None = None,
         prefetch: int = 2,
         mapped: bool = False,
+        on_bad: str = "error",
+        max_substitutes: int | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         if not 0 <= rank < report.batches.world_size:
             raise UsageError(
@@ -83,8 +92,10 @@ class CacheLoader:
         self._position = Position(reader.generation, report, seed=seed)
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
-        self._passes: weakref.WeakSet[Generator[Batch]] = weakref.WeakSet()
+        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
+        self._substitutes = Substitutes(reader, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
+        self._transfer = Transfer(device)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
@@ -102,6 +113,15 @@ class CacheLoader:
     def position(self) -> Position:
         """Where this loader stands; shared with what serves its batches in another way."""
         return self._position
+
+    @property
+    def substituted(self) -> Mapping[str, int]:
+        """Sample -> how often another took its place, with ``on_bad="substitute"``.
+
+        Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
+        own.
+        """
+        return self._substitutes.counts
 
     def steps(self, epochs: float, grad_accum: int = 1) -> int:
         """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
@@ -182,20 +202,21 @@ class CacheLoader:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
             UsageError: The loader was closed in the middle.
+            CacheDamagedError: More samples are bad than may be replaced.
         """
-        plan, served = self._position.begin(), 0
+        plan, epoch, served = self._position.begin(), self.epoch, 0
         coming = WillNeed(self._reader, lambda step: plan.batch(step, self.rank), self._payload_bytes, len(plan))
 
-        def read(step: int) -> Batch:
+        def send(step: int) -> Sent:
             coming.before(step)
-            return self.batch(plan.batch(step, self.rank).tolist())
+            return self._send(plan.batch(step, self.rank).tolist(), epoch)
 
-        batches = read_ahead(read, range(len(plan)), self._prefetch)
+        batches = read_ahead(send, range(len(plan)), self._prefetch)
         self._passes.add(batches)
         for batch in batches:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
             served += 1
-            yield batch
+            yield self._transfer.receive(batch)
         if served < len(plan):
             raise UsageError(
                 f"the loader was closed after {served} of {len(plan)} batches",
@@ -216,9 +237,14 @@ class CacheLoader:
         return self.batch(self._position.whole().batch(step, self.rank).tolist())
 
     def batch(self, rows: list[int]) -> Batch:
-        """One batch of the given entries, which share a bucket."""
-        batch = {"latents": self._latents(rows), **described(self._reader.generation, rows)}
-        return formatted(batch, self._format)
+        """One batch of the given entries, which share a bucket, as the epoch that is set serves it."""
+        return self._transfer.receive(self._send(rows, self.epoch))
+
+    def _send(self, rows: list[int], epoch: int) -> Sent:
+        """A batch on its way to the device."""
+        rows, latents = self._substitutes.read(rows, self._latents, seed=self._position.seed, epoch=epoch)
+        batch = {"latents": latents, **described(self._reader.generation, rows)}
+        return self._transfer.send(formatted(batch, self._format))
 
     def _latents(self, rows: list[int]) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""

@@ -26,6 +26,12 @@ class Position:
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
+        self._named = ""
+
+    @property
+    def seed(self) -> int:
+        """Of the order; that of the checkpoint after :meth:`load`."""
+        return self._cursor.seed
 
     @property
     def epoch(self) -> int:
@@ -61,6 +67,9 @@ class Position:
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
+        *before, last = self._cursor.legs
+        if not before and replace(last, steps=0) == self._leg(0):
+            return self._report.steps - last.steps  # without planning it
         return len(self._rest())
 
     def advance(self, batches: int = 1) -> None:
@@ -69,18 +78,24 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
-        return {**self._cursor.as_json(), "generation": self._generation.number, "plan_id": self._plan_id()}
+        state = {**self._cursor.as_json(), "generation": self._generation.number, "plan_id": self._plan_id()}
+        mixture = self._report.mixture
+        return {**state, "datasets": mixture.as_json()} if mixture else state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go where a checkpoint says; the batch size and the number of ranks may be others than they were.
 
         Raises:
-            PlanError: Other entries than those the checkpoint counted, another policy, or a newer checkpoint.
+            PlanError: Other entries than those the checkpoint counted, another policy, other weights of data sets, or
+                a newer checkpoint.
         """
         cursor = Cursor.from_json(state)
         self._refuse_other("entries", str(state.get("plan_id")), self._plan_id(), state)
         policy = self._report.batches.small_buckets
-        self._refuse_other("small_buckets", cursor.small_buckets, policy, state)
+        self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
+        mixture = self._report.mixture
+        then, now = _said(state.get("datasets")), _said(mixture.as_json() if mixture else None)
+        self._refuse_other("servings", then, now, state, "other weights of its data sets")
         self._cursor, self._loaded, self._whole = cursor, True, None
 
     @property
@@ -106,19 +121,36 @@ class Position:
 
     def _rest(self) -> EpochPlan:
         rows, buckets = self._generation.rows, self._generation.buckets
-        return rest_of_epoch(rows.bucket, buckets, self._cursor, self._report.batches)
+        return rest_of_epoch(rows.bucket, buckets, self._cursor, self._report.batches, self._report.mixture)
 
     def _plan_id(self) -> str:
-        """Names the entries and their buckets: what a position counts."""
-        rows = self._generation.rows
-        return content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+        """Names the entries and their buckets: what a position counts. Taken once, for a checkpoint in every step."""
+        if not self._named:
+            rows = self._generation.rows
+            self._named = content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+        return self._named
 
-    def _refuse_other(self, name: str, expected: str, found: str, state: Mapping[str, Any]) -> None:
+    def _refuse_other(
+        self, name: str, expected: str, found: str, state: Mapping[str, Any], settings: str = ""
+    ) -> None:
         if expected != found:
+            what = (
+                f"was made with {settings}"
+                if settings
+                else "belongs to another cache, or to other contents of this one"
+            )
+            kept = "settings" if settings else "cache"
             raise PlanError(
-                "this checkpoint belongs to another cache, or to other contents of this one",
+                f"this checkpoint {what}",
                 where=f"generation {state.get('generation')} then, {self._generation.number} now",
                 why=f"{name}: expected {expected}, found {found}",
-                fix="resume with the cache it was made with, or start the epoch again with set_epoch",
+                fix=f"resume with the {kept} it was made with, or start the epoch again with set_epoch",
                 slug="resume-mismatch",
             )
+
+
+def _said(datasets: Any) -> str:
+    """Data sets of a mixture in words."""
+    if datasets is None:
+        return "no weights"
+    return ", ".join(f"{samples} samples of {entries} entries" for entries, samples in datasets)

@@ -8,7 +8,7 @@ is left out in silence. Reports R1 (OneTrainer: steps fly by at 0.0 it/s) and R2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
+from latentcache.plan.weights import Dataset, Mixture, bucket_counts
 
 SmallBuckets = Literal["repeat", "drop", "partial", "error"]
 """What happens to samples that do not fill a batch.
@@ -59,6 +60,10 @@ class BucketPlan:
 
     size: Size
     samples: int
+    """Its entries; with weights the servings that are due in the first epoch (in others one more or less for each
+    data set; steps stay)."""
+    least: int
+    """Samples in any epoch at least; the same number without weights."""
     steps: int
     """Steps of this bucket in an epoch; on each rank one batch a step."""
     repeated: int
@@ -79,6 +84,17 @@ class PlanReport:
 
     batches: BatchPlan
     buckets: tuple[BucketPlan, ...]
+    mixture: Mixture | None = None
+    """How often each data set is served, where there are several with weights."""
+    repeated_names: tuple[str, ...] = ()
+    """Samples that the first epoch serves beyond what is due, as far as they were asked for (``Cache.plan``)."""
+    dropped_names: tuple[str, ...] = ()
+    """Samples that the first epoch leaves out, or serves less often than is due."""
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """What an epoch takes of each data set; empty without weights."""
+        return self.mixture.datasets if self.mixture else ()
 
     @property
     def steps(self) -> int:
@@ -87,34 +103,41 @@ class PlanReport:
 
     @property
     def samples_used(self) -> int:
-        """Distinct entries that an epoch serves."""
+        """Entries that an epoch serves; with weights each as often as it is due."""
         return sum(bucket.samples - bucket.dropped for bucket in self.buckets)
 
     @property
     def samples_dropped(self) -> int:
-        """Entries that an epoch leaves out."""
+        """Servings that are due and left out."""
         return sum(bucket.dropped for bucket in self.buckets)
 
     @property
     def samples_repeated(self) -> int:
-        """Servings beyond the first."""
+        """Servings beyond those that are due."""
         return sum(bucket.repeated for bucket in self.buckets)
 
 
-def plan_report(bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan) -> PlanReport:
+def plan_report(
+    bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan, mixture: Mixture | None = None
+) -> PlanReport:
     """Count the steps of an epoch.
 
     Args:
         bucket: (N,) bucket of every entry, as a position in ``sizes``.
         sizes: The buckets.
         batches: Batch size, ranks and policy.
+        mixture: How often each data set is served; without it every entry is served once.
 
     Raises:
         PlanError: Under ``error``, a bucket does not divide into full batches.
     """
-    counts = np.bincount(bucket, minlength=len(sizes)).tolist()
-    plans = tuple(_bucket_plan(size, count, batches) for size, count in zip(sizes, counts, strict=True) if count)
-    return PlanReport(batches=batches, buckets=plans)
+    if mixture is None:
+        counts = np.bincount(bucket, minlength=len(sizes)).tolist()
+        plans = [_bucket_plan(size, count, batches) for size, count in zip(sizes, counts, strict=True) if count]
+    else:
+        found = bucket_counts(bucket, mixture, len(sizes)).T.tolist()
+        plans = [_weighted(size, counts, batches) for size, counts in zip(sizes, found, strict=True) if counts[2]]
+    return PlanReport(batches=batches, buckets=tuple(plans), mixture=mixture)
 
 
 def require_steps(report: PlanReport) -> PlanReport:
@@ -138,9 +161,11 @@ def require_steps(report: PlanReport) -> PlanReport:
 
 def _remedy(report: PlanReport) -> str:
     """What would give the epoch a step; nothing is named that would not."""
-    most, world_size = max((bucket.samples for bucket in report.buckets), default=0), report.batches.world_size
-    if not most:
+    most, world_size = max((bucket.least for bucket in report.buckets), default=0), report.batches.world_size
+    if not report.buckets:
         return "add pictures, then run `latentcache build` again"
+    if not most:
+        return "--small-buckets repeat, or more --samples"
     if most < world_size:
         return f"--small-buckets repeat, or at most {most} rank{'s' * (most > 1)}, or more pictures"
     return f"--small-buckets repeat, or a --batch-size of at most {most // world_size}, or more pictures"
@@ -151,7 +176,7 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
     whole, rest = divmod(count, batches.global_batch_size)
     policy, full = batches.small_buckets, batches.batch_size
     if rest == 0 or policy == "drop":
-        return BucketPlan(size=size, samples=count, steps=whole, repeated=0, dropped=rest, last=full)
+        return BucketPlan(size=size, samples=count, least=count, steps=whole, repeated=0, dropped=rest, last=full)
     if policy == "error":
         raise PlanError(
             f"bucket {size} does not divide into full batches",
@@ -161,4 +186,25 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
         )
     last = full if policy == "repeat" else -(-rest // batches.world_size)
     repeated = last * batches.world_size - rest
-    return BucketPlan(size=size, samples=count, steps=whole + 1, repeated=repeated, dropped=0, last=last)
+    steps = whole + 1
+    return BucketPlan(size=size, samples=count, least=count, steps=steps, repeated=repeated, dropped=0, last=last)
+
+
+def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPlan:
+    """Steps of a bucket whose servings differ from epoch to epoch: enough for the most, or, to drop, for the least.
+
+    So the number of steps is the same in every epoch; samples are those of the first one.
+    """
+    first, least, most = counts
+    dropping = batches.small_buckets == "drop"
+    if batches.small_buckets == "error" and least != most:
+        raise PlanError(
+            f"bucket {size} does not divide into full batches",
+            where=f"bucket {size}: {least} samples in one epoch, {most} in another",
+            why="with these weights the entries of a data set take turns",
+            fix="--small-buckets repeat, drop or partial, or other weights",
+        )
+    plan = _bucket_plan(size, least if dropping else most, batches)
+    served = plan.samples - plan.dropped + plan.repeated
+    more, fewer = max(served - first, 0), max(first - served, 0)
+    return replace(plan, samples=first, least=least, repeated=more, dropped=fewer)

@@ -18,6 +18,7 @@ from latentcache.errors import PlanError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
+from latentcache.plan.weights import Mixture
 
 CURSOR_VERSION = 1
 
@@ -70,13 +71,23 @@ class Cursor:
         return cls(seed=data["seed"], epoch=data["epoch"], small_buckets=data["small_buckets"], legs=legs)
 
 
-def whole_epoch(bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan, cursor: Cursor) -> EpochPlan:
+def whole_epoch(
+    bucket: NDArray[np.integer],
+    sizes: Sequence[Size],
+    batches: BatchPlan,
+    cursor: Cursor,
+    mixture: Mixture | None = None,
+) -> EpochPlan:
     """The plan of a cursor's epoch with the sizes it began with."""
-    return plan_epoch(bucket, plan_report(bucket, sizes, batches), seed=cursor.seed, epoch=cursor.epoch)
+    return plan_epoch(bucket, plan_report(bucket, sizes, batches, mixture), seed=cursor.seed, epoch=cursor.epoch)
 
 
 def rest_of_epoch(
-    bucket: NDArray[np.integer], sizes: Sequence[Size], cursor: Cursor, batches: BatchPlan
+    bucket: NDArray[np.integer],
+    sizes: Sequence[Size],
+    cursor: Cursor,
+    batches: BatchPlan,
+    mixture: Mixture | None = None,
 ) -> EpochPlan:
     """What is left of an epoch, in steps of ``batches``.
 
@@ -85,6 +96,7 @@ def rest_of_epoch(
         sizes: The buckets.
         cursor: What was served, and with which sizes.
         batches: The sizes to go on with.
+        mixture: How often each data set is served, as it was from the start.
     """
     plan: EpochPlan | None = None
     for leg in cursor.legs:
@@ -93,10 +105,12 @@ def rest_of_epoch(
             world_size=leg.world_size,
             small_buckets=batches.small_buckets,
         )
-        begun = whole_epoch(bucket, sizes, used, cursor) if plan is None else recut(plan, bucket, sizes, used)
+        begun = (
+            whole_epoch(bucket, sizes, used, cursor, mixture) if plan is None else recut(plan, bucket, sizes, used)
+        )
         plan = after(begun, leg.steps)
     if plan is None:
-        return whole_epoch(bucket, sizes, batches, cursor)
+        return whole_epoch(bucket, sizes, batches, cursor, mixture)
     return recut(plan, bucket, sizes, batches)
 
 

@@ -1,22 +1,23 @@
 """The order of one epoch, as arithmetic: the same inputs give the same plan on any machine and any rank.
 
 Decides which entries make which batch. Guarantee: every step has one bucket; all ranks see the same step
-sequence; the order depends on (seed, epoch) and the entries, not on worker counts or library versions, because
-the shuffle sorts by a fixed 64-bit mix (splitmix64, Steele, Lea, Flood 2014) instead of a library's generator.
-Cost: two sorts of N 64-bit numbers.
+sequence; the order depends on (seed, epoch) and the entries, not on worker counts or library versions. With a
+mixture of data sets an entry is served as often as that says, before the policy for short buckets.
+Cost: a sort of N 64-bit numbers and one of N 16-bit numbers; those of ``weights`` where there are any.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.plan.batches import BatchPlan, BucketPlan, PlanReport
+from latentcache.plan.shuffle import grouped, shuffled, visit
+from latentcache.plan.weights import servings
 
-_GOLDEN = 0x9E37_79B9_7F4A_7C15
-_MASK = 0xFFFF_FFFF_FFFF_FFFF
 _NO_ROWS = np.empty(0, dtype=np.int32)
 _NO_STEPS = np.empty(0, dtype=np.int64)
 
@@ -50,23 +51,85 @@ def plan_epoch(bucket: NDArray[np.integer], report: PlanReport, *, seed: int, ep
         seed: Changes the order of all epochs.
         epoch: Number of the epoch, from 0.
     """
-    order = _shuffled(len(bucket), seed, epoch, stream=0)
-    order = order[np.argsort(bucket[order], kind="stable")]  # bucket by bucket, shuffled inside
-    pieces, lengths, start = [_NO_ROWS], [_NO_STEPS], 0
-    for plan in report.buckets:
-        mine = order[start : start + plan.samples]
-        start += plan.samples
+    pieces, lengths = [_NO_ROWS], [_NO_STEPS]
+    for plan, turns in zip(report.buckets, _turns(bucket, report, seed, epoch), strict=True):
         sizes = step_sizes(plan, report.batches)
         lengths.append(sizes)
-        pieces.append(np.resize(mine, int(sizes.sum())))  # repeats the bucket's own samples from its front
-    steps = _shuffled(report.steps, seed, epoch, stream=1)
+        pieces.append(np.resize(turns, int(sizes.sum())))  # repeats the bucket's own samples from its front
+    steps = shuffled(report.steps, seed, epoch, stream=1)
     return interleave(np.concatenate(pieces), np.concatenate(lengths), steps, report.batches.world_size)
 
 
-def uneven(plan: EpochPlan, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of ``count`` entries, those that the epoch serves more than once, and those that it leaves out."""
-    served = np.bincount(plan.rows, minlength=count)
-    return np.flatnonzero(served > 1), np.flatnonzero(served == 0)
+def due(bucket: NDArray[np.integer], report: PlanReport, *, seed: int, epoch: int) -> NDArray[np.int32]:
+    """(N,) how often an epoch serves each entry before the policy for short buckets."""
+    if report.mixture is None:
+        return np.ones(len(bucket), dtype=np.int32)
+    return servings(bucket, report.mixture, seed=seed, epoch=epoch)
+
+
+def uneven(plan: EpochPlan, expected: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The entries that the epoch serves more often than is due, and those that it serves less often.
+
+    Args:
+        plan: The epoch.
+        expected: (N,) how often each entry is due.
+    """
+    served = np.bincount(plan.rows, minlength=len(expected))
+    return np.flatnonzero(served > expected), np.flatnonzero(served < expected)
+
+
+def _turns(bucket: NDArray[np.integer], report: PlanReport, seed: int, epoch: int) -> Iterator[NDArray[np.int32]]:
+    """For each bucket that has entries its servings in their order; more is taken from the front again."""
+    held = np.bincount(bucket)
+    present = np.flatnonzero(held)
+    if report.mixture is None:
+        order = grouped(shuffled(len(bucket), seed, epoch, stream=0), bucket, len(held))
+        yield from np.split(order, np.cumsum(held[present]))[:-1]
+        return
+    times = servings(bucket, report.mixture, seed=seed, epoch=epoch)
+    drawn = np.repeat(np.arange(len(bucket), dtype=np.int32), times)
+    drawn = grouped(drawn[shuffled(len(drawn), seed, epoch, stream=0)], bucket, len(held))
+    spare = grouped(np.flatnonzero(times == 0).astype(np.int32), bucket, len(held))
+    parts = (
+        np.split(rows, np.cumsum(counts[present]))[:-1]
+        for rows, counts in (
+            (drawn, np.bincount(bucket, weights=times).astype(np.int64)),
+            (spare, np.bincount(bucket[spare], minlength=len(held))),
+        )
+    )
+    for plan, mine, others in zip(report.buckets, *parts, strict=True):
+        missing = int(step_sizes(plan, report.batches).sum()) - len(mine)
+        yield np.concatenate([mine, _some(others, missing, seed, epoch)])
+
+
+def _some(rows: NDArray[np.int32], wanted: int, seed: int, epoch: int) -> NDArray[np.int32]:
+    """Up to so many of the rows, other ones in every epoch: what fills a step before anything comes twice."""
+    if wanted <= 0 or not len(rows):
+        return rows[:0]
+    start, stride = visit(len(rows), seed, epoch, int(rows[0]))
+    return rows[(start + stride * np.arange(min(wanted, len(rows)), dtype=np.int64)) % len(rows)]
+
+
+def with_names(
+    report: PlanReport,
+    bucket: NDArray[np.integer],
+    names_of: Callable[[NDArray[np.int64]], Sequence[str]],
+    *,
+    seed: int = 0,
+) -> PlanReport:
+    """The report with the samples that the first epoch of a seed repeats or leaves out; later epochs choose others.
+
+    Args:
+        report: Of ``plan_report``.
+        bucket: (N,) bucket of every entry, as given to ``plan_report``.
+        names_of: The samples of these entries.
+        seed: Of the order.
+    """
+    if not (report.samples_repeated or report.samples_dropped):
+        return report
+    plan = plan_epoch(bucket, report, seed=seed, epoch=0)
+    more, fewer = uneven(plan, due(bucket, report, seed=seed, epoch=0))
+    return replace(report, repeated_names=tuple(names_of(more)), dropped_names=tuple(names_of(fewer)))
 
 
 def step_sizes(plan: BucketPlan, batches: BatchPlan) -> NDArray[np.int64]:
@@ -93,22 +156,3 @@ def interleave(
     starts = np.concatenate(([0], np.cumsum(shuffled))).astype(np.int64)
     within = np.arange(int(starts[-1]), dtype=np.int64) - np.repeat(starts[:-1], shuffled)
     return EpochPlan(rows=rows[np.repeat(begins[order], shuffled) + within], starts=starts, world_size=world_size)
-
-
-def _shuffled(count: int, seed: int, epoch: int, *, stream: int) -> NDArray[np.int32]:
-    """A permutation of ``range(count)``."""
-    start = _mix_int(_mix_int(_mix_int(seed & _MASK) ^ (epoch & _MASK)) + stream)
-    with np.errstate(over="ignore"):
-        values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(start)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
-        values ^= values >> np.uint64(31)
-    return np.argsort(values, kind="stable").astype(np.int32)
-
-
-def _mix_int(value: int) -> int:
-    """splitmix64 of one number."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
-    return value ^ (value >> 31)

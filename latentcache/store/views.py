@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.recipe import differences
+from latentcache.recipe import Recipe, differences
 from latentcache.store.columns import StringColumn
 from latentcache.store.generation import Generation, Rows, Samples
 from latentcache.store.layout import CacheLayout
@@ -49,7 +49,7 @@ def combine(caches: Sequence[tuple[CacheLayout, Generation]]) -> Generation:
         raise UsageError("no cache to combine", fix="pass at least one")
     first = caches[0][1]
     for _, other in caches[1:]:
-        _require_alike(first, other)
+        require_alike(first.recipe, other.recipe)
     buckets = tuple(dict.fromkeys(size for _, generation in caches for size in generation.buckets))
     shards = tuple(str(layout.shards.resolve() / name) for layout, generation in caches for name in generation.shards)
     parts = [_shifted(caches, position, buckets) for position in range(len(caches))]
@@ -82,9 +82,14 @@ def _joined(parts: Sequence[Samples]) -> Samples:
     )
 
 
-def _require_alike(one: Generation, other: Generation) -> None:
+def require_alike(one: Recipe, other: Recipe) -> None:
+    """Refuse to put entries of two recipes into one batch where their latents are of two kinds.
+
+    Raises:
+        UsageError: They are; the fields that differ are named.
+    """
     wanted = {f"encoder.{name}" for name in _SHARED}
-    differing = [row for row in differences(one.recipe, other.recipe) if row[0] in wanted]
+    differing = [row for row in differences(one, other) if row[0] in wanted]
     if differing:
         name, mine, theirs = differing[0]
         raise UsageError(

@@ -138,3 +138,57 @@ def test_two_caches_are_served_as_one(shared, tmp_path):
     both = combine_caches([open_cache(shared[1]), open_cache(tmp_path / "more.cache")])
     served = Counter(name for batch in both.loader(batch_size=2, small_buckets="partial") for name in batch["names"])
     assert served == Counter(["p0.png", "p1.png", "p2.png", "p3.png", "new.png"])
+
+
+def test_the_plan_names_who_is_repeated_or_left_out(shared):
+    cache = open_cache(shared[1])
+    report = cache.plan(batch_size=2, small_buckets="drop", seed=3)
+    served = {name for b in cache.loader(batch_size=2, small_buckets="drop", seed=3) for name in b["names"]}
+    assert set(report.dropped_names) == {"p0.png", "p1.png", "p2.png", "p3.png"} - served
+    assert (len(report.dropped_names), report.repeated_names) == (report.samples_dropped, ())
+    report = cache.plan(batch_size=3, seed=3)
+    served = Counter(name for batch in cache.loader(batch_size=3, seed=3) for name in batch["names"])
+    assert set(report.repeated_names) == {name for name, times in served.items() if times > 1}
+    assert cache.plan(batch_size=1).repeated_names == ()
+
+
+@pytest.fixture
+def two(shared, tmp_path):
+    draw(tmp_path / "more" / "new.png", seed=99)
+    build(tmp_path / "more", tmp_path / "more.cache")
+    return [open_cache(shared[1]), open_cache(tmp_path / "more.cache")]
+
+
+def test_weights_decide_how_often_each_cache_is_served(two):
+    both = combine_caches(two, weights=[0.25, 0.75])
+    report = both.plan(batch_size=1)
+    assert [(d.name, d.entries, d.samples, d.least, d.most) for d in report.datasets] == [
+        (str(two[0].layout.root), 4, 4, 1, 1),
+        (str(two[1].layout.root), 1, 12, 12, 12),
+    ]
+    served = Counter(name for batch in both.loader(batch_size=1) for name in batch["names"])
+    assert served == {"p0.png": 1, "p1.png": 1, "p2.png": 1, "p3.png": 1, "new.png": 12}
+
+
+def test_over_epochs_all_are_served_equally_often(two):
+    loader = combine_caches(two, weights=[2, 1], samples=3).loader(batch_size=1, small_buckets="partial")
+    served = Counter()
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        served.update(name for batch in loader for name in batch["names"])
+    assert served["new.png"] >= 2
+    assert min(served[f"p{number}.png"] for number in range(4)) >= 1
+
+
+def test_weights_are_said_once_and_last(two):
+    both = combine_caches(two, weights=[1, 1])
+    for mistaken in (lambda: both.split(0.5), both.repeated, lambda: combine_caches([both, two[0]])):
+        with pytest.raises(UsageError, match="of a cache with weights") as caught:
+            mistaken()
+        assert "combine_caches with the weights" in caught.value.fix
+    with pytest.raises(UsageError, match="without weights"):
+        combine_caches(two, samples=10)
+    with pytest.raises(UsageError, match="1 weights for 2"):
+        combine_caches(two, weights=[1])
+    repeated = combine_caches([two[0].repeated(3), two[1]], weights=[1, 1])
+    assert [d.entries for d in repeated.plan(batch_size=1).datasets] == [12, 1]

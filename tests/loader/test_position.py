@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from PIL import Image
 
 from latentcache.errors import PlanError
-from latentcache.loader.cache import Cache, open_cache
+from latentcache.loader.cache import Cache, combine_caches, open_cache
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+from latentcache.plan.weights import servings
 
 SIZES = [(64, 64)] * 7 + [(48, 80)] * 5 + [(80, 48)] * 9
 
@@ -130,3 +132,93 @@ def test_another_policy_is_refused_by_name(cache: Cache) -> None:
     _, state = interrupted(cache, 1, batch_size=3)
     with pytest.raises(PlanError, match="small_buckets: expected repeat, found drop"):
         cache.loader(batch_size=3, small_buckets="drop").load_state_dict(state)
+
+
+def test_another_generation_with_an_equal_plan_goes_on(cache: Cache) -> None:
+    """A build that changed nothing that is served, for example a caption: the same entries in the same places."""
+    head, state = interrupted(cache, 2, batch_size=3)
+    later = Cache(cache.layout, replace(cache.generation, number=7)).loader(batch_size=3)
+    later.load_state_dict(state)
+    whole = cache.loader(batch_size=3)
+    whole.set_epoch(3)
+    assert head + keys(later) == keys(whole)
+
+
+def test_a_checkpoint_of_every_step_reads_the_columns_once(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    first = loader.state_dict()["plan_id"]
+    cache_keys = loader._reader.generation.rows.key
+    kept = cache_keys.copy()
+    try:
+        cache_keys[0, 0] ^= 1
+        assert loader.state_dict()["plan_id"] == first
+    finally:
+        cache_keys[:] = kept
+
+
+@pytest.mark.parametrize("batch_size", [3, 2])
+def test_what_is_left_is_counted_as_it_is_served(cache: Cache, batch_size: int) -> None:
+    _, state = interrupted(cache, 3, batch_size=3)
+    loader = cache.loader(batch_size=batch_size)
+    loader.load_state_dict(state)
+    left = loader.remaining()
+    assert len(keys(loader)) == left
+
+
+# weights
+
+
+@pytest.fixture(scope="module")
+def halves(cache: Cache) -> list[Cache]:
+    return list(cache.split(0.3))
+
+
+def weighted(halves: list[Cache], weights: list[float], samples: int | None = None) -> Cache:
+    return combine_caches(halves, weights=weights, samples=samples)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_weighted_epoch_is_resumed_exactly(halves: list[Cache], steps: int) -> None:
+    mixed = weighted(halves, [1, 2])
+    whole = mixed.loader(batch_size=3, seed=1)
+    whole.set_epoch(3)
+    head, state = interrupted(mixed, steps, batch_size=3, seed=1)
+    assert state["datasets"] == mixed.mixture.as_json()
+    resumed = weighted(halves, [0.5, 1]).loader(batch_size=3)  # the same shares in other words
+    resumed.load_state_dict(state)
+    assert head + keys(resumed) == keys(whole)
+
+
+def test_a_weighted_epoch_goes_on_on_other_ranks(halves: list[Cache]) -> None:
+    mixed = weighted(halves, [1, 2])
+    head, state = interrupted(mixed, 2, batch_size=3)
+    ranks = [mixed.loader(batch_size=2, rank=rank, world_size=2) for rank in range(2)]
+    served = Counter(key for batch in head for key in batch)
+    for loader in ranks:
+        loader.load_state_dict(state)
+    for step in zip(*(iter(loader) for loader in ranks), strict=True):
+        assert len({tuple(batch["latents"].shape) for batch in step}) == 1
+        served.update(key for batch in step for key in batch["keys"])
+    times = servings(mixed.generation.rows.bucket, mixed.mixture, seed=0, epoch=3)
+    for row, due in enumerate(times.tolist()):
+        assert served[mixed.generation.rows.key[row].tobytes().hex()] >= due
+
+
+def test_other_weights_are_refused_by_name(halves: list[Cache]) -> None:
+    _, state = interrupted(weighted(halves, [1, 2]), 1, batch_size=3)
+    for other in (weighted(halves, [1, 3]), weighted(halves, [1, 2], samples=50), combine_caches(halves)):
+        with pytest.raises(PlanError, match="made with other weights") as caught:
+            other.loader(batch_size=3).load_state_dict(state)
+        assert caught.value.slug == "resume-mismatch"
+        assert "servings: expected" in caught.value.why
+    plain = combine_caches(halves)
+    _, state = interrupted(plain, 1, batch_size=3)
+    with pytest.raises(PlanError, match="expected no weights"):
+        weighted(halves, [1, 2]).loader(batch_size=3).load_state_dict(state)
+
+
+def test_the_length_is_that_of_every_epoch(halves: list[Cache]) -> None:
+    loader = weighted(halves, [1, 3], samples=40).loader(batch_size=4)
+    for epoch in range(12):
+        loader.set_epoch(epoch)
+        assert len(keys(loader)) == len(loader) == loader.remaining() + len(loader)

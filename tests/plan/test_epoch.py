@@ -152,6 +152,6 @@ def test_who_is_served_unevenly_is_named() -> None:
     sizes = [Size(64, 64), Size(64, 128)]
     for policy, expected in (("repeat", (2, 0)), ("drop", (0, 2)), ("partial", (0, 0))):
         report = plan_report(column, sizes, BatchPlan(batch_size=2, small_buckets=policy))
-        repeated, dropped = uneven(plan_epoch(column, report, seed=0, epoch=0), len(column))
+        repeated, dropped = uneven(plan_epoch(column, report, seed=0, epoch=0), np.ones(len(column), dtype=int))
         assert (len(repeated), len(dropped)) == expected
         assert (int(repeated.size + dropped.size) == 0) == (policy == "partial")

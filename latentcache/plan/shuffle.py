@@ -1,0 +1,67 @@
+"""Order without a generator: every shuffle and every choice sorts or steps by a fixed 64-bit mix of its inputs.
+
+Guarantee: the same inputs give the same order on any machine and with any version of any library, because the mix is
+splitmix64 (Steele, Lea, Flood 2014), written out here. Cost: one sort of N 64-bit numbers for a shuffle; a choice
+among m costs nothing that grows with m.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = 0x9E37_79B9_7F4A_7C15
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+#: Positions that fit are sorted as 16-bit numbers: numpy counts those instead of comparing them.
+_SHORT = 1 << 16
+
+
+def shuffled(count: int, seed: int, epoch: int, *, stream: int) -> NDArray[np.int32]:
+    """A permutation of ``range(count)``; other streams of the same epoch are independent of it."""
+    start = _mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)
+    with np.errstate(over="ignore"):
+        values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(start)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+        values ^= values >> np.uint64(31)
+    return np.argsort(values, kind="stable").astype(np.int32)
+
+
+def grouped(order: NDArray[np.int32], bucket: NDArray[np.integer], num_buckets: int) -> NDArray[np.int32]:
+    """The entries of ``order`` bucket by bucket, in the order they had inside each.
+
+    Args:
+        order: Entries.
+        bucket: (N,) bucket of every entry.
+        num_buckets: No bucket is this or above.
+    """
+    keys = bucket[order]
+    return order[np.argsort(keys.astype(np.uint16) if num_buckets <= _SHORT else keys, kind="stable")]
+
+
+def visit(count: int, *numbers: int) -> tuple[int, int]:
+    """A way through ``range(count)`` that depends on the numbers: begin here, go on by that, modulo the count.
+
+    Every position comes once in ``count`` steps, because step and count have no common divisor.
+
+    Args:
+        count: At least 1.
+        numbers: Seed, epoch, and whatever the choice is about.
+    """
+    state = 0
+    for number in numbers:
+        state = _mix(state ^ (number & _MASK))
+    stride = _mix(state) % count or 1
+    while gcd(stride, count) > 1:
+        stride += 1  # comes to count + 1 at the latest, which has none in common with count
+    return state % count, stride
+
+
+def _mix(value: int) -> int:
+    """splitmix64 of one number."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
+    return value ^ (value >> 31)
