@@ -94,7 +94,8 @@ class CacheLoader:
         self._prefetch = prefetch
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
-        self._substitutes = Substitutes(reader, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
+        names = copy.copy(reader)  # it never opens a file, so closing need not reach it
+        self._substitutes = Substitutes(names, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
         self._transfer = Transfer(device)
         spec = reader.generation.recipe.encoder
         self._stored = _TORCH[spec.storage_dtype]
