@@ -20,6 +20,8 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import json_hash
 from latentcache.identity.key import RECIPE_BYTES
 
+#: What of an encoder's posterior is stored.
+POSTERIORS = ("mode", "sample", "moments")
 #: Storage types of latents: name -> (code in the entry header, bytes per value).
 DTYPES: Mapping[str, tuple[int, int]] = {
     "uint8": (1, 1),
@@ -80,7 +82,7 @@ class EncoderSpec:
     config: str
     """Hex hash of the configuration fields that ``encode`` uses."""
     channels: int
-    """Channels of a stored latent."""
+    """Channels of a latent as a model sees it; stored moments have twice as many."""
     factor: int
     """Pixels per latent cell on each side."""
     multiple: int
@@ -88,11 +90,17 @@ class EncoderSpec:
     compute_dtype: str = "float32"
     storage_dtype: str = "float16"
     posterior: str = "mode"
-    """``mode``: the mean of the posterior. Encoders without a posterior have only this."""
+    """``mode``: the mean of the posterior; encoders without a posterior have only this. ``sample``: one draw from it,
+    the same for the same pixels. ``moments``: mean and logvar, from which a loader draws."""
     tiling: bool = False
     normalisation: Normalisation = field(default_factory=Normalisation)
     generic: bool = False
     """True where the class has no row in the table of families and its facts come from its configuration."""
+
+    @property
+    def stored_channels(self) -> int:
+        """Channels of an entry: those of a latent, or of the means and then of the logvars."""
+        return self.channels * (2 if self.posterior == "moments" else 1)
 
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""

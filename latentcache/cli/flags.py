@@ -69,6 +69,15 @@ StorageDtype = Annotated[
     str | None,
     typer.Option("--storage-dtype", metavar="TYPE", help="float16 (default)|bfloat16|float32", show_default=False),
 ]
+Latents = Annotated[
+    str | None,
+    typer.Option(
+        "--latents",
+        metavar="KIND",
+        help="Of the posterior: mode (default: its mean); sample (one draw); moments (the loader draws).",
+        show_default=False,
+    ),
+]
 Resample = Annotated[
     str | None, typer.Option("--resample", metavar="NAME", help="auto|lanczos-u8|lanczos-pil", show_default=False)
 ]
@@ -99,6 +108,7 @@ def recipe_settings(
     max_side: MaxSide = None,
     compute_dtype: ComputeDtype = None,
     storage_dtype: StorageDtype = None,
+    latents: Latents = None,
     resample: Resample = None,
     icc: Icc = None,
     alpha: Alpha = None,
@@ -118,6 +128,7 @@ def recipe_settings(
         max_side=max_side,
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
+        latents=latents,
         resample=resample,
         icc=icc,
         alpha=alpha,

@@ -15,6 +15,7 @@ from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.posterior import Draw
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
 from latentcache.plan.split import in_validation
 from latentcache.recipe import Recipe
@@ -90,6 +91,7 @@ class Cache:
         world_size: int = 1,
         small_buckets: SmallBuckets = "repeat",
         scaled: bool = True,
+        latents: Draw | None = None,
         dtype: torch.dtype | None = None,
         format: FormatName | None = None,
         prefetch: int = 2,
@@ -105,6 +107,8 @@ class Cache:
             small_buckets: What becomes of samples that fill no batch: ``repeat`` (default), ``drop``,
                 ``partial`` or ``error``.
             scaled: Latents as the model trains on them; False gives them as they are stored.
+            latents: Of stored moments: ``sample`` (default) draws again in every epoch, seeded by (seed, epoch,
+                key); ``mode`` gives the mean, for validation. What holds no moments is given as it is stored.
             dtype: Type of the latents; by default the type they are stored in.
             format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
                 ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
@@ -124,6 +128,7 @@ class Cache:
             seed=seed,
             rank=rank,
             scaled=scaled,
+            latents=latents,
             dtype=dtype,
             format=format,
             prefetch=prefetch,

@@ -22,6 +22,7 @@ from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise
 from latentcache.loader.position import Position
+from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import read_ahead
 from latentcache.plan.batches import PlanReport
 from latentcache.store.reader import EntryReader
@@ -42,13 +43,15 @@ class CacheLoader:
         seed: Changes the order of all epochs.
         rank: Which share of each step is served.
         scaled: Normalise, or give latents as they are stored.
+        latents: ``sample`` or ``mode``, where moments are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
 
     Raises:
-        UsageError: No such rank or format, or a negative number of batches to read ahead.
+        UsageError: No such rank or format, a negative number of batches to read ahead, or a draw from what
+            holds no moments.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class CacheLoader:
         seed: int = 0,
         rank: int = 0,
         scaled: bool = True,
+        latents: str | None = None,
         dtype: torch.dtype | None = None,
         format: str | None = None,
         prefetch: int = 2,
@@ -78,6 +82,7 @@ class CacheLoader:
         self._prefetch = prefetch
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         spec = reader.generation.recipe.encoder
+        self._draw = checked_draw(latents, spec.posterior)
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
 
@@ -150,9 +155,12 @@ class CacheLoader:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
         """
-        plan = self._position.begin()
-        steps = range(len(plan))
-        for batch in read_ahead(lambda step: self.batch(plan.batch(step, self.rank).tolist()), steps, self._prefetch):
+        plan, epoch = self._position.begin(), self.epoch
+
+        def read(step: int) -> Batch:
+            return self.batch(plan.batch(step, self.rank).tolist(), epoch)
+
+        for batch in read_ahead(read, range(len(plan)), self._prefetch):
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
             yield batch
 
@@ -168,15 +176,15 @@ class CacheLoader:
             raise IndexError(f"step {step} of an epoch of {len(self)}")
         return self.batch(self._position.whole().batch(step, self.rank).tolist())
 
-    def batch(self, rows: list[int]) -> Batch:
-        """One batch of the given entries, which share a bucket."""
+    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+        """One batch of the given entries, which share a bucket, as this epoch or a given one draws them."""
         generation = self._reader.generation
         columns, samples = generation.rows, generation.samples
         owners = columns.sample[rows].tolist()
         keys = columns.key[rows].tobytes().hex()
         bucket = generation.buckets[int(columns.bucket[rows[0]])]
         batch = {
-            "latents": self._latents(rows),
+            "latents": self._latents(rows, self.epoch if epoch is None else epoch),
             "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
             "names": samples.names.take(owners),
             "captions": samples.captions.take(owners),
@@ -186,13 +194,17 @@ class CacheLoader:
         }
         return formatted(batch, self._format)
 
-    def _latents(self, rows: list[int]) -> torch.Tensor:
+    def _latents(self, rows: list[int], epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         generation = self._reader.generation
         spec = generation.recipe.encoder
         cells = latent_size(generation.buckets[int(generation.rows.bucket[rows[0]])], spec.factor)
-        shape = spec.channels, cells.height, cells.width
+        shape = spec.stored_channels, cells.height, cells.width
         latents = torch.from_numpy(self._gather.gather(rows, shape, spec.storage_dtype))
         if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
+        if self._draw == "sample":
+            latents = draw(latents, generation.rows.key[rows], seed=self.seed, epoch=epoch)
+        elif self._draw == "mode":
+            latents = mean_of(latents)
         return normalise(latents, spec.normalisation, self._dtype) if self._scaled else latents.to(self._dtype)

@@ -162,7 +162,7 @@ def build_report(
 def entry_bytes(recipe: Recipe, bucket: Size) -> int:
     """Bytes on disk of one entry in this bucket: header and payload in whole pages, and its index rows."""
     cells = latent_size(bucket, recipe.encoder.factor)
-    payload = recipe.encoder.channels * cells.area * DTYPES[recipe.encoder.storage_dtype][1]
+    payload = recipe.encoder.stored_channels * cells.area * DTYPES[recipe.encoder.storage_dtype][1]
     return math.ceil((16 + HEADER_BYTES + payload) / _PAGE_BYTES) * _PAGE_BYTES + 600
 
 

@@ -23,7 +23,7 @@ from latentcache.store.layout import CacheLayout
 #: ``10_cats``: every picture below counts ten times (the folder names of kohya's sd-scripts).
 _REPEATS = re.compile(r"([1-9][0-9]{0,5})_")
 #: What must be equal for entries of two caches to stand in one batch.
-_SHARED = ("channels", "factor", "storage_dtype", "normalisation", "family", "fingerprint", "config")
+_SHARED = ("channels", "posterior", "factor", "storage_dtype", "normalisation", "family", "fingerprint", "config")
 
 
 def select(generation: Generation, entries: NDArray[Any]) -> Generation:
@@ -90,5 +90,5 @@ def _require_alike(one: Generation, other: Generation) -> None:
         raise UsageError(
             "these caches hold latents of two kinds",
             why=f"{', '.join(row[0] for row in differing)} differ ({name}: {mine} and {theirs})",
-            fix="build both with the same --model and --storage-dtype, or train on one",
+            fix="build both with the same --model, --latents and --storage-dtype, or train on one",
         )

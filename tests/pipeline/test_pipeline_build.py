@@ -391,3 +391,34 @@ def enlarged(path, height, width):
     with Image.open(path) as picture:
         large = picture.resize((width, height), Image.Resampling.NEAREST)
     large.save(path, quality=50)
+
+
+def test_a_draw_is_the_same_whether_it_was_made_or_taken_over(tmp_path):
+    """A file with other bytes and the same pixels takes over a draw; a cache made afresh of it holds the same one."""
+    data = folder_of(tmp_path / "data", 2)
+    cache = tmp_path / "cache"
+    assert build_cache(settings(data, out=cache, recipe={"latents": "sample"})).encoded == 2
+    (data / "001.png").write_bytes(png_with_text((data / "001.png").read_bytes(), "another comment"))
+    again = build_cache(settings(data, out=cache))
+    assert (again.encoded, again.cached) == (0, 2)
+    build_cache(settings(data, out=tmp_path / "fresh", batch_size=1, recipe={"latents": "sample"}))
+    made, taken = (
+        {
+            entry.key: (entry.header.payload_checksum, entry.header.shape)
+            for entry in stored_entries(root, payloads=False)
+        }
+        for root in (tmp_path / "fresh", cache)
+    )
+    assert made.items() <= taken.items()
+
+
+def test_moments_are_kept_by_builds_that_do_not_name_them(tmp_path):
+    data = folder_of(tmp_path / "data", 2)
+    cache = tmp_path / "cache"
+    report = build_cache(settings(data, out=cache, recipe={"latents": "moments"}))
+    assert [entry.header.shape for entry in stored_entries(cache, payloads=True)] == [(8, 8, 8)] * 2
+    assert report.plan.bytes_to_write >= sum(
+        entry.header.payload_bytes for entry in stored_entries(cache, payloads=True)
+    )
+    assert build_cache(settings(data, out=cache)).encoded == 0
+    assert build_cache(settings(data, out=cache, recipe={"latents": "mode"})).encoded == 2
