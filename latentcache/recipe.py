@@ -117,6 +117,8 @@ class GeometrySettings:
     min_side: int | None = None
     max_side: int | None = None
     buckets: tuple[Size, ...] = ()
+    flip: bool = False
+    """Whether every picture is stored a second time, mirrored (left and right change places)."""
     rule: int = GEOMETRY_RULE
 
     def tables(self) -> tuple[BucketTable, ...]:
@@ -156,8 +158,10 @@ class Recipe:
         return self.recipe_id[:RECIPE_BYTES]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values; sizes as ``[height, width]``."""
+        """All fields, as JSON values; sizes as ``[height, width]``. ``flip`` is there only where it is true."""
         geometry = asdict(self.geometry) | {"buckets": [[b.height, b.width] for b in self.geometry.buckets]}
+        if not self.geometry.flip:
+            del geometry["flip"]
         return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": asdict(self.encoder)}
 
     @classmethod
@@ -183,6 +187,11 @@ class Recipe:
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
 
+    @property
+    def variants(self) -> int:
+        """Entries of one picture in one bucket."""
+        return 2 if self.geometry.flip else 1
+
     def with_encoder(self, **changes: Any) -> Recipe:
         """A copy with some encoder fields replaced."""
         return replace(self, encoder=replace(self.encoder, **changes))
@@ -191,6 +200,7 @@ class Recipe:
 def flat(recipe: Recipe) -> dict[str, Any]:
     """``{"geometry.resolutions": [512], ...}``: one value per field, for comparing and printing."""
     nested = recipe.as_json()
+    nested["geometry"].setdefault("flip", False)
     return {f"{part}.{name}": value for part, fields in nested.items() for name, value in fields.items()}
 
 

@@ -61,6 +61,10 @@ MinSide = Annotated[
 MaxSide = Annotated[
     int | None, typer.Option("--max-side", metavar="PIXELS", help="Longest side of a bucket.", show_default=False)
 ]
+Flip = Annotated[
+    bool | None,
+    typer.Option("--flip/--no-flip", help="Store pictures mirrored as well.", show_default=False),
+]
 ComputeDtype = Annotated[
     str | None,
     typer.Option("--compute-dtype", metavar="TYPE", help="auto|float16|bfloat16|float32", show_default=False),
@@ -106,6 +110,7 @@ def recipe_settings(
     bucket_step: BucketStep = None,
     min_side: MinSide = None,
     max_side: MaxSide = None,
+    flip: Flip = None,
     compute_dtype: ComputeDtype = None,
     storage_dtype: StorageDtype = None,
     latents: Latents = None,
@@ -126,6 +131,7 @@ def recipe_settings(
         bucket_step=bucket_step,
         min_side=min_side,
         max_side=max_side,
+        flip=flip,
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
         latents=latents,
@@ -164,6 +170,9 @@ def as_words(settings: RecipeSettings) -> str:
     words: list[str] = []
     for name in type(settings).__dataclass_fields__:
         value = getattr(settings, name)
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
         values = value if isinstance(value, tuple) else () if value is None else (value,)
         words += [f"--{names.get(name, name).replace('_', '-')} {shlex.quote(str(one))}" for one in values]
     return " ".join(words)

@@ -131,7 +131,8 @@ def _show_recipe(payload: dict[str, Any]) -> None:
     kind = f"{encoder['storage_dtype']}{kept(encoder['posterior'])}"
     out(f"  encoder  {encoder['family']} {encoder['fingerprint'][:8]}, {shape}, {kind}")
     out(f"  model    {payload['provenance']['model']}{'  (demo: not for training)' if payload['demo'] else ''}")
-    out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}")
+    mirrored = ", each picture mirrored as well" if payload["recipe"]["geometry"].get("flip") else ""
+    out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}{mirrored}")
     rows = [("bucket", "entries"), *((f"{b['height']}x{b['width']}", b["entries"]) for b in payload["buckets"])]
     for line in table(rows):
         out(f"  {line}")

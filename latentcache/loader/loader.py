@@ -18,6 +18,7 @@ import torch
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
+from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise
@@ -26,6 +27,7 @@ from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import read_ahead
 from latentcache.plan.batches import PlanReport
 from latentcache.store.reader import EntryReader
+from latentcache.store.variants import doubled
 
 Batch = dict[str, Any]
 """``latents`` (B, C, h, w); ``original_size``, ``crop_top_left``, ``target_size`` (B, 2) int64, height or top
@@ -44,14 +46,15 @@ class CacheLoader:
         rank: Which share of each step is served.
         scaled: Normalise, or give latents as they are stored.
         latents: ``sample`` or ``mode``, where moments are stored.
+        flip: Serve mirrored pictures in turn, where they are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
 
     Raises:
-        UsageError: No such rank or format, a negative number of batches to read ahead, or a draw from what
-            holds no moments.
+        UsageError: No such rank or format, a negative number of batches to read ahead, or a draw or mirrored
+            pictures from what holds none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class CacheLoader:
         rank: int = 0,
         scaled: bool = True,
         latents: str | None = None,
+        flip: bool | None = None,
         dtype: torch.dtype | None = None,
         format: str | None = None,
         prefetch: int = 2,
@@ -78,6 +82,9 @@ class CacheLoader:
             raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.report, self.seed, self.rank = report, seed, rank
         self._position = Position(reader.generation, report, seed=seed)
+        self._flips = checked_flip(flip, reader.generation.rows)
+        if self._flips:
+            reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
@@ -179,12 +186,15 @@ class CacheLoader:
     def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one draws them."""
         generation = self._reader.generation
+        epoch = self.epoch if epoch is None else epoch
+        if self._flips:
+            rows = turned(rows, generation.rows.key, seed=self.seed, epoch=epoch)
         columns, samples = generation.rows, generation.samples
         owners = columns.sample[rows].tolist()
         keys = columns.key[rows].tobytes().hex()
         bucket = generation.buckets[int(columns.bucket[rows[0]])]
         batch = {
-            "latents": self._latents(rows, self.epoch if epoch is None else epoch),
+            "latents": self._latents(rows, epoch),
             "keys": [keys[start : start + 64] for start in range(0, len(keys), 64)],
             "names": samples.names.take(owners),
             "captions": samples.captions.take(owners),

@@ -95,7 +95,7 @@ def _geometry(settings: RecipeSettings, cached: Recipe | None, model_multiple: i
     step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
     if step < 1:
         raise RecipeError(f"--bucket-step {step} is below 1", fix=f"--bucket-step {DEFAULT_STEP}")
-    sides = {name: getattr(settings, name) for name in ("min_side", "max_side")}
+    sides = {name: getattr(settings, name) for name in ("min_side", "max_side", "flip")}
     said = {name: value for name, value in sides.items() if value is not None}
     return replace(base, multiple=math.lcm(step, model_multiple), **said)
 

@@ -226,3 +226,25 @@ def test_an_encoder_without_a_posterior_is_refused_before_anything_is_made(run, 
     assert done.error["slug"] == "no-posterior"
     assert "demo" in done.error["what"]
     assert not (tmp_path / "cache").exists()
+
+
+def test_flips_from_build_to_plan(run, data, tmp_path):
+    cache = tmp_path / "cache"
+    words = ["build", data, "--out", cache, *SMALL]
+    assert run(*words, "--json").json["counts"] == {"samples": 4, "encoded": 4, "cached": 0, "quarantined": 0}
+    plain = run("plan", cache, "--batch-size", "2", "--json").json
+    assert run("verify", cache, "--flip", "--json").json["counts"]["stale"] == 4
+    made = run(*words, "--flip", "--json").json
+    assert made["counts"] == {"samples": 4, "encoded": 4, "cached": 4, "quarantined": 0}
+    assert made["recipe"]["geometry"]["flip"] is True
+    assert run("verify", cache, "--full", "--json").json["counts"]["ok"] == 4
+    assert run("plan", cache, "--batch-size", "2", "--json").json == plain
+    assert run("plan", data, *SMALL, "--flip", "--batch-size", "2", "--json").json["buckets"] == plain["buckets"]
+    info = run("info", cache, "--entries", "--json").json
+    assert (info["counts"]["entries"], info["counts"]["samples"]) == (8, 4)
+    assert sorted(entry["key"][2:4] for entry in info["entries"]) == ["00"] * 4 + ["01"] * 4
+    assert all(len(entry["paths"]) == 1 for entry in info["entries"])
+    assert "each picture mirrored as well" in run("info", cache).out
+    run(*words, "--no-flip")
+    back = run("verify", cache, "--json").json
+    assert (back["counts"]["ok"], back["counts"]["orphan"], back["exit_code"]) == (4, 4, 0)
