@@ -20,6 +20,8 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import json_hash
 from latentcache.identity.key import RECIPE_BYTES
 
+#: What of an encoder's posterior is stored.
+POSTERIORS = ("mode", "sample", "moments")
 #: Storage types of latents: name -> (code in the entry header, bytes per value).
 DTYPES: Mapping[str, tuple[int, int]] = {
     "uint8": (1, 1),
@@ -80,7 +82,7 @@ class EncoderSpec:
     config: str
     """Hex hash of the configuration fields that ``encode`` uses."""
     channels: int
-    """Channels of a stored latent."""
+    """Channels of a latent as a model sees it; stored moments have twice as many."""
     factor: int
     """Pixels per latent cell on each side."""
     multiple: int
@@ -88,11 +90,17 @@ class EncoderSpec:
     compute_dtype: str = "float32"
     storage_dtype: str = "float16"
     posterior: str = "mode"
-    """``mode``: the mean of the posterior. Encoders without a posterior have only this."""
+    """``mode``: the mean of the posterior; encoders without a posterior have only this. ``sample``: one draw from it,
+    the same for the same pixels. ``moments``: mean and logvar, from which a loader draws."""
     tiling: bool = False
     normalisation: Normalisation = field(default_factory=Normalisation)
     generic: bool = False
     """True where the class has no row in the table of families and its facts come from its configuration."""
+
+    @property
+    def stored_channels(self) -> int:
+        """Channels of an entry: those of a latent, or of the means and then of the logvars."""
+        return self.channels * (2 if self.posterior == "moments" else 1)
 
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""
@@ -109,6 +117,8 @@ class GeometrySettings:
     min_side: int | None = None
     max_side: int | None = None
     buckets: tuple[Size, ...] = ()
+    flip: bool = False
+    """Whether every picture is stored a second time, mirrored (left and right change places)."""
     rule: int = GEOMETRY_RULE
 
     def tables(self) -> tuple[BucketTable, ...]:
@@ -148,8 +158,10 @@ class Recipe:
         return self.recipe_id[:RECIPE_BYTES]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values; sizes as ``[height, width]``."""
+        """All fields, as JSON values; sizes as ``[height, width]``. ``flip`` is there only where it is true."""
         geometry = asdict(self.geometry) | {"buckets": [[b.height, b.width] for b in self.geometry.buckets]}
+        if not self.geometry.flip:
+            del geometry["flip"]
         return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": asdict(self.encoder)}
 
     @classmethod
@@ -175,6 +187,11 @@ class Recipe:
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
 
+    @property
+    def variants(self) -> int:
+        """Entries of one picture in one bucket."""
+        return 2 if self.geometry.flip else 1
+
     def with_encoder(self, **changes: Any) -> Recipe:
         """A copy with some encoder fields replaced."""
         return replace(self, encoder=replace(self.encoder, **changes))
@@ -183,6 +200,7 @@ class Recipe:
 def flat(recipe: Recipe) -> dict[str, Any]:
     """``{"geometry.resolutions": [512], ...}``: one value per field, for comparing and printing."""
     nested = recipe.as_json()
+    nested["geometry"].setdefault("flip", False)
     return {f"{part}.{name}": value for part, fields in nested.items() for name, value in fields.items()}
 
 

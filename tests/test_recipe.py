@@ -57,6 +57,7 @@ READ_TIME = {
         "min_side": 256,
         "max_side": 1536,
         "buckets": (Size(704, 1088),),
+        "flip": True,
     },
 }
 cases = [(part, name, value) for part, named in IDENTITY.items() for name, value in named.items()]
@@ -74,6 +75,7 @@ recipes = st.builds(
         min_side=st.none() | counts,
         max_side=st.none() | counts,
         buckets=st.lists(st.builds(Size, counts, counts), max_size=3).map(tuple),
+        flip=st.booleans(),
     ),
     pixels=st.builds(PixelProfile, resample=words, icc=words, alpha=words, version=counts),
     encoder=st.builds(

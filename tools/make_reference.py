@@ -119,12 +119,13 @@ def _names(name: str, declared: Any) -> str:
 def words_of(declared: Any) -> list[str]:
     """The words of an option, none for an argument; beside Annotated typer keeps the first one as the default."""
     said = declared.default, *(declared.param_decls or ())
-    return [word for word in said if isinstance(word, str) and word.startswith("-")]
+    parts = (part for word in said if isinstance(word, str) for part in word.split("/"))  # --flip/--no-flip
+    return [part for part in parts if part.startswith("-")]
 
 
 def _value(kind: Any, declared: Any) -> str:
     """What an option takes; nothing for a switch."""
-    if kind is bool or not words_of(declared):
+    if kind is bool or bool in get_args(kind) or not words_of(declared):
         return ""
     words = {Path: "PATH", int: "N", str: "TEXT"}
     types = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}

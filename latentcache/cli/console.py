@@ -138,6 +138,11 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def kept(posterior: str) -> str:
+    """`` sample`` or `` moments``, said behind a storage type; the mode goes without saying."""
+    return "" if posterior == "mode" else f" {posterior}"
+
+
 def table(rows: Iterable[Iterable[object]]) -> list[str]:
     """Rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]

@@ -61,6 +61,10 @@ MinSide = Annotated[
 MaxSide = Annotated[
     int | None, typer.Option("--max-side", metavar="PIXELS", help="Longest side of a bucket.", show_default=False)
 ]
+Flip = Annotated[
+    bool | None,
+    typer.Option("--flip/--no-flip", help="Store pictures mirrored as well.", show_default=False),
+]
 ComputeDtype = Annotated[
     str | None,
     typer.Option("--compute-dtype", metavar="TYPE", help="auto|float16|bfloat16|float32", show_default=False),
@@ -68,6 +72,15 @@ ComputeDtype = Annotated[
 StorageDtype = Annotated[
     str | None,
     typer.Option("--storage-dtype", metavar="TYPE", help="float16 (default)|bfloat16|float32", show_default=False),
+]
+Latents = Annotated[
+    str | None,
+    typer.Option(
+        "--latents",
+        metavar="KIND",
+        help="Of the posterior: mode (default: its mean); sample (one draw); moments (the loader draws).",
+        show_default=False,
+    ),
 ]
 Resample = Annotated[
     str | None, typer.Option("--resample", metavar="NAME", help="auto|lanczos-u8|lanczos-pil", show_default=False)
@@ -97,8 +110,10 @@ def recipe_settings(
     bucket_step: BucketStep = None,
     min_side: MinSide = None,
     max_side: MaxSide = None,
+    flip: Flip = None,
     compute_dtype: ComputeDtype = None,
     storage_dtype: StorageDtype = None,
+    latents: Latents = None,
     resample: Resample = None,
     icc: Icc = None,
     alpha: Alpha = None,
@@ -116,8 +131,10 @@ def recipe_settings(
         bucket_step=bucket_step,
         min_side=min_side,
         max_side=max_side,
+        flip=flip,
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
+        latents=latents,
         resample=resample,
         icc=icc,
         alpha=alpha,
@@ -153,6 +170,9 @@ def as_words(settings: RecipeSettings) -> str:
     words: list[str] = []
     for name in type(settings).__dataclass_fields__:
         value = getattr(settings, name)
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+            continue
         values = value if isinstance(value, tuple) else () if value is None else (value,)
         words += [f"--{names.get(name, name).replace('_', '-')} {shlex.quote(str(one))}" for one in values]
     return " ".join(words)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, out, table
+from latentcache.cli.console import counted, human_bytes, kept, out, table
 
 if TYPE_CHECKING:
     from latentcache.store.generation import Generation
@@ -128,9 +128,11 @@ def _show_recipe(payload: dict[str, Any]) -> None:
     encoder, pixels = payload["recipe"]["encoder"], payload["recipe"]["pixels"]
     out(f"recipe {payload['recipe_id'][:8]}, made {payload['created']} from {payload['source']['root']}")
     shape = f"{encoder['channels']} channels, f{encoder['factor']}"
-    out(f"  encoder  {encoder['family']} {encoder['fingerprint'][:8]}, {shape}, {encoder['storage_dtype']}")
+    kind = f"{encoder['storage_dtype']}{kept(encoder['posterior'])}"
+    out(f"  encoder  {encoder['family']} {encoder['fingerprint'][:8]}, {shape}, {kind}")
     out(f"  model    {payload['provenance']['model']}{'  (demo: not for training)' if payload['demo'] else ''}")
-    out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}")
+    mirrored = ", each picture mirrored as well" if payload["recipe"]["geometry"].get("flip") else ""
+    out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}{mirrored}")
     rows = [("bucket", "entries"), *((f"{b['height']}x{b['width']}", b["entries"]) for b in payload["buckets"])]
     for line in table(rows):
         out(f"  {line}")

@@ -145,10 +145,11 @@ def _entries(path: Path, settings: RecipeSettings) -> _Entries:
     """From a cache's columns, or from picture headers."""
     from latentcache.store.generation import load_generation
     from latentcache.store.layout import CacheLayout
+    from latentcache.store.variants import folded
 
     layout = CacheLayout(path)
     if layout.current.is_file() or layout.building.is_file():
-        generation = load_generation(path)
+        generation = folded(load_generation(path))
         all_names = list(generation.samples.names)
         return _Entries(
             bucket=generation.rows.bucket,

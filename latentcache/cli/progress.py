@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli.console import SHOWN, counted, human_bytes, say
+from latentcache.cli.console import SHOWN, counted, human_bytes, kept, say
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan
@@ -33,7 +33,7 @@ class BuildTalk:
             return
         spec = plan.recipe.encoder
         say(f"{counted(plan.samples, 'picture')} in {plan.data}, cache {plan.cache}")
-        about = f"{spec.family}, {spec.channels} channels, f{spec.factor}, {spec.storage_dtype}"
+        about = f"{spec.family}, {spec.channels} channels, f{spec.factor}, {spec.storage_dtype}{kept(spec.posterior)}"
         say(f"  model    {plan.model} ({about}), recipe {plan.recipe.recipe_id.hex()[:8]}")
         shown = [f"{size} ({count})" for size, count in list(plan.buckets.items())[:SHOWN]]
         more = len(plan.buckets) - len(shown)

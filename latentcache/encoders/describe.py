@@ -22,9 +22,10 @@ from latentcache.encoders.facts import config_hash, facts_of, normalisation_of
 from latentcache.encoders.families import Family, family_of
 from latentcache.encoders.layouts import encoder_names
 from latentcache.encoders.locate import Located, locate
+from latentcache.encoders.posterior import require_posterior
 from latentcache.encoders.storage import STORAGE_TYPES
 from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
-from latentcache.recipe import EncoderSpec, Normalisation
+from latentcache.recipe import POSTERIORS, EncoderSpec, Normalisation
 
 #: Compute types that can be asked for.
 COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16")
@@ -51,6 +52,7 @@ def describe_model(
     *,
     compute_dtype: str = "auto",
     storage_dtype: str = "float16",
+    posterior: str = "mode",
     device: str = "auto",
     config: str | None = None,
     has_cuda: bool = False,
@@ -62,6 +64,7 @@ def describe_model(
         compute_dtype: ``auto`` or one of float32, float16, bfloat16. ``auto`` is float32 off CUDA; on CUDA
             float16 (eight times closer to float32 than bfloat16), bfloat16 where the configuration says force_upcast.
         storage_dtype: float16, bfloat16 or float32.
+        posterior: What is stored of it: mode, sample or moments.
         device: ``auto``, ``cpu`` or a torch device.
         config: ``config.json`` for weights that have none beside them.
         has_cuda: Whether ``device="auto"`` will find a CUDA device (:func:`cuda_available`).
@@ -69,16 +72,18 @@ def describe_model(
     Raises:
         UsageError: An unknown type or stub option.
         ModelNotFoundError: No such model.
-        UnsupportedModelError: No picture encoder, or a damaged file.
+        UnsupportedModelError: No picture encoder, one without the posterior asked for, or a damaged file.
         EncoderError: A lone file without configuration, or a tensor that is not there.
     """
     _check_choice("--storage-dtype", storage_dtype, tuple(STORAGE_TYPES))
     _check_choice("--compute-dtype", compute_dtype, COMPUTE_TYPES)
+    _check_choice("--latents", posterior, POSTERIORS)
     if model == "demo":
+        require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
         return ModelDescription(label=model, kind="demo", spec=demo.demo_spec(storage_dtype))
     if model.partition(":")[0] == "stub":
         return ModelDescription(
-            label=model, kind="stub", spec=stub.stub_spec(storage_dtype), delay_ms=_stub_delay(model)
+            label=model, kind="stub", spec=stub.stub_spec(storage_dtype, posterior), delay_ms=_stub_delay(model)
         )
     located = locate(model, config)
     force_upcast = bool(located.config.get("force_upcast", False))
@@ -86,7 +91,7 @@ def describe_model(
     return ModelDescription(
         label=model,
         kind="diffusers",
-        spec=_spec(located, compute_dtype=compute, storage_dtype=storage_dtype),
+        spec=_spec(located, compute_dtype=compute, storage_dtype=storage_dtype, posterior=posterior),
         weights=located.weights,
         config_path=located.config_path,
         force_upcast=force_upcast,
@@ -105,10 +110,12 @@ def cuda_available() -> bool:
         return False
 
 
-def _spec(located: Located, *, compute_dtype: str, storage_dtype: str) -> EncoderSpec:
+def _spec(located: Located, *, compute_dtype: str, storage_dtype: str, posterior: str) -> EncoderSpec:
     where = str(located.config_path)
     class_name = located.config["_class_name"]
     family = family_of(class_name, where)
+    if family.output in ("latent", "latents"):
+        require_posterior(class_name, posterior, "it gives one latent for a picture and no distribution")
     facts = facts_of(family, located.config, where)
     tensors = weights.read_headers(located.weights)
     names = _encoder_half(family, tensors, located)
@@ -123,6 +130,7 @@ def _spec(located: Located, *, compute_dtype: str, storage_dtype: str) -> Encode
         multiple=facts.multiple,
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
+        posterior=posterior,
         normalisation=normalisation,
         generic=family.generic,
     )

@@ -36,7 +36,7 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
     if description.kind == "demo":
         return DemoEncoder(storage_dtype=storage_dtype)
     if description.kind == "stub":
-        return StubEncoder(description.delay_ms, storage_dtype=storage_dtype)
+        return StubEncoder(description.delay_ms, storage_dtype=storage_dtype, posterior=description.spec.posterior)
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae import load_vae
 

@@ -19,7 +19,8 @@ class EncodedBatch:
     """Raw latents of one batch, in the order of its pixels."""
 
     latents: NDArray[Any]
-    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16."""
+    """(B, C, H/f, W/f) in the storage type; bfloat16 travels as uint16. Moments have 2C channels, all means before
+    all logvars; where one draw of them is stored, they come in float32 and ``posterior.drawn`` makes it."""
     finite: NDArray[np.bool_]
     """(B,) whether every value of that item is finite in the storage type."""
 

@@ -2,6 +2,7 @@
 
 Channels are the means of red, green and blue and the mean of all three, each over a block of 8x8 pixels and
 mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of 64 or 192.
+Its posterior, for ``--latents sample`` and ``moments``: those values as means, and each logvar is its mean minus 2.
 Guarantee: the same picture gives the same bytes in any batch on any machine, because the sums are integers.
 ``delay_ms`` makes it as slow as a model, per picture. NumPy only.
 """
@@ -12,6 +13,7 @@ import time
 
 import numpy as np
 
+from latentcache.encoders.posterior import encoded_dtype
 from latentcache.encoders.protocol import EncodedBatch, Pixels
 from latentcache.encoders.storage import stored
 from latentcache.identity.content import json_hash
@@ -23,7 +25,7 @@ _CHANNELS = 4
 _VERSION = 1
 
 
-def stub_spec(storage_dtype: str = "float16") -> EncoderSpec:
+def stub_spec(storage_dtype: str = "float16", posterior: str = "mode") -> EncoderSpec:
     """What the stub is. The delay is no part of it."""
     return EncoderSpec(
         family="stub",
@@ -33,6 +35,7 @@ def stub_spec(storage_dtype: str = "float16") -> EncoderSpec:
         factor=_BLOCK,
         multiple=_BLOCK,
         storage_dtype=storage_dtype,
+        posterior=posterior,
     )
 
 
@@ -42,11 +45,12 @@ class StubEncoder:
     Args:
         delay_ms: Milliseconds to sleep per picture.
         storage_dtype: float16, bfloat16 or float32.
+        posterior: mode, sample or moments.
     """
 
-    def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16") -> None:
+    def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16", posterior: str = "mode") -> None:
         self._delay_s = delay_ms / 1000
-        self._spec = stub_spec(storage_dtype)
+        self._spec = stub_spec(storage_dtype, posterior)
 
     @property
     def spec(self) -> EncoderSpec:
@@ -54,7 +58,7 @@ class StubEncoder:
         return self._spec
 
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
-        """Block means of (B, H, W, 3) as (B, 4, H/8, W/8). ``precise`` changes nothing."""
+        """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments. ``precise`` changes nothing."""
         batch, height, width, colours = pixels.shape
         blocks = pixels.reshape(batch, height // _BLOCK, _BLOCK, width // _BLOCK, _BLOCK, colours)
         sums = blocks.sum(axis=(2, 4), dtype=np.int64)
@@ -62,7 +66,10 @@ class StubEncoder:
         area = _BLOCK * _BLOCK * 127.5
         means = np.concatenate([sums / area - 1, everything / (3 * area) - 1], axis=3)
         time.sleep(self._delay_s * batch)
-        return stored(np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32), self._spec.storage_dtype)
+        values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
+        if self._spec.posterior != "mode":
+            values = np.concatenate([values, values - 2], axis=1)
+        return stored(values, encoded_dtype(self._spec))
 
     def close(self) -> None:
         """Nothing to give back."""

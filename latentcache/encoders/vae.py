@@ -1,9 +1,9 @@
 """The encoder half of a diffusers autoencoder on a device: uint8 pixels in, raw latents out.
 
-Decides how pixels become raw latents: ``x / 127.5 - 1`` in float32 on the device, the mode of the posterior,
-no tiling, no slicing, no autocast. Guarantee: before anything runs, every tensor of the encoder is there, has
-the right shape and is finite; the decoder is dropped before the encoder moves; an output of another shape than
-described is an error, never stored. Cost: one copy of uint8 pixels up and one of latents down per batch.
+Decides how pixels become raw latents: ``x / 127.5 - 1`` in float32 on the device, the mode of the posterior or
+its moments, no tiling, no slicing, no autocast. Guarantee: before anything runs, every tensor of the encoder is
+there, has the right shape and is finite; the decoder is dropped before the encoder moves; an output of another
+shape than described is an error, never stored. Cost: one copy of uint8 pixels up and one of latents down per batch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.fold import fold_single_frames
 from latentcache.encoders.modules import load_module
+from latentcache.encoders.posterior import encoded_channels, encoded_dtype, no_posterior
 from latentcache.encoders.protocol import EncodedBatch, Pixels
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, LatentcacheError
 from latentcache.recipe import EncoderSpec
@@ -82,7 +83,7 @@ class VaeEncoder:
         self._fold = fold
         self._family = FAMILIES.get(description.spec.family, GENERIC)
         self._dtype: torch.dtype = getattr(torch, description.spec.compute_dtype)
-        self._storage: torch.dtype = getattr(torch, description.spec.storage_dtype)
+        self._storage: torch.dtype = getattr(torch, encoded_dtype(description.spec))
         self._modules: dict[torch.dtype, nn.Module] = {}
         self._clips = bool(self._family.video)
         self._guarded(lambda: self._module(self._dtype), "the weights")
@@ -93,7 +94,7 @@ class VaeEncoder:
         return self._description.spec
 
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
-        """Encode (B, H, W, 3) to raw latents (B, C, H/f, W/f).
+        """Encode (B, H, W, 3) to raw latents (B, C, H/f, W/f), or to moments (B, 2C, H/f, W/f).
 
         Args:
             pixels: One batch of one size.
@@ -103,6 +104,7 @@ class VaeEncoder:
             DeviceMemoryError: The batch does not fit; nothing of it is left on the device.
             DeviceError: The device failed.
             EncoderError: The model cannot encode this size, or gives another shape than described.
+            UnsupportedModelError: It was to give its posterior and has none.
         """
         dtype = torch.float32 if precise else self._dtype
         batch, height, width, _ = pixels.shape
@@ -130,10 +132,12 @@ class VaeEncoder:
         return EncodedBatch(latents=_to_numpy(kept), finite=finite.cpu().numpy())
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
-        """What the class's own ``encode`` gives: the mode of its posterior, or its latent."""
+        """What the class's own ``encode`` gives: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
         names = (self._family.output,) if self._family.output else _OUTPUTS
         found = next((getattr(output, name) for name in names if hasattr(output, name)), output)
+        if self.spec.posterior != "mode":
+            return self._moments(found)
         found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
         if not isinstance(found, Tensor):
             raise EncoderError(
@@ -143,10 +147,19 @@ class VaeEncoder:
             )
         return found
 
+    def _moments(self, posterior: Any) -> Tensor:
+        """Means, then logvars, which ``DiagonalGaussianDistribution`` has clamped to [-30, 20]."""
+        found = (getattr(posterior, name, None) for name in ("mean", "logvar"))
+        moments = [part for part in found if isinstance(part, Tensor)]
+        if len(moments) < 2:
+            why = f"its encode gives {type(posterior).__name__}, without mean and logvar"
+            raise no_posterior(self.spec.family, self.spec.posterior, why)
+        return torch.cat(moments, dim=1)
+
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
         batch, height, width, _ = pixels
         spec = self.spec
-        expected = (batch, spec.channels, height // spec.factor, width // spec.factor)
+        expected = (batch, encoded_channels(spec), height // spec.factor, width // spec.factor)
         if tuple(latents.shape) != expected:
             raise EncoderError(
                 f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",

@@ -41,6 +41,17 @@ def place_in(image: Size, bucket: Size) -> Placement:
     return Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
 
 
+def mirrored(placement: Placement) -> Placement:
+    """Where the same cut lies in the mirrored picture: as far from the right edge as it was from the left.
+
+    What SDXL is told of a mirrored picture is the crop of the mirrored picture; sd-scripts does alike, in the frame
+    of its own ``crop_ltrb`` (``library/train_util.py``, where ``flipped`` is true).
+    """
+    crop, resize = placement.crop, placement.resize
+    left = resize.width - crop.left - crop.size.width
+    return Placement(bucket=placement.bucket, resize=resize, crop=Box(top=crop.top, left=left, size=crop.size))
+
+
 def refusal(image: Size, table: BucketTable) -> str:
     """Why a picture of this size cannot be used: ``extreme-aspect``, ``too-small``, or empty when it can."""
     numerator, denominator = kept(image, table.nearest(image))

@@ -19,6 +19,8 @@ KEY_BYTES = 32
 RECIPE_BYTES = 8
 #: ``kind`` of image and video latents.
 KIND_LATENTS = 1
+#: ``variant`` of a mirrored picture, and where in a key it stands.
+FLIPPED, VARIANT_BYTE = 1, 1
 _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 
 

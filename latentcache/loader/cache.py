@@ -17,6 +17,7 @@ from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.posterior import Draw
 from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
@@ -27,6 +28,7 @@ from latentcache.recipe import Recipe
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
+from latentcache.store.variants import folded
 from latentcache.store.views import combine, folder_repeats, select
 
 
@@ -44,7 +46,7 @@ class Cache:
     _loaders: weakref.WeakSet[CacheLoader] = field(default_factory=weakref.WeakSet, repr=False, compare=False)
 
     def __len__(self) -> int:
-        """Number of entries."""
+        """Number of entries; a picture and its mirror image count as one."""
         return len(self.generation.rows.shard)
 
     @property
@@ -54,7 +56,7 @@ class Cache:
 
     @property
     def buckets(self) -> dict[Size, int]:
-        """Entries per bucket, sizes in pixels."""
+        """Entries per bucket, sizes in pixels, without mirror images."""
         counts = np.bincount(self.generation.rows.bucket, minlength=len(self.generation.buckets))
         return dict(zip(self.generation.buckets, counts.tolist(), strict=True))
 
@@ -133,6 +135,8 @@ class Cache:
         world_size: int = 1,
         small_buckets: SmallBuckets = "repeat",
         scaled: bool = True,
+        latents: Draw | None = None,
+        flip: bool | None = None,
         dtype: torch.dtype | None = None,
         format: FormatName | None = None,
         prefetch: int = 2,
@@ -151,6 +155,10 @@ class Cache:
             small_buckets: What becomes of samples that fill no batch: ``repeat`` (default), ``drop``,
                 ``partial`` or ``error``.
             scaled: Latents as the model trains on them; False gives them as they are stored.
+            latents: Of stored moments: ``sample`` (default) draws again in every epoch, seeded by (seed, epoch,
+                key); ``mode`` gives the mean, for validation. What holds no moments is given as it is stored.
+            flip: Whether mirrored pictures take turns with those as they are, by (seed, epoch, picture), where they
+                are stored; by default they do. False for validation.
             dtype: Type of the latents; by default the type they are stored in.
             format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
                 ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
@@ -177,6 +185,8 @@ class Cache:
             seed=seed,
             rank=rank,
             scaled=scaled,
+            latents=latents,
+            flip=flip,
             dtype=dtype,
             format=format,
             prefetch=prefetch,
@@ -257,7 +267,7 @@ def open_cache(path: str | os.PathLike[str]) -> Cache:
         CacheDamagedError: Its manifest or a column is damaged.
     """
     root = Path(path)
-    generation = load_generation(root)
+    generation = folded(load_generation(root))
     if generation.demo:
         warnings.warn(
             f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2

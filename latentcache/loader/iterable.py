@@ -86,8 +86,9 @@ class IterableBatches(IterableDataset[Batch]):
 
     def _share(self, plan: EpochPlan, workers: int) -> Iterator[Batch]:
         """Every ``workers``-th batch; the position counts the batches of the others as served."""
+        epoch = self._loader.epoch
         for step in range(self._skip or 0, len(plan), workers):
-            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist())
+            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch)
             self._loader.position.advance((self._skip or 0) + 1)
             self._skip = workers - 1
             yield batch

@@ -14,17 +14,22 @@ import copy
 import math
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
+from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Position
+from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.transfer import Sent, Transfer
@@ -32,6 +37,7 @@ from latentcache.loader.willneed import WillNeed
 from latentcache.plan.batches import PlanReport
 from latentcache.recipe import Normalisation
 from latentcache.store.reader import EntryReader
+from latentcache.store.variants import doubled
 
 Batch = dict[str, Any]
 """``latents`` (B, C, h, w); ``original_size``, ``crop_top_left``, ``target_size`` (B, 2) int64, height or top
@@ -51,6 +57,8 @@ class CacheLoader:
         seed: Changes the order of all epochs.
         rank: Which share of each step is served.
         scaled: Normalise, or give latents as they are stored.
+        latents: ``sample`` or ``mode``, where moments are stored.
+        flip: Serve mirrored pictures in turn, where they are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
@@ -60,7 +68,8 @@ class CacheLoader:
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, format, policy or device, or a negative number of batches to read ahead.
+        UsageError: No such rank, format, policy or device, a negative number of batches to read ahead, or a draw
+            or mirrored pictures from what holds none.
         DeviceError: The device is not there.
     """
 
@@ -72,6 +81,8 @@ class CacheLoader:
         seed: int = 0,
         rank: int = 0,
         scaled: bool = True,
+        latents: str | None = None,
+        flip: bool | None = None,
         dtype: torch.dtype | None = None,
         format: str | None = None,
         prefetch: int = 2,
@@ -90,14 +101,18 @@ class CacheLoader:
             raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.report, self.seed, self.rank = report, seed, rank
         self._position = Position(reader.generation, report, seed=seed)
+        names = copy.copy(reader)  # of pictures, not mirror images; it opens no file, so closing need not reach it
+        self._substitutes = Substitutes(names, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
+        self._flips = checked_flip(flip, reader.generation.rows)
+        if self._flips:
+            reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
-        names = copy.copy(reader)  # it never opens a file, so closing need not reach it
-        self._substitutes = Substitutes(names, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
         self._transfer = Transfer(device)
         spec = reader.generation.recipe.encoder
+        self._draw = checked_draw(latents, spec.posterior)
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
 
@@ -206,7 +221,11 @@ class CacheLoader:
             CacheDamagedError: More samples are bad than may be replaced.
         """
         plan, epoch, served = self._position.begin(), self.epoch, 0
-        coming = WillNeed(self._reader, lambda step: plan.batch(step, self.rank), self._payload_bytes, len(plan))
+
+        def rows_of(step: int) -> NDArray[np.integer]:
+            return np.asarray(self._variants(plan.batch(step, self.rank).tolist(), epoch))
+
+        coming = WillNeed(self._reader, rows_of, self._payload_bytes, len(plan))
 
         def send(step: int) -> Sent:
             coming.before(step)
@@ -237,22 +256,32 @@ class CacheLoader:
             raise IndexError(f"step {step} of an epoch of {len(self)}")
         return self.batch(self._position.whole().batch(step, self.rank).tolist())
 
-    def batch(self, rows: list[int]) -> Batch:
-        """One batch of the given entries, which share a bucket, as the epoch that is set serves it."""
-        return self._transfer.receive(self._send(rows, self.epoch))
+    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+        """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
+        return self._transfer.receive(self._send(rows, self.epoch if epoch is None else epoch))
 
     def _send(self, rows: list[int], epoch: int) -> Sent:
         """A batch on its way to the device."""
-        rows, latents = self._substitutes.read(rows, self._latents, seed=self._position.seed, epoch=epoch)
-        batch = {"latents": latents, **described(self._reader.generation, rows)}
-        return self._transfer.send(formatted(batch, self._format))
+        read = partial(self._latents, epoch=epoch)
+        rows, latents = self._substitutes.read(rows, read, seed=self._position.seed, epoch=epoch)
+        facts = described(self._reader.generation, self._variants(rows, epoch))
+        return self._transfer.send(formatted({"latents": latents, **facts}, self._format))
 
-    def _latents(self, rows: list[int]) -> torch.Tensor:
+    def _variants(self, rows: list[int], epoch: int) -> list[int]:
+        """For each picture its own row, or that of its mirror image where this epoch serves that."""
+        return turned(rows, self._reader.generation.rows.key, seed=self.seed, epoch=epoch) if self._flips else rows
+
+    def _latents(self, rows: list[int], epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
+        rows = self._variants(rows, epoch)
         spec = self._reader.generation.recipe.encoder
         latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))
         if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
+        if self._draw == "sample":
+            latents = draw(latents, self._reader.generation.rows.key[rows], seed=self.seed, epoch=epoch)
+        elif self._draw == "mode":
+            latents = mean_of(latents)
         return self._finished(latents, spec.normalisation if self._scaled else Normalisation())
 
     def _shape(self, row: int) -> tuple[int, int, int]:
@@ -260,7 +289,7 @@ class CacheLoader:
         generation = self._reader.generation
         spec = generation.recipe.encoder
         cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
-        return spec.channels, cells.height, cells.width
+        return spec.stored_channels, cells.height, cells.width
 
     def _payload_bytes(self, row: int) -> int:
         return math.prod(self._shape(row)) * self._stored.itemsize

@@ -75,7 +75,7 @@ def assemble(scan: Scan, plan: Survey, run: RunResult, recipe: Recipe, catalog: 
             cause, detail = lost_causes.get(content, ("entry-lost", "its entry was not committed"))
             refused.append(refuse(sample, cause, detail, stat=memo, content=content))
     ordered = tuple(sorted(refused, key=lambda item: item.name.encode("utf-8", "surrogateescape")))
-    return _draft(usable, ordered, scan.notes)
+    return _draft(usable, ordered, scan.notes, recipe.variants)
 
 
 def unchanged(draft: Draft, recipe: Recipe, generation: Generation | None, root: str) -> bool:
@@ -103,8 +103,16 @@ def refusal_json(item: Refusal) -> dict[str, Any]:
     }
 
 
-def _draft(usable: Sequence[Usable], refused: tuple[Refusal, ...], notes: tuple[Refusal, ...]) -> Draft:
-    entries = [(number, entry) for number, sample in enumerate(usable) for entry in sample.entries]
+def _draft(
+    usable: Sequence[Usable], refused: tuple[Refusal, ...], notes: tuple[Refusal, ...], variants: int
+) -> Draft:
+    """Columns: all pictures first, then their mirror images in the same order."""
+    entries = [
+        (number, entry)
+        for variant in range(variants)
+        for number, sample in enumerate(usable)
+        for entry in _part(sample.entries, variant, variants)
+    ]
     placements = [entry.facts.placement for _, entry in entries]
     buckets = tuple(sorted({p.bucket for p in placements}, key=lambda size: (-size.area, size.width)))
     shards = tuple(sorted({entry.shard for _, entry in entries}))
@@ -129,6 +137,12 @@ def _draft(usable: Sequence[Usable], refused: tuple[Refusal, ...], notes: tuple[
     )
     keys = frozenset(entry.key for _, entry in entries)
     return Draft(rows=rows, samples=samples, buckets=buckets, shards=shards, refused=refused, notes=notes, keys=keys)
+
+
+def _part(entries: tuple[Located, ...], variant: int, variants: int) -> tuple[Located, ...]:
+    """The entries of one variant; a sample has as many of each."""
+    count = len(entries) // variants
+    return entries[variant * count : (variant + 1) * count]
 
 
 def _bytes(items: Sequence[bytes], width: int) -> Any:

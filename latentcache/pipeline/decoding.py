@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.geometry.buckets import BucketTable
-from latentcache.geometry.placement import Placement
+from latentcache.geometry.placement import Placement, mirrored
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.identity.key import FLIPPED, VARIANT_BYTE
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.decode import decode
 from latentcache.pipeline.headers import picture_size, refused
@@ -96,9 +99,10 @@ class Decoder:
     def _pieces(
         self, data: bytes, name: str, content: bytes, size: Size, placements: Sequence[Placement]
     ) -> tuple[Piece, ...]:
-        """Decode once, cut for each placement whose entry is missing."""
+        """Decode once, cut for each placement whose entry is missing, mirror the cut where that one is missing."""
         keys = keys_of(content, placements, self.recipe)
-        wanted = [(key, placement) for key, placement in zip(keys, placements, strict=True) if self.claims.take(key)]
+        stored = [*placements, *map(mirrored, placements)][: len(keys)]
+        wanted = [(key, placement) for key, placement in zip(keys, stored, strict=True) if self.claims.take(key)]
         if not wanted:
             return ()
         profile = self.recipe.pixels
@@ -107,8 +111,15 @@ class Decoder:
         if found != size:
             raise refused("decoder-error", f"the header says {size}, the decoder gives {found}")
         pieces = []
+        cuts = {}
+        buckets = {placement.bucket for _, placement in wanted}
+        for placement in placements:
+            if placement.bucket in buckets:
+                cuts[placement.bucket] = resize_crop(picture, placement, profile.resample)
         for key, placement in wanted:
-            pixels = resize_crop(picture, placement, profile.resample)
+            pixels = cuts[placement.bucket]
+            if key[VARIANT_BYTE] == FLIPPED:
+                pixels = np.ascontiguousarray(pixels[:, ::-1])
             pixels_hash = pixel_hash(pixels)
             pieces.append(
                 Piece(
@@ -169,7 +180,8 @@ class DecodePool:
     def _within_budget(self, planned: Planned) -> Looked | Failed | BaseException | None:
         """Look at one sample while holding the bytes it needs; None when the build is ending."""
         budget = self.decoder.budget
-        cut = _RGB_BYTES * sum(placement.bucket.area for placement in planned.placements)
+        areas = sum(placement.bucket.area for placement in planned.placements)
+        cut = _RGB_BYTES * areas * self.decoder.recipe.variants
         reserved = _DECODE_BYTES * planned.size.area + cut
         if not budget.acquire(reserved):
             return None

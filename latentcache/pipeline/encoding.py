@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.encoders.posterior import drawn, encoded_channels, encoded_dtype
 from latentcache.encoders.protocol import EncodedBatch, Encoder, Pixels
 from latentcache.errors import DeviceMemoryError, EncoderError
 from latentcache.geometry.sizes import Size, latent_size
@@ -69,7 +70,7 @@ class BatchEncoder:
 
     def _batch(self, batch: Sequence[Piece]) -> list[NewEntry]:
         """One call of the encoder, and a second, precise one for what was not finite."""
-        encoded = self._checked(_slab(batch), precise=False)
+        encoded = self._encoded(batch, precise=False)
         good = [self._entry(piece, encoded, i) for i, piece in enumerate(batch) if encoded.finite[i]]
         again = [piece for i, piece in enumerate(batch) if not encoded.finite[i]]
         for piece in again:  # one by one: the retry in float32 needs twice the memory
@@ -79,7 +80,7 @@ class BatchEncoder:
     def _precisely(self, piece: Piece) -> list[NewEntry]:
         """The entry of a picture whose latents were not finite, from float32 throughout; or none."""
         try:
-            encoded = self._checked(_slab([piece]), precise=True)
+            encoded = self._encoded([piece], precise=True)
         except DeviceMemoryError as error:
             self.refuse(
                 piece, "out-of-memory", f"its latents are not finite, and in float32 {error.why or error.what}"
@@ -93,6 +94,13 @@ class BatchEncoder:
             self.refuse(piece, "non-finite", "the encoder gives NaN or infinity for it, also in float32")
         return []
 
+    def _encoded(self, batch: Sequence[Piece], *, precise: bool) -> EncodedBatch:
+        """What is stored of the pieces: what the encoder gives, or one draw from it."""
+        encoded = self._checked(_slab(batch), precise=precise)
+        if self.recipe.encoder.posterior != "sample":
+            return encoded
+        return drawn(encoded, [piece.pixel_hash for piece in batch], self.recipe)
+
     def _checked(self, slab: Pixels, *, precise: bool) -> EncodedBatch:
         """What the encoder gives, after a look at its shape and type.
 
@@ -102,8 +110,8 @@ class BatchEncoder:
         encoded = self.encoder.encode(slab, precise=precise)
         spec = self.recipe.encoder
         cells = latent_size(Size(slab.shape[1], slab.shape[2]), spec.factor)
-        expected = (len(slab), spec.channels, cells.height, cells.width)
-        found, dtype = encoded.latents.shape, numpy_dtype(spec.storage_dtype)
+        expected = (len(slab), encoded_channels(spec), cells.height, cells.width)
+        found, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
         if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
             raise EncoderError(
                 "the encoder gives latents of another shape or type than its description says",

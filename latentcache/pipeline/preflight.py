@@ -25,7 +25,7 @@ from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import FORMAT_VERSION, Generation, load_generation
+from latentcache.store.generation import FORMAT_VERSION, Generation, format_version, load_generation
 from latentcache.store.layout import CacheLayout, as_store_error, read_json
 
 #: Left free on the disk beyond what the plan needs, in bytes.
@@ -122,7 +122,7 @@ def check_damage(before: Before, *, model_said: bool) -> None:
 def marker(recipe: Recipe, description: ModelDescription, samples: int) -> dict[str, Any]:
     """What BUILDING holds while a build runs: what it set out to do."""
     return {
-        "format": FORMAT_VERSION,
+        "format": format_version(recipe),
         "recipe": recipe.as_json(),
         "model": model_name(description),
         "model_config": model_config(description),

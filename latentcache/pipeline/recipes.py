@@ -48,6 +48,7 @@ def resolve_recipe(
         settings.model or cached_model or DEFAULT_MODEL,
         compute_dtype=settings.compute_dtype or "auto",
         storage_dtype=settings.storage_dtype or (cached.encoder.storage_dtype if cached else "float16"),
+        posterior=settings.latents or (cached.encoder.posterior if cached else "mode"),
         has_cuda=has_cuda,
         config=settings.model_config or (cached_config if settings.model is None else None),
     )
@@ -77,6 +78,7 @@ def requested_recipe(settings: RecipeSettings, cached: Recipe) -> Recipe:
     if settings.model is not None:
         return resolve_recipe(settings, cached, cached_model=None, has_cuda=False)[0]
     said = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
+    said["posterior"] = settings.latents
     encoder = replace(cached.encoder, **_said(said))
     geometry = _geometry(settings, cached, encoder.multiple)
     recipe = Recipe(geometry=geometry, pixels=_overlay(settings, cached.pixels), encoder=encoder)
@@ -93,7 +95,7 @@ def _geometry(settings: RecipeSettings, cached: Recipe | None, model_multiple: i
     step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
     if step < 1:
         raise RecipeError(f"--bucket-step {step} is below 1", fix=f"--bucket-step {DEFAULT_STEP}")
-    sides = {name: getattr(settings, name) for name in ("min_side", "max_side")}
+    sides = {name: getattr(settings, name) for name in ("min_side", "max_side", "flip")}
     said = {name: value for name, value in sides.items() if value is not None}
     return replace(base, multiple=math.lcm(step, model_multiple), **said)
 

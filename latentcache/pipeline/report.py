@@ -98,7 +98,8 @@ class Silent:
 
 def build_plan(found: Scan, work: Survey, recipe: Recipe, catalog: Catalog, model: str, cache: Path) -> BuildPlan:
     """Count what is to do."""
-    buckets = Counter(p.bucket for planned in (*work.known, *work.todo) for p in planned.placements)
+    pictures = (*work.known, *work.todo)
+    buckets = Counter(p.bucket for planned in pictures for p in planned.placements * recipe.variants)
     missing = [bucket for planned in work.todo for bucket in _missing(planned, recipe, catalog)]
     refused = (*found.refused, *(failed.refusal for failed in work.failed))
     existing = next(path for path in (cache, *cache.resolve().parents) if path.exists())
@@ -162,14 +163,14 @@ def build_report(
 def entry_bytes(recipe: Recipe, bucket: Size) -> int:
     """Bytes on disk of one entry in this bucket: header and payload in whole pages, and its index rows."""
     cells = latent_size(bucket, recipe.encoder.factor)
-    payload = recipe.encoder.channels * cells.area * DTYPES[recipe.encoder.storage_dtype][1]
+    payload = recipe.encoder.stored_channels * cells.area * DTYPES[recipe.encoder.storage_dtype][1]
     return math.ceil((16 + HEADER_BYTES + payload) / _PAGE_BYTES) * _PAGE_BYTES + 600
 
 
 def _missing(planned: Planned, recipe: Recipe, catalog: Catalog) -> list[Size]:
     """Buckets of a picture whose entry is not committed, as far as is known before it is read."""
-    content = planned.content or planned.expected
+    content, placements = planned.content or planned.expected, planned.placements * recipe.variants
     if not content:
-        return [placement.bucket for placement in planned.placements]
+        return [placement.bucket for placement in placements]
     keys = keys_of(content, planned.placements, recipe)
-    return [p.bucket for p, key in zip(planned.placements, keys, strict=True) if key not in catalog]
+    return [p.bucket for p, key in zip(placements, keys, strict=True) if key not in catalog]

@@ -134,9 +134,9 @@ class EncodeRun:
             self._encode(self._waiting.pop(bucket))
 
     def _count(self, pieces: int) -> None:
-        """Note pieces that wait to be encoded, or no longer do; a sample has one piece per resolution."""
+        """Note pieces that wait to be encoded, or no longer do; a sample has one piece per resolution and variant."""
         self._unencoded += pieces
-        self.progress.waiting = -(-self._unencoded // len(self.pool.decoder.tables))
+        self.progress.waiting = -(-self._unencoded // (len(self.pool.decoder.tables) * self.recipe.variants))
 
     def _copy_twin(self, piece: Piece) -> bool:
         """Store the latents of an entry with equal pixels under the new key, where there is one."""

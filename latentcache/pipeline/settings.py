@@ -14,6 +14,7 @@ from latentcache.geometry.sizes import Size
 
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
+POSTERIORS = ("mode", "sample", "moments")
 RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
 #: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
@@ -33,6 +34,10 @@ class RecipeSettings:
     max_side: int | None = None
     compute_dtype: str | None = None
     storage_dtype: str | None = None
+    latents: str | None = None
+    """What of the posterior is stored."""
+    flip: bool | None = None
+    """Whether pictures are stored mirrored as well."""
     resample: str | None = None
     icc: str | None = None
     alpha: str | None = None
@@ -40,6 +45,7 @@ class RecipeSettings:
     def __post_init__(self) -> None:
         _one_of("--compute-dtype", self.compute_dtype, COMPUTE_DTYPES)
         _one_of("--storage-dtype", self.storage_dtype, STORAGE_DTYPES)
+        _one_of("--latents", self.latents, POSTERIORS)
         _one_of("--resample", self.resample, RESAMPLERS)
         _one_of("--icc", self.icc, ("srgb", "ignore"))
         if self.alpha is not None and not _is_colour(self.alpha):

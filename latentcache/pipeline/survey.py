@@ -127,9 +127,13 @@ def placements_for(size: Size, tables: Sequence[BucketTable]) -> tuple[Placement
 
 
 def keys_of(content: bytes, placements: Iterable[Placement], recipe: Recipe) -> list[bytes]:
-    """Entry keys of one picture, one per placement."""
-    part = recipe.key_part
-    return [EntryKey(content=content, bucket=placement.bucket, recipe=part).pack() for placement in placements]
+    """Entry keys of one picture, one per placement, then those of its mirror image where that is stored."""
+    part, wanted = recipe.key_part, tuple(placements)
+    return [
+        EntryKey(content=content, bucket=placement.bucket, recipe=part, variant=variant).pack()
+        for variant in range(recipe.variants)
+        for placement in wanted
+    ]
 
 
 def _refused_before(sample: Sample, memory: Memory) -> Refusal | None:

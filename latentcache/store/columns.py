@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError
 from latentcache.identity.content import checksum
+from latentcache.identity.key import FLIPPED, VARIANT_BYTE
 from latentcache.store.layout import write_atomically
 
 #: Type and width of each column of entries; a width of 0 is one value for each row.
@@ -136,6 +137,21 @@ def check_columns(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]
         whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
         if not whole or bool((ends[1:] < ends[:-1]).any()):
             raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
+
+
+def check_pairs(columns: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse mirrored rows that do not follow their pictures one by one.
+
+    Raises:
+        ValueError: Row i + N / 2 is not the mirror image of row i.
+    """
+    half, odd = divmod(len(columns["shard"]), 2)
+    expected = columns["key"][:half].copy()
+    expected[:, VARIANT_BYTE] = FLIPPED
+    pairs = [(expected, columns["key"][half:])]
+    pairs += [(columns[name][:half], columns[name][half:]) for name in ("sample", "bucket")]
+    if odd or not all(np.array_equal(one, other) for one, other in pairs):
+        raise ValueError("the mirrored rows are not those of the pictures before them")
 
 
 def checked_bytes(path: Path, expected: Any) -> bytes:

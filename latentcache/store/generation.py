@@ -23,7 +23,14 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import canonical_json, checksum
 from latentcache.identity.stat import StatMemo
 from latentcache.recipe import Recipe
-from latentcache.store.columns import StringColumn, check_columns, checked_bytes, load_columns, save_columns
+from latentcache.store.columns import (
+    StringColumn,
+    check_columns,
+    check_pairs,
+    checked_bytes,
+    load_columns,
+    save_columns,
+)
 from latentcache.store.layout import (
     CacheLayout,
     json_bytes,
@@ -34,14 +41,18 @@ from latentcache.store.layout import (
     write_json,
 )
 
-#: Bumped when an older reader could misread a newer cache.
-FORMAT_VERSION = 1
+#: The newest version this release reads. Bumped when an older reader could misread a newer cache.
+FORMAT_VERSION = 2
 _STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The entries of a generation, one row for each sample and resolution. N rows."""
+    """The entries of a generation, one row for each sample and resolution. N rows.
+
+    Where pictures are stored mirrored as well, those rows follow in the same order: row i and row i + N / 2 are one
+    picture. ``variants.folded`` makes one row of the two.
+    """
 
     key: NDArray[np.uint8]
     """(N, 32) entry keys."""
@@ -105,6 +116,14 @@ class Generation:
         return bool(self.manifest.get("demo", False))
 
 
+def format_version(recipe: Recipe) -> int:
+    """The oldest version that describes such a cache: mirrored entries are not for readers that know nothing of them.
+
+    They would serve every picture twice an epoch.
+    """
+    return 2 if recipe.geometry.flip else 1
+
+
 def pack_memo(memo: StatMemo) -> list[int]:
     """A stat memo as six unsigned 64-bit numbers."""
     return [getattr(memo, name) & 0xFFFF_FFFF_FFFF_FFFF for name in _STAT_FIELDS]
@@ -154,7 +173,7 @@ def publish(
     lists = json_bytes({"refused": list(refused), "notes": list(notes)})
     write_atomically(folder / "refused.json", lists)
     manifest = {
-        "format": {"name": "latentcache", "version": FORMAT_VERSION},
+        "format": {"name": "latentcache", "version": format_version(recipe)},
         "generation": number,
         "complete": True,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -208,10 +227,14 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generat
     columns = load_columns(folder, manifest["columns"])
     check_columns(columns, {"shard": len(shards), "bucket": len(buckets)})
     lists = json.loads(checked_bytes(folder / "refused.json", manifest["lists"]["checksum"]))
+    recipe = Recipe.from_json(manifest["recipe"])
+    rows = Rows(**{name: columns[name] for name in Rows.__dataclass_fields__})
+    if recipe.geometry.flip:
+        check_pairs(columns)
     return Generation(
         number=number,
-        recipe=Recipe.from_json(manifest["recipe"]),
-        rows=Rows(**{name: columns[name] for name in Rows.__dataclass_fields__}),
+        recipe=recipe,
+        rows=rows,
         samples=_samples(columns),
         buckets=tuple(Size(height, width) for height, width in buckets),
         shards=tuple(shards),

@@ -19,17 +19,18 @@ from latentcache.recipe import Recipe, differences
 from latentcache.store.columns import StringColumn
 from latentcache.store.generation import Generation, Rows, Samples
 from latentcache.store.layout import CacheLayout
+from latentcache.store.variants import alike, moved, names_of
 
 #: ``10_cats``: every picture below counts ten times (the folder names of kohya's sd-scripts).
 _REPEATS = re.compile(r"([1-9][0-9]{0,5})_")
 #: What must be equal for entries of two caches to stand in one batch.
-_SHARED = ("channels", "factor", "storage_dtype", "normalisation", "family", "fingerprint", "config")
+_SHARED = ("channels", "posterior", "factor", "storage_dtype", "normalisation", "family", "fingerprint", "config")
 
 
 def select(generation: Generation, entries: NDArray[Any]) -> Generation:
     """The entries at these positions (or where True), in this order, each as often as it is named."""
-    columns = {name: getattr(generation.rows, name)[entries] for name in Rows.__dataclass_fields__}
-    return replace(generation, rows=Rows(**columns))
+    rows = generation.rows
+    return replace(generation, rows=replace(rows, **{name: getattr(rows, name)[entries] for name in names_of(rows)}))
 
 
 def folder_repeats(generation: Generation) -> NDArray[np.int64]:
@@ -52,10 +53,10 @@ def combine(caches: Sequence[tuple[CacheLayout, Generation]]) -> Generation:
         require_alike(first.recipe, other.recipe)
     buckets = tuple(dict.fromkeys(size for _, generation in caches for size in generation.buckets))
     shards = tuple(str(layout.shards.resolve() / name) for layout, generation in caches for name in generation.shards)
-    parts = [_shifted(caches, position, buckets) for position in range(len(caches))]
-    columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in Rows.__dataclass_fields__}
+    parts = alike([_shifted(caches, position, buckets) for position in range(len(caches))])
+    columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in names_of(parts[0])}
     samples = _joined([generation.samples for _, generation in caches])
-    return replace(first, rows=Rows(**columns), samples=samples, buckets=buckets, shards=shards)
+    return replace(first, rows=replace(parts[0], **columns), samples=samples, buckets=buckets, shards=shards)
 
 
 def _shifted(caches: Sequence[tuple[CacheLayout, Generation]], position: int, buckets: Sequence[Size]) -> Rows:
@@ -63,11 +64,12 @@ def _shifted(caches: Sequence[tuple[CacheLayout, Generation]], position: int, bu
     generation = caches[position][1]
     before = [other for _, other in caches[:position]]
     bucket = np.array([buckets.index(size) for size in generation.buckets], dtype=np.int32)
-    rows = generation.rows
+    shards = np.int32(sum(len(other.shards) for other in before))
+    rows = moved(generation.rows, shards)
     return replace(
         rows,
         bucket=bucket[rows.bucket] if len(rows.bucket) else rows.bucket,
-        shard=rows.shard + np.int32(sum(len(other.shards) for other in before)),
+        shard=rows.shard + shards,
         sample=rows.sample + np.int32(sum(len(other.samples.names) for other in before)),
     )
 
@@ -95,5 +97,5 @@ def require_alike(one: Recipe, other: Recipe) -> None:
         raise UsageError(
             "these caches hold latents of two kinds",
             why=f"{', '.join(row[0] for row in differing)} differ ({name}: {mine} and {theirs})",
-            fix="build both with the same --model and --storage-dtype, or train on one",
+            fix="build both with the same --model, --latents and --storage-dtype, or train on one",
         )

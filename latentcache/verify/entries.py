@@ -112,7 +112,7 @@ def _damaged_payloads(reader: EntryReader, generation: Generation) -> Iterator[t
     cells = [latent_size(bucket, spec.factor) for bucket in generation.buckets]
     for row in np.lexsort((rows.offset, rows.shard)).tolist():
         size = cells[int(rows.bucket[row])]
-        payload = np.empty((spec.channels, size.height, size.width), dtype=numpy_dtype(spec.storage_dtype))
+        payload = np.empty((spec.stored_channels, size.height, size.width), dtype=numpy_dtype(spec.storage_dtype))
         try:
             reader.read_into(row, payload)
         except MissingEntryError as error:

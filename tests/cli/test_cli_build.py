@@ -204,3 +204,47 @@ def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
     assert done.json["counts"] == {"samples": 1, "encoded": 0, "cached": 0, "quarantined": 1}
     planned = run("plan", tmp_path / "cache", "--batch-size", "1", "--json")
     assert (planned.status, planned.error["slug"]) == (1, "plan-empty")
+
+
+def test_moments_from_build_to_verify(run, data, tmp_path):
+    cache = tmp_path / "cache"
+    made = run("build", data, "--out", cache, *SMALL, "--latents", "moments", "--json").json
+    assert made["recipe"]["encoder"]["posterior"] == "moments"
+    assert run("verify", cache, "--full").status == 0
+    assert run("verify", cache, "--latents", "moments").status == 0
+    stale = run("verify", cache, "--latents", "mode", "--json").json
+    assert {item["reason"] for item in stale["items"] if item["category"] == "stale"} == {"recipe:encoder.posterior"}
+    info = run("info", cache, "--entries", "--json").json
+    assert {entry["shape"][0] for entry in info["entries"]} == {8}
+    assert "4 channels, f8, float16 moments" in run("info", cache).out
+
+
+@pytest.mark.parametrize("kind", ["sample", "moments"])
+def test_an_encoder_without_a_posterior_is_refused_before_anything_is_made(run, data, tmp_path, kind):
+    done = run("build", data, "--out", tmp_path / "cache", "--latents", kind, "--json")
+    assert done.status == 2
+    assert done.error["slug"] == "no-posterior"
+    assert "demo" in done.error["what"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_flips_from_build_to_plan(run, data, tmp_path):
+    cache = tmp_path / "cache"
+    words = ["build", data, "--out", cache, *SMALL]
+    assert run(*words, "--json").json["counts"] == {"samples": 4, "encoded": 4, "cached": 0, "quarantined": 0}
+    plain = run("plan", cache, "--batch-size", "2", "--json").json
+    assert run("verify", cache, "--flip", "--json").json["counts"]["stale"] == 4
+    made = run(*words, "--flip", "--json").json
+    assert made["counts"] == {"samples": 4, "encoded": 4, "cached": 4, "quarantined": 0}
+    assert made["recipe"]["geometry"]["flip"] is True
+    assert run("verify", cache, "--full", "--json").json["counts"]["ok"] == 4
+    assert run("plan", cache, "--batch-size", "2", "--json").json == plain
+    assert run("plan", data, *SMALL, "--flip", "--batch-size", "2", "--json").json["buckets"] == plain["buckets"]
+    info = run("info", cache, "--entries", "--json").json
+    assert (info["counts"]["entries"], info["counts"]["samples"]) == (8, 4)
+    assert sorted(entry["key"][2:4] for entry in info["entries"]) == ["00"] * 4 + ["01"] * 4
+    assert all(len(entry["paths"]) == 1 for entry in info["entries"])
+    assert "each picture mirrored as well" in run("info", cache).out
+    run(*words, "--no-flip")
+    back = run("verify", cache, "--json").json
+    assert (back["counts"]["ok"], back["counts"]["orphan"], back["exit_code"]) == (4, 4, 0)

@@ -136,3 +136,7 @@ def handlers():
     yield
     signal.signal(signal.SIGINT, before[0])
     signal.signal(signal.SIGTERM, before[1])
+
+
+def test_the_mode_goes_without_saying():
+    assert [f"float16{console.kept(name)}" for name in ("mode", "moments")] == ["float16", "float16 moments"]

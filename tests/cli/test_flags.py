@@ -37,6 +37,13 @@ def test_what_was_said_is_said():
     assert (settings.bucket_step, settings.min_side, settings.max_side) == (8, 32, 128)
 
 
+@pytest.mark.parametrize(("flip", "words"), [(None, ""), (True, "--flip"), (False, "--no-flip")])
+def test_a_switch_is_said_without_a_value(flip, words):
+    settings = flags.recipe_settings(flip=flip)
+    assert flags.as_words(settings) == words
+    assert flags.any_said(settings) == (flip is not None)
+
+
 def test_a_resolution_counts_once():
     settings = flags.recipe_settings(resolution=[512, 768, 512])
     assert settings.resolutions == (512, 768)
@@ -51,6 +58,8 @@ def test_words_are_those_of_the_command_line(run, data):
         bucket_step=8,
         min_side=32,
         max_side=128,
+        flip=True,
+        latents="moments",
         compute_dtype="float32",
         storage_dtype="float32",
         resample="lanczos-pil",

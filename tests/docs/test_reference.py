@@ -29,7 +29,8 @@ def test_generated_pages_are_current():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_has_the_options_of_the_real_help(name):
     lines = run(name, "--help").partition("Options:")[2]
-    shown = set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", lines, flags=re.M))
+    shown = set(re.findall(r"^ +(?:-\w, |--[a-z-]+ / )?(--[a-z-]+)", lines, flags=re.M))
+    shown |= set(re.findall(r"^ +(--[a-z-]+) / --", lines, flags=re.M))
     declared = {word for _, _, option, _ in options_of(COMMANDS[name]) for word in words_of(option)}
     assert {word for word in declared if word.startswith("--")} | {"--help"} == shown
 

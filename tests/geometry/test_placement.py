@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.geometry.buckets import bucket_table, explicit_table
-from latentcache.geometry.placement import MIN_SIDE, place, place_in, refusal
+from latentcache.geometry.placement import MIN_SIDE, mirrored, place, place_in, refusal
 from latentcache.geometry.sizes import Box, Size
 
 sides = st.integers(1, 20_000)
@@ -96,3 +96,13 @@ def test_what_is_not_refused_has_something_to_learn_from(image):
         visible_width = min(image.width, image.height * bucket.width / bucket.height)
         assert 4.0001 * visible_height * visible_width >= image.area
         assert min(image.height, image.width) >= MIN_SIDE
+
+
+@given(image=sizes, bucket=sizes)
+def test_a_mirrored_crop_is_as_far_from_the_other_edge(image, bucket):
+    placement = place_in(image, bucket)
+    other = mirrored(placement)
+    assert other.crop.fits(other.resize)
+    assert (other.bucket, other.resize, other.crop.top) == (placement.bucket, placement.resize, placement.crop.top)
+    assert placement.crop.left + bucket.width + other.crop.left == placement.resize.width
+    assert mirrored(other) == placement

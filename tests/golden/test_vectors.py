@@ -123,6 +123,16 @@ def test_the_second_reader_reads_a_fresh_cache(program, tmp_path):
         assert line.endswith(f"{path.name!a} {caption!a}")
 
 
+def test_the_second_reader_lists_mirror_images_behind_their_pictures(program, tmp_path):
+    make_pictures(tmp_path / "pictures", 3, side=96)
+    places = [tmp_path / "pictures", "--out", tmp_path / "cache"]
+    more = ["--model", "stub", "--resolution", "128", "--flip"]
+    subprocess.run([sys.executable, "-m", "latentcache", "build", *places, *more], check=True, capture_output=True)
+    lines = [line.split(maxsplit=1) for line in listed(program, tmp_path / "cache")]
+    assert [key[2:4] for key, _ in lines] == ["00"] * 3 + ["01"] * 3
+    assert [rest for _, rest in lines[:3]] == [rest for _, rest in lines[3:]]
+
+
 def test_the_second_reader_refuses_damage(program, tmp_path):
     cache = shutil.copytree(FOLDER / "cache", tmp_path / "cache")
     index = load_index(cache / "shards" / "large")

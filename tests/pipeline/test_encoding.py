@@ -157,3 +157,32 @@ def test_a_lost_device_ends_the_work():
 
     with pytest.raises(DeviceError, match="gone"):
         Bench(Lost()).encode([piece(1, RECIPE)])
+
+
+@pytest.mark.parametrize("posterior", ["sample", "moments"])
+def test_what_is_drawn_does_not_depend_on_the_batch(posterior):
+    recipe = recipe_of(latents=posterior)
+    pieces = [piece(seed, recipe) for seed in range(5)]
+    one = Bench(StubEncoder(posterior=posterior), batch_size=5, recipe=recipe).encode(pieces)
+    other = Bench(StubEncoder(posterior=posterior), batch_size=2, recipe=recipe).encode(pieces[::-1])
+    assert payloads(one) == payloads(other)
+    channels = {unpack_header(bytes(entry.value[:HEADER_BYTES]), entry.key).shape[0] for entry in one}
+    assert channels == {8 if posterior == "moments" else 4}
+
+
+def test_moments_that_are_not_finite_are_encoded_again_before_they_are_drawn():
+    recipe = recipe_of(latents="sample")
+    pieces = [piece(seed, recipe) for seed in range(3)]
+
+    class Mending(StubEncoder):
+        def encode(self, pixels, *, precise=False):
+            encoded = super().encode(pixels, precise=precise)
+            if not precise:
+                encoded.latents[0, 0, 0, 0] = np.nan
+            return encoded
+
+    bench = Bench(Mending(posterior="sample"), recipe=recipe)
+    assert payloads(bench.encode(pieces)) == payloads(
+        Bench(StubEncoder(posterior="sample"), recipe=recipe).encode(pieces)
+    )
+    assert bench.refused == {}

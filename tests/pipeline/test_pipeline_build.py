@@ -33,7 +33,7 @@ from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.decode import decode
-from latentcache.pipeline.resize import resize_crop
+from latentcache.pipeline.resize import pixel_hash, resize_crop
 from latentcache.store.catalog import load_catalog
 from latentcache.store.generation import load_generation
 from latentcache.store.inventory import stored_entries
@@ -391,3 +391,85 @@ def enlarged(path, height, width):
     with Image.open(path) as picture:
         large = picture.resize((width, height), Image.Resampling.NEAREST)
     large.save(path, quality=50)
+
+
+def test_a_draw_is_the_same_whether_it_was_made_or_taken_over(tmp_path):
+    """A file with other bytes and the same pixels takes over a draw; a cache made afresh of it holds the same one."""
+    data = folder_of(tmp_path / "data", 2)
+    cache = tmp_path / "cache"
+    assert build_cache(settings(data, out=cache, recipe={"latents": "sample"})).encoded == 2
+    (data / "001.png").write_bytes(png_with_text((data / "001.png").read_bytes(), "another comment"))
+    again = build_cache(settings(data, out=cache))
+    assert (again.encoded, again.cached) == (0, 2)
+    build_cache(settings(data, out=tmp_path / "fresh", batch_size=1, recipe={"latents": "sample"}))
+    made, taken = (
+        {
+            entry.key: (entry.header.payload_checksum, entry.header.shape)
+            for entry in stored_entries(root, payloads=False)
+        }
+        for root in (tmp_path / "fresh", cache)
+    )
+    assert made.items() <= taken.items()
+
+
+def test_moments_are_kept_by_builds_that_do_not_name_them(tmp_path):
+    data = folder_of(tmp_path / "data", 2)
+    cache = tmp_path / "cache"
+    report = build_cache(settings(data, out=cache, recipe={"latents": "moments"}))
+    assert [entry.header.shape for entry in stored_entries(cache, payloads=True)] == [(8, 8, 8)] * 2
+    assert report.plan.bytes_to_write >= sum(
+        entry.header.payload_bytes for entry in stored_entries(cache, payloads=True)
+    )
+    assert build_cache(settings(data, out=cache)).encoded == 0
+    assert build_cache(settings(data, out=cache, recipe={"latents": "mode"})).encoded == 2
+
+
+def test_mirror_images_are_encoded_from_mirrored_pixels(tmp_path):
+    data, cache = folder_of(tmp_path / "data", 2, height=64, width=96), tmp_path / "cache"
+    report = build_cache(settings(data, out=cache, recipe={"flip": True}))
+    assert (report.encoded, report.plan.entries_to_make, sum(report.buckets.values())) == (4, 4, 4)
+    generation = load_generation(cache)
+    assert len({hashed.tobytes() for hashed in generation.rows.pixel_hash}) == 4
+    for row, sample in enumerate(generation.rows.sample.tolist()):
+        placement = load_catalog(CacheLayout(cache)).locate(generation.rows.key[row].tobytes()).facts.placement
+        picture = decode((data / generation.samples.names[sample]).read_bytes(), generation.recipe.pixels)
+        picture = np.ascontiguousarray(picture[:, ::-1]) if row >= 2 else picture
+        cut = resize_crop(picture, placement, generation.recipe.pixels.resample)
+        assert pixel_hash(cut) == generation.rows.pixel_hash[row].tobytes()
+
+
+def test_asking_for_flips_later_encodes_only_the_mirror_images(tmp_path):
+    data, cache = folder_of(tmp_path / "data", 3), tmp_path / "cache"
+    build_cache(settings(data, out=cache))
+    before = {entry.key for entry in stored_entries(cache, payloads=False)}
+    talk = Talk()
+    report = build_cache(settings(data, out=cache, recipe={"flip": True}), observer=talk)
+    assert (report.encoded, report.cached) == (3, 3)
+    assert (talk.plans[0].entries_to_make, talk.plans[0].entries_cached, talk.plans[0].samples) == (3, 3, 3)
+    after = {entry.key for entry in stored_entries(cache, payloads=False)}
+    assert before < after
+    assert {key[1] for key in after - before} == {1}
+    again = build_cache(settings(data, out=cache))
+    assert (again.encoded, again.cached, again.published) == (0, 6, False)
+    folder_of(data, 4)
+    assert build_cache(settings(data, out=cache)).encoded == 2
+    without = build_cache(settings(data, out=cache, recipe={"flip": False}))
+    assert (without.encoded, without.cached, without.published) == (0, 4, True)
+
+
+def test_a_metadata_edit_takes_both_variants_over(tmp_path):
+    data, cache = folder_of(tmp_path / "data", 2), tmp_path / "cache"
+    build_cache(settings(data, out=cache, recipe={"flip": True}))
+    (data / "001.png").write_bytes(png_with_text((data / "001.png").read_bytes(), "another comment"))
+    report = build_cache(settings(data, out=cache))
+    assert (report.encoded, report.cached) == (0, 4)
+
+
+def test_a_picture_whose_mirror_image_cannot_be_encoded_is_refused_whole(tmp_path, use_encoder):
+    data, cache = folder_of(tmp_path / "data", 2), tmp_path / "cache"
+    with Image.open(data / "001.png") as picture:
+        mirrored = np.asarray(picture)[:, ::-1]
+    use_encoder(FakeEncoder(broken=[mirrored]))
+    report = build_cache(settings(data, out=cache, recipe={"flip": True}))
+    assert causes(report) == {"001.png": "non-finite"}
+    assert len(load_generation(cache).rows.shard) == 2

@@ -32,6 +32,7 @@ def test_a_new_cache_gets_the_defaults():
     [
         {"model": "stub", "resolutions": (256, 512), "bucket_step": 32, "alpha": "#102030"},
         {"model": "stub", "storage_dtype": "float32", "icc": "ignore"},
+        {"model": "stub", "latents": "moments"},
         {"model": "stub", "buckets": (Size(64, 96),), "resample": "lanczos-u8"},
         {"model": "stub", "min_side": 320, "max_side": 768},
     ],
@@ -47,6 +48,7 @@ def test_what_is_not_said_follows_the_cache(said):
     [
         ({"storage_dtype": "bfloat16"}, "encoder.storage_dtype"),
         ({"alpha": "#000000"}, "pixels.alpha"),
+        ({"latents": "moments"}, "encoder.posterior"),
         ({"icc": "ignore"}, "pixels.icc"),
         ({"resample": "lanczos-u8"}, "pixels.resample"),
         ({"resolutions": (128,)}, "geometry.resolutions"),

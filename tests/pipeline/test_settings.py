@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from latentcache import recipe
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+from latentcache.pipeline.settings import POSTERIORS, BuildSettings, RecipeSettings
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,9 @@ def test_the_cache_lies_beside_the_data(tmp_path):
 def test_the_data_may_be_given_as_a_dot(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert BuildSettings(data=Path()).cache == tmp_path.with_name(tmp_path.name + ".latentcache")
+
+
+def test_the_kinds_of_latents_are_those_of_a_recipe():
+    assert POSTERIORS == recipe.POSTERIORS
+    with pytest.raises(UsageError, match="--latents 'mean' is not known"):
+        RecipeSettings(latents="mean")

@@ -136,7 +136,10 @@ def test_a_newer_format_is_refused_in_words(layout):
     with pytest.raises(CacheFormatError) as caught:
         load_generation(layout.root)
     assert caught.value.slug == "cache-format"
-    assert caught.value.what == "this cache has format 2; this version of latentcache reads up to 1"
+    assert (
+        caught.value.what
+        == f"this cache has format {FORMAT_VERSION + 1}; this version of latentcache reads up to {FORMAT_VERSION}"
+    )
     assert "pip install -U latentcache" in caught.value.fix
 
 

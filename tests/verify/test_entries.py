@@ -258,3 +258,13 @@ def test_check_entries_alone_needs_no_sources(cache, data):
     shutil.rmtree(data)
     damage, loose = check_entries(CacheLayout(cache), load_generation(cache), full=True)
     assert (dict(damage), loose) == ({}, [])
+
+
+def test_a_damaged_mirror_image_is_found_and_named(data, tmp_path):
+    build(data, tmp_path / "cache", flip=True)
+    assert found(tmp_path / "cache", full=True) == {}
+    name = damage_payload(tmp_path / "cache", row=5)
+    report = verify_cache(tmp_path / "cache", full=True)
+    (finding,) = report.findings
+    assert (finding.category, finding.path, finding.key[2:4]) == ("corrupt", name, "01")
+    assert report.counts["ok"] == 3

@@ -1,0 +1,71 @@
+"""Noise is normal, depends on its words alone, and is pinned to the bit."""
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.identity.noise import gaussian
+
+#: Whoever changes the noise changes every draw of every cache.
+PINNED = [
+    "-0x1.6f1fce0000000p+0",
+    "0x1.356dfe0000000p+0",
+    "-0x1.15f7980000000p+0",
+    "0x1.33a2d40000000p+1",
+    "0x1.5ce5c60000000p-2",
+    "0x1.0fe3be0000000p-1",
+]
+word = st.binary(max_size=40) | st.integers(-(2**63), 2**64 - 1)
+
+
+def test_the_numbers_are_pinned():
+    found = gaussian(6, b"read", 7, 2, bytes(range(32)))
+    assert found.dtype == np.float32
+    assert [value.hex() for value in found.tolist()] == PINNED
+
+
+def test_they_are_normal():
+    numbers = gaussian(1 << 20, b"normal").astype(np.float64)
+    assert abs(numbers.mean()) < 0.004
+    assert abs(numbers.var() - 1) < 0.006
+    assert abs((numbers**3).mean()) < 0.012
+    assert abs((numbers**4).mean() - 3) < 0.04
+    below = np.arange(1, len(numbers) + 1) / len(numbers)
+    normal = np.array([NormalDist().cdf(value) for value in np.sort(numbers)[::1000]])
+    assert np.abs(normal - below[::1000]).max() < 1.63 / math.sqrt(len(numbers))  # Kolmogorov-Smirnov at 1 %
+
+
+def test_the_tails_are_there():
+    numbers = np.abs(gaussian(1 << 22, b"tails"))
+    for sigma in (3.0, 4.0, 4.5):
+        expected = len(numbers) * 2 * NormalDist().cdf(-sigma)
+        assert np.count_nonzero(numbers > sigma) == pytest.approx(expected, abs=5 * math.sqrt(expected))
+
+
+@given(words=st.lists(word, min_size=1, max_size=4), count=st.integers(1, 40))
+def test_the_same_words_give_the_same_numbers(words, count):
+    np.testing.assert_array_equal(gaussian(count, *words), gaussian(count, *words))
+    assert len(gaussian(count, *words)) == count
+
+
+@given(one=st.lists(word, min_size=1, max_size=4), other=st.lists(word, min_size=1, max_size=4))
+def test_other_words_give_other_numbers(one, other):
+    same = [w % 2**64 if isinstance(w, int) else w for w in one] == [
+        w % 2**64 if isinstance(w, int) else w for w in other
+    ]
+    assert np.array_equal(gaussian(16, *one), gaussian(16, *other)) == same
+
+
+def test_words_do_not_run_into_each_other():
+    lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (1,), ((1).to_bytes(8, "little"),), (1, 0)]
+    assert len({gaussian(8, *words).tobytes() for words in lists}) == len(lists)
+
+
+def test_numbers_of_two_samples_have_nothing_in_common():
+    one, other = (gaussian(100_000, b"read", 0, epoch, b"k" * 32).astype(np.float64) for epoch in (0, 1))
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.015
+    assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.015
