@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
+from latentcache.failpoint import failpoint
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -142,6 +143,7 @@ class _Build:
         if work.todo:
             check_resample(recipe)
             write_json(self.layout.building, marker(recipe, description, plan.samples))
+            failpoint("plan-written")
             result = self.encode(found, recipe, description, work, catalog)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)

@@ -17,12 +17,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError, StoreError
+from latentcache.failpoint import failpoint
 
 #: Error numbers that mean "no space": LMDB reports a full disk as EIO.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -124,15 +125,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         DiskFullError: No space.
         CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
+            failpoint("temporary-written")
             os.fsync(file.fileno())
+        failpoint("after-fsync")
         temporary.replace(path)
+        failpoint("after-rename")
         sync_folder(path.parent)
+        failpoint("folder-synced")
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -176,6 +182,7 @@ def make_folder(path: Path) -> None:
     Raises:
         CacheReadOnlyError: The parent cannot be written, or is a file.
         DiskFullError: No space.
+        StoreError: The disk fails.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -188,17 +195,46 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Make durable what any process wrote to a file, the dead ones too."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def as_store_error(error: OSError, path: Path) -> DiskFullError | CacheReadOnlyError:
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Work on a path of the cache whose trouble with the disk is told in our words.
+
+    Raises:
+        DiskFullError: No space.
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
+    """
+    try:
+        yield
+    except StoreError:  # said already; some of them are errors of the system too
+        raise
+    except OSError as error:
+        raise as_store_error(error, path) from error
+
+
+def as_store_error(error: OSError, path: Path) -> StoreError:
     """The error of ours that says what the operating system meant."""
     if error.errno in DISK_FULL:
         return DiskFullError("the disk is full", where=str(path), why=str(error))
+    if error.errno == errno.EIO:
+        fix = "check the disk, then run the same command again: committed work is kept"
+        return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
     reason = "read-only" if error.errno in READ_ONLY else "not usable"
     return CacheReadOnlyError(
         f"the cache folder cannot be written: {path}",

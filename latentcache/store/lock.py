@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import CacheLockedError
+from latentcache.failpoint import failpoint
 from latentcache.store.layout import as_store_error
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
@@ -67,6 +68,7 @@ def _take(descriptor: int, path: Path) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)
+        failpoint("lock-taken")
     except OSError as error:
         raise as_store_error(error, path) from error
 
