@@ -32,6 +32,7 @@ from latentcache.store.layout import (
     sync_folder,
     write_atomically,
     write_json,
+    writing,
 )
 
 #: Bumped when an older reader could misread a newer cache.
@@ -168,7 +169,8 @@ def publish(
         **facts,
     }
     write_json(folder / "manifest.json", manifest | {"checksum": _manifest_checksum(manifest)})
-    sync_folder(folder.parent)
+    with writing(folder):
+        sync_folder(folder.parent)
     write_atomically(layout.current, f"{number:06d}\n".encode("ascii"))
     return number
 

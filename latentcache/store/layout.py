@@ -69,11 +69,19 @@ class CacheLayout:
         return self.root / "generations" / f"{number:06d}"
 
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards in the order of their names."""
+        """Sealed shards in the order of their names.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
 
     def open_shards(self) -> list[Path]:
-        """Shards that are being written, or were when their builder died."""
+        """Shards that are being written, or were when their builder died.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
 
     def current_generation(self) -> int:
@@ -111,12 +119,25 @@ class CacheLayout:
         return int(text)
 
     def generations(self) -> list[int]:
-        """Numbers of the generations that were written whole, current or not, upwards."""
-        manifests = (self.root / "generations").glob("*/manifest.json")
-        return sorted(int(path.parent.name) for path in manifests if path.parent.name.isdecimal())
+        """Numbers of the generations that were written whole, current or not, upwards.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
+        folders = [path for path in _listed(self.root / "generations") if path.name.isdecimal()]
+        return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:
-        return sorted(path for path in self.shards.glob("*") if path.is_dir())
+        return [path for path in _listed(self.shards) if path.is_dir()]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder, in the order of the names; ``glob`` would take a folder that may not be read for empty."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        refuse_unreadable(error, folder)
+        return []
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -176,6 +197,31 @@ def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
     return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 
 
+def refuse_unreadable(error: Exception, path: Path) -> None:
+    """Raise where the system refused to read: that says nothing of what is there, so it may not count as damage.
+
+    A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
+
+    Raises:
+        StoreError: ``error``, or what it came from, is an error of the system other than a file that is not there.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or isinstance(
+        cause, FileNotFoundError | NotADirectoryError | IsADirectoryError
+    ):
+        return
+    if cause.errno in DISK_FULL:
+        raise as_store_error(cause, path) from error
+    quoted = shlex.quote(str(path))
+    mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
+    raise StoreError(
+        "the system refuses to read a part of the cache",
+        where=str(path),
+        why=str(cause),
+        fix=f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build",
+    ) from error
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, each durable in the folder above it.
 
@@ -191,6 +237,19 @@ def make_folder(path: Path) -> None:
             sync_folder(folder.parent)
     except OSError as error:
         raise as_store_error(error, path) from error
+
+
+def remove_durably(path: Path) -> None:
+    """Remove a file, if it is there, so that no power cut brings it back.
+
+    Raises:
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
+    """
+    with writing(path):
+        if path.exists():
+            path.unlink()
+            sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -27,6 +27,7 @@ from latentcache.store.layout import (
     OPEN_SUFFIX,
     as_store_error,
     make_folder,
+    refuse_unreadable,
     sync_file,
     sync_folder,
     writing,
@@ -83,12 +84,11 @@ class ShardWriter:
             )
             self._head = self._environment.open_db(HEAD)
             self._blob = self._environment.open_db(BLOB)
+            sync_folder(folder)
+            sync_folder(folder.parent)
         except lmdb.Error as error:
             self.close()
             raise store_error(error, folder) from error
-        try:
-            sync_folder(folder)
-            sync_folder(folder.parent)
         except OSError as error:
             self.close()
             raise as_store_error(error, folder) from error
@@ -171,12 +171,17 @@ def seal_folder(folder: Path) -> Path:
 
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
+        StoreError: The system refuses to read it.
     """
     sealed = folder.with_name(folder.name.removesuffix(OPEN_SUFFIX))
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
-    num_entries = write_index(folder)
+    try:
+        num_entries = write_index(folder)
+    except CacheDamagedError as error:
+        refuse_unreadable(error, folder)
+        raise
     for leftover in ("lock.mdb", _PROBE):
         (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:
@@ -198,18 +203,25 @@ def recover_shard(folder: Path, quarantine: Path) -> Path | None:
     Returns:
         The sealed folder; None when nothing was committed, or when the shard is damaged and was moved to
         ``quarantine``.
+
+    Raises:
+        DiskFullError: No space for the index.
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The system refuses to read or to write it. The shard stays, and the next build tries again.
     """
     data = folder / "data.mdb"
-    if not data.exists() or data.stat().st_size == 0:
-        shutil.rmtree(folder)
-        return None
-    try:
-        sealed = seal_folder(folder)
-    except (CacheDamagedError, CorruptEntryError):
-        make_folder(quarantine)
-        folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
-        return None
-    return sealed if sealed.exists() else None
+    with writing(folder):
+        if not data.exists() or data.stat().st_size == 0:
+            shutil.rmtree(folder)
+            return None
+        try:
+            sealed = seal_folder(folder)
+        except (CacheDamagedError, CorruptEntryError):
+            make_folder(quarantine)
+            folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
+            sync_folder(quarantine)
+            return None
+        return sealed if sealed.exists() else None
 
 
 def store_error(error: lmdb.Error, folder: Path) -> StoreError:

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def fork(words, *, armed="", talk=None):
             _redirect(talk)
             status = main(words)
         finally:
-            _leave(status)
+            leave(status)
     return child
 
 
@@ -176,7 +177,7 @@ def _counted(place):
             status = run_quietly(place.words())
             told_at.write_text(json.dumps(counter.times))
         finally:
-            _leave(status)
+            leave(status)
     assert status_of(child) == 0
     return json.loads(told_at.read_text())
 
@@ -197,13 +198,12 @@ def _redirect(talk):
 
 
 def _flush():
-    import sys
-
     sys.stdout.flush()
     sys.stderr.flush()
 
 
-def _leave(status):
+def leave(status):
+    """End a forked process."""
     _flush()
     os._exit(status)
 

@@ -81,6 +81,8 @@ class Disk:
 
     def apply(self, operation):
         name, path = operation.name, operation.path
+        if name == "open":
+            return
         if name == "write":
             self._at(path).write(operation.offset, operation.data, operation.durable)
         elif name == "truncate":
@@ -96,9 +98,6 @@ class Disk:
     def cut(self, chance, target):
         """Write to ``target`` one state that the disk could be found in."""
         _lay_out(self.top, Path(target), chance)
-
-    def died(self):
-        """The process is gone and the system lives: all stays as it is, durable or not. Nothing to do."""
 
     def _rename(self, old, new):
         source, target = self._at(Path(old).parent), self._at(Path(new).parent)

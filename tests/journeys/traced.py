@@ -1,7 +1,8 @@
 """Watches what a process does to a folder, call by call, and can make any of these calls fail: ptrace from Python.
 
-LMDB writes from C, so no hook in Python sees it. This needs Linux on x86-64 whose kernel lets a parent trace its child
-(containers do by default) and no tool at all. The child stops only at the calls named here (a seccomp filter).
+LMDB writes from C, so no hook in Python sees it. This needs no tool, but Linux on x86-64 whose kernel lets a parent
+trace its child, as it does by default, in containers too. The child stops only at the calls named here, which a
+seccomp filter picks out.
 """
 
 import ctypes
@@ -34,10 +35,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One successful call that changes a folder, or makes its change durable."""
+    """One successful call that opens a file of a folder, changes the folder, or makes a change durable."""
 
     name: str
-    """write, truncate, create, mkdir, rename, unlink, rmdir or sync."""
+    """write, truncate, create, mkdir, rename, unlink, rmdir, sync, or open for one that changes nothing."""
     path: str
     to: str = ""
     offset: int = 0
@@ -179,12 +180,10 @@ def _operation(thread, name, values):
 
 
 def _open(thread, values):
-    if not values[2] & (_CREAT | _TRUNC):
-        return None
     place = _text(thread, values[0], values[1])
-    if not os.path.lexists(place):
-        return Operation("create", place) if values[2] & _CREAT else None
-    return Operation("truncate", place) if values[2] & _TRUNC else None
+    if values[2] & _CREAT and not os.path.lexists(place):
+        return Operation("create", place)
+    return Operation("truncate" if values[2] & _TRUNC else "open", place)
 
 
 def _write(thread, name, values):
@@ -193,7 +192,7 @@ def _write(thread, name, values):
         return None
     told = dict(line.split(":", 1) for line in Path(f"/proc/{thread}/fdinfo/{values[0]}").read_text().splitlines())
     flags = int(told["flags"], 8)
-    offset = values[3] if name.startswith("p") else os.stat(path).st_size if flags & _APPEND else int(told["pos"])
+    offset = values[3] if name.startswith("p") else Path(path).stat().st_size if flags & _APPEND else int(told["pos"])
     parts = [(values[1], values[2])]
     if name.endswith("v"):
         parts = list(struct.iter_unpack("<QQ", _memory(thread, values[1], 16 * values[2])))
@@ -207,7 +206,7 @@ def _here():
 
 def _path_of(thread, descriptor):
     try:
-        return os.readlink(f"/proc/{thread}/fd/{descriptor & 0xFFFF_FFFF}")
+        return str(Path(f"/proc/{thread}/fd/{descriptor & 0xFFFF_FFFF}").readlink())
     except FileNotFoundError:
         return ""
 
@@ -218,12 +217,13 @@ def _text(thread, folder, address):
     while b"\0" not in name:
         start = address + len(name)
         name += _memory(thread, start, 4096 - start % 4096)
-    base = os.readlink(f"/proc/{thread}/cwd") if folder & 0xFFFF_FFFF == _here() else _path_of(thread, folder)
-    return os.path.normpath(os.path.join(base, os.fsdecode(name.split(b"\0")[0])))
+    here = folder & 0xFFFF_FFFF == _here()
+    base = Path(f"/proc/{thread}/cwd").readlink() if here else Path(_path_of(thread, folder))
+    return os.path.normpath(base / os.fsdecode(name.split(b"\0")[0]))
 
 
 def _memory(thread, address, length):
-    with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+    with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
         return os.pread(memory.fileno(), length, address) if length else b""
 
 
