@@ -15,8 +15,8 @@ import time
 
 from latentcache.errors import UsageError
 
-#: Every place in the order in which a build passes them, then those of collection and repair; docs/reliability.md
-#: says where each is. The four of ``write_atomically`` are passed once for each small file.
+#: Every place in the order in which a build passes them, then those of collection and repair;
+#: docs/explanation/reliability.md says where each is. Four of them are passed once for each small file.
 NAMES = (
     "lock-taken",
     "temporary-written",

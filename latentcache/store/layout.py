@@ -254,16 +254,12 @@ def remove_durably(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """Make names in a folder durable."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(path)
 
 
 def sync_file(path: Path) -> None:
     """Make durable what any process wrote to a file, the dead ones too."""
-    _sync(path, os.O_RDONLY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

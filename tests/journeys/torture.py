@@ -2,7 +2,7 @@
 
 python torture.py failpoints FOLDER first|all     every failpoint, killed and failed
 python torture.py kills FOLDER COUNT SEED         SIGKILL to the whole group at random moments
-python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM likewise
+python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint, then likewise
 python torture.py cuts FOLDER COUNT SEED          power cuts: what a disk could hold then
 python torture.py careless FOLDER COUNT SEED      the same of a store that does not sync, which has to fail
 python torture.py forks FOLDER                    processes that a build's process forks outlive it
@@ -92,6 +92,10 @@ def _has_group(child):
 
 
 def signals(reference, count, seed):
+    """At every failpoint, whichever thread passes it, then at random moments."""
+    for turn, name in enumerate(reference.passed):
+        number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
+        yield f"{number.name} at {name}", lambda _, n=number, p=name: _signalled_at(reference, n, p)
     for number in range(count):
         yield f"signal {number} of seed {seed}", lambda _, n=number: _signalled(reference, seeded(f"{seed}/{n}"))
 
@@ -111,6 +115,32 @@ def _signalled(reference, chance):
         assert told(talk)["error"]["slug"] == "interrupted"
     check(place)
     heal(place, reference)
+
+
+def _signalled_at(reference, number, name):
+    place = reference.place("stopped").fresh()
+    talk = place.root / "told"
+    child = os.fork()
+    if not child:
+        watcher = _Signaller(name, number)
+        failpoint.arm = lambda text: setattr(failpoint, "_armed", watcher)
+        leave(run_quietly(place.words(), talk))
+    assert status_of(child, timeout=10.0) == 128 + number
+    assert told(talk)["error"]["slug"] == "interrupted"
+    check(place)
+    heal(place, reference)
+
+
+class _Signaller:
+    """Sends this process a signal where a place is passed for the first time."""
+
+    def __init__(self, name, number):
+        self.name, self.number = name, number
+
+    def passed(self, name):
+        if name == self.name:
+            self.name = ""
+            os.kill(os.getpid(), self.number)
 
 
 def forks(reference):

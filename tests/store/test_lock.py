@@ -176,3 +176,14 @@ os.waitpid(child, 0)
         assert child.stdout.read() == "{\n"
         child.stdin.close()
     assert child.returncode == 0
+
+
+def test_a_holder_on_another_host_is_named_with_its_host(path):
+    """As over a network file system: whether that process lives cannot be seen from here."""
+    path.write_text(json.dumps({"pid": 77, "host": "node-12", "since": "2026-11-20T10:00:00+00:00"}))
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CacheLockedError, match="process 77 on node-12") as caught, builder_lock(path):
+            pytest.fail("held twice")
+    assert caught.value.holder["host"] == "node-12"
+    assert "2026-11-20" in caught.value.why
