@@ -37,7 +37,7 @@ def tortured(folder, *words):
 
 @pytest.mark.parametrize("words", [
     ("failpoints", "first"),
-    ("signals", "10", "1"),
+    ("signals", "4", "1"),
     ("forks",),
     ("cuts", "12", "1"),
     ("faults", "6", "1"),
