@@ -1,5 +1,6 @@
 """Named places where a test makes this process die, fail or hang, to see that nothing is lost.
 
+Below every other module but the errors, so that store, pipeline and verify may all have such places.
 ``LATENTCACHE_FAILPOINT=name:n:kill|raise|hang`` arms one place: at the n-th time it is passed the process is killed
 (SIGKILL, as by the kernel), meets ``OSError(EIO)`` (as from a full or failing disk), or sleeps for an hour. Worker
 processes inherit it. Guarantee: without the variable a passage costs one comparison and does nothing.
@@ -14,20 +15,20 @@ import time
 
 from latentcache.errors import UsageError
 
-#: Every place, in the order in which a build passes them; then those of collection and repair.
+#: Every place in the order in which a build passes them, then those of collection and repair;
+#: docs/explanation/reliability.md says where each is. Four of them are passed once for each small file.
 NAMES = (
     "lock-taken",
+    "temporary-written",
+    "after-fsync",
+    "after-rename",
+    "folder-synced",
     "plan-written",
+    "result-received",
     "before-put",
     "after-put",
     "map-grown",
-    "before-commit",
     "after-commit",
-    "result-received",
-    "after-fsync",
-    "temporary-written",
-    "after-rename",
-    "folder-synced",
     "collect-delete",
     "repair-delete",
 )
@@ -54,6 +55,20 @@ class _Armed:
             )
         self.name, self.left, self.action = name, int(number), action
 
+    def passed(self, name: str) -> None:
+        """Count a passage; act when it is the one that was asked for."""
+        if name != self.name:
+            return
+        self.left -= 1
+        if self.left:
+            return
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.action == "hang":
+            time.sleep(_HANG_S)
+        else:
+            raise OSError(errno.EIO, f"failpoint {name}")
+
 
 _armed: _Armed | None = None
 
@@ -74,14 +89,5 @@ def failpoint(name: str) -> None:
     Raises:
         OSError: The place is armed to fail.
     """
-    if _armed is None or _armed.name != name:
-        return
-    _armed.left -= 1
-    if _armed.left:
-        return
-    if _armed.action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif _armed.action == "hang":
-        time.sleep(_HANG_S)
-    else:
-        raise OSError(errno.EIO, f"failpoint {name}")
+    if _armed is not None:
+        _armed.passed(name)

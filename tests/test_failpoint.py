@@ -27,7 +27,7 @@ def test_nothing_happens_where_nothing_is_armed(name):
 def test_the_nth_passage_fails_and_only_that():
     fp.arm("after-commit:2:raise")
     fp.failpoint("after-commit")
-    fp.failpoint("before-commit")
+    fp.failpoint("before-put")
     with pytest.raises(OSError, match="after-commit") as error:
         fp.failpoint("after-commit")
     assert error.value.errno == errno.EIO

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
+from latentcache.failpoint import failpoint
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -45,7 +46,7 @@ from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Scan
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.generation import publish
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, write_json
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, remove_durably, write_json, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.shard import NewEntry, ShardWriter, recover_shard
 
@@ -142,6 +143,8 @@ class _Build:
         if work.todo:
             check_resample(recipe)
             write_json(self.layout.building, marker(recipe, description, plan.samples))
+            with writing(self.layout.building):
+                failpoint("plan-written")
             result = self.encode(found, recipe, description, work, catalog)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
@@ -152,7 +155,7 @@ class _Build:
             number = self.publish(draft, recipe, description, found)
         else:
             number = generation.number
-        self.layout.building.unlink(missing_ok=True)
+        remove_durably(self.layout.building)
         if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
             raise self.stop.error()
         return build_report(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from latentcache.encoders.protocol import Encoder
+from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.decoding import DecodePool, raise_outcome
 from latentcache.pipeline.encoding import BatchEncoder, new_entry
@@ -156,6 +157,7 @@ class EncodeRun:
         """Encode pieces of one bucket and hand them to the writer."""
         with self.stop.abandonable():
             entries = self._batch_encoder().encode(pieces)
+        failpoint("result-received")
         self._count(-len(pieces))
         self.pool.decoder.budget.release(_nbytes(pieces))
         self.result.encoded.update(entry.key for entry in entries)

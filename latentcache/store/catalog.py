@@ -17,7 +17,7 @@ from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import EntryKey
 from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, unpack_facts, unpack_header
 from latentcache.store.index import ShardIndex, load_index
-from latentcache.store.layout import CacheLayout
+from latentcache.store.layout import CacheLayout, refuse_unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +102,19 @@ class Catalog:
 
 
 def load_catalog(layout: CacheLayout) -> Catalog:
-    """Open the index of every sealed shard; damaged shards are named, not fatal."""
+    """Open the index of every sealed shard; damaged shards are named, not fatal.
+
+    Raises:
+        StoreError: The system refuses to read a shard: nobody knows whether it is damaged.
+    """
     indexes: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in layout.sealed_shards():
-        index = index_or_none(folder)
-        if index is None:
+        try:
+            indexes.append(load_index(folder))
+        except CacheDamagedError as error:
+            refuse_unreadable(error, folder)
             damaged.append(folder.name)
-        else:
-            indexes.append(index)
     return Catalog(indexes, damaged)
 
 

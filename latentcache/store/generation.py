@@ -39,6 +39,7 @@ from latentcache.store.layout import (
     sync_folder,
     write_atomically,
     write_json,
+    writing,
 )
 
 #: The newest version this release reads. Bumped when an older reader could misread a newer cache.
@@ -187,7 +188,8 @@ def publish(
         **facts,
     }
     write_json(folder / "manifest.json", manifest | {"checksum": _manifest_checksum(manifest)})
-    sync_folder(folder.parent)
+    with writing(folder):
+        sync_folder(folder.parent)
     write_atomically(layout.current, f"{number:06d}\n".encode("ascii"))
     return number
 

@@ -17,12 +17,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError, StoreError
+from latentcache.failpoint import failpoint
 
 #: Error numbers that mean "no space": LMDB reports a full disk as EIO.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -68,11 +69,19 @@ class CacheLayout:
         return self.root / "generations" / f"{number:06d}"
 
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards in the order of their names."""
+        """Sealed shards in the order of their names.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
 
     def open_shards(self) -> list[Path]:
-        """Shards that are being written, or were when their builder died."""
+        """Shards that are being written, or were when their builder died.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
 
     def current_generation(self) -> int:
@@ -110,12 +119,25 @@ class CacheLayout:
         return int(text)
 
     def generations(self) -> list[int]:
-        """Numbers of the generations that were written whole, current or not, upwards."""
-        manifests = (self.root / "generations").glob("*/manifest.json")
-        return sorted(int(path.parent.name) for path in manifests if path.parent.name.isdecimal())
+        """Numbers of the generations that were written whole, current or not, upwards.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
+        folders = [path for path in _listed(self.root / "generations") if path.name.isdecimal()]
+        return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:
-        return sorted(path for path in self.shards.glob("*") if path.is_dir())
+        return [path for path in _listed(self.shards) if path.is_dir()]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder, in the order of the names; ``glob`` would take a folder that may not be read for empty."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        refuse_unreadable(error, folder)
+        return []
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -124,15 +146,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         DiskFullError: No space.
         CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
+            failpoint("temporary-written")
             os.fsync(file.fileno())
+        failpoint("after-fsync")
         temporary.replace(path)
+        failpoint("after-rename")
         sync_folder(path.parent)
+        failpoint("folder-synced")
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -170,12 +197,38 @@ def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
     return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 
 
+def refuse_unreadable(error: Exception, path: Path) -> None:
+    """Raise where the system refused to read: that says nothing of what is there, so it may not count as damage.
+
+    A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
+
+    Raises:
+        StoreError: ``error``, or what it came from, is an error of the system other than a file that is not there.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or isinstance(
+        cause, FileNotFoundError | NotADirectoryError | IsADirectoryError
+    ):
+        return
+    if cause.errno in DISK_FULL:
+        raise as_store_error(cause, path) from error
+    quoted = shlex.quote(str(path))
+    mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
+    raise StoreError(
+        "the system refuses to read a part of the cache",
+        where=str(path),
+        why=str(cause),
+        fix=f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build",
+    ) from error
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, each durable in the folder above it.
 
     Raises:
         CacheReadOnlyError: The parent cannot be written, or is a file.
         DiskFullError: No space.
+        StoreError: The disk fails.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
@@ -186,19 +239,57 @@ def make_folder(path: Path) -> None:
         raise as_store_error(error, path) from error
 
 
+def remove_durably(path: Path) -> None:
+    """Remove a file, if it is there, so that no power cut brings it back.
+
+    Raises:
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
+    """
+    with writing(path):
+        if path.exists():
+            path.unlink()
+            sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Make names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    sync_file(path)
+
+
+def sync_file(path: Path) -> None:
+    """Make durable what any process wrote to a file, the dead ones too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def as_store_error(error: OSError, path: Path) -> DiskFullError | CacheReadOnlyError:
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Work on a path of the cache whose trouble with the disk is told in our words.
+
+    Raises:
+        DiskFullError: No space.
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
+    """
+    try:
+        yield
+    except StoreError:  # said already; some of them are errors of the system too
+        raise
+    except OSError as error:
+        raise as_store_error(error, path) from error
+
+
+def as_store_error(error: OSError, path: Path) -> StoreError:
     """The error of ours that says what the operating system meant."""
     if error.errno in DISK_FULL:
         return DiskFullError("the disk is full", where=str(path), why=str(error))
+    if error.errno == errno.EIO:
+        fix = "check the disk, then run the same command again: committed work is kept"
+        return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
     reason = "read-only" if error.errno in READ_ONLY else "not usable"
     return CacheReadOnlyError(
         f"the cache folder cannot be written: {path}",

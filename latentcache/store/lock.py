@@ -1,7 +1,8 @@
 """One builder per cache: our own flock, taken before LMDB is touched.
 
 LMDB's writer lock waits for ever, ignores SIGINT and names nobody. This one answers at once, names the holder,
-and vanishes with its process, so a killed build leaves nothing to clean up.
+and vanishes with its process, so a killed build leaves nothing to clean up. A process forked meanwhile has no
+part in it: it may live on without holding the cache.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import CacheLockedError
+from latentcache.failpoint import failpoint
 from latentcache.store.layout import as_store_error
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
+#: Descriptors of the locks that this process holds.
+_held: set[int] = set()
 
 
 @contextmanager
@@ -37,11 +41,24 @@ def builder_lock(path: Path) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise as_store_error(error, path) from error
+    _held.add(descriptor)
     try:
         _take(descriptor, path)
         yield
     finally:
+        if descriptor in _held:  # else this is a fork of the process that took it
+            _held.remove(descriptor)
+            os.close(descriptor)
+
+
+def _let_go() -> None:
+    """In a forked process: a flock lasts until all copies of its descriptor are closed."""
+    for descriptor in _held:
         os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _take(descriptor: int, path: Path) -> None:
@@ -67,6 +84,7 @@ def _take(descriptor: int, path: Path) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text, 0)
+        failpoint("lock-taken")
     except OSError as error:
         raise as_store_error(error, path) from error
 

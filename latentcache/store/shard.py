@@ -19,9 +19,19 @@ from typing import Any
 import lmdb
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
+from latentcache.failpoint import failpoint
 from latentcache.store.entry import HEADER_BYTES, pack_record
 from latentcache.store.index import write_index
-from latentcache.store.layout import DISK_FULL, OPEN_SUFFIX, make_folder, sync_folder
+from latentcache.store.layout import (
+    DISK_FULL,
+    OPEN_SUFFIX,
+    as_store_error,
+    make_folder,
+    refuse_unreadable,
+    sync_file,
+    sync_folder,
+    writing,
+)
 
 HEAD, BLOB = b"head", b"blob"
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
@@ -74,11 +84,14 @@ class ShardWriter:
             )
             self._head = self._environment.open_db(HEAD)
             self._blob = self._environment.open_db(BLOB)
+            sync_folder(folder)
+            sync_folder(folder.parent)
         except lmdb.Error as error:
             self.close()
             raise store_error(error, folder) from error
-        sync_folder(folder)
-        sync_folder(folder.parent)
+        except OSError as error:
+            self.close()
+            raise as_store_error(error, folder) from error
 
     def write(self, entries: Sequence[NewEntry]) -> None:
         """Commit a batch; all of it is durable when this returns, or none of it is there.
@@ -89,14 +102,16 @@ class ShardWriter:
             DiskFullError: No space; what was committed before stays.
             StoreError: Anything else LMDB reports.
         """
-        while True:
-            try:
-                added = self._commit(entries)
-                break
-            except lmdb.MapFullError:
-                self._grow(sum(len(entry.value) for entry in entries))
-            except lmdb.Error as error:
-                raise store_error(error, self.folder) from error
+        with writing(self.folder):
+            while True:
+                try:
+                    added = self._commit(entries)
+                    break
+                except lmdb.MapFullError:
+                    self._grow(sum(len(entry.value) for entry in entries))
+                except lmdb.Error as error:
+                    raise store_error(error, self.folder) from error
+            failpoint("after-commit")
         self.num_entries += len(added)
         self.num_bytes += sum(added)
 
@@ -117,7 +132,8 @@ class ShardWriter:
         except lmdb.Error as error:
             raise store_error(error, self.folder) from error
         self.close()
-        return seal_folder(self.folder)
+        with writing(self.folder):
+            return seal_folder(self.folder)
 
     def close(self) -> None:
         """Close the environment. Committed entries stay where they are, in the open shard."""
@@ -128,11 +144,13 @@ class ShardWriter:
         """Sizes of the values that were added."""
         added = []
         with self._environment.begin(write=True) as transaction:
+            failpoint("before-put")
             for entry in entries:
                 record = pack_record(bytes(entry.value[:HEADER_BYTES]), entry.facts, entry.key)
                 if transaction.put(entry.key, entry.value, db=self._blob, overwrite=False):
                     transaction.put(entry.key, record, db=self._head)
                     added.append(len(entry.value))
+            failpoint("after-put")
         return added
 
     def _grow(self, batch_bytes: int) -> None:
@@ -143,6 +161,7 @@ class ShardWriter:
             raise DiskFullError("the disk is full", where=str(self.folder), why=f"{free:,} bytes are free")
         try:
             self._environment.set_mapsize(max(2 * size, size + 2 * batch_bytes))
+            failpoint("map-grown")
         except lmdb.Error as error:
             raise store_error(error, self.folder) from error
 
@@ -152,9 +171,17 @@ def seal_folder(folder: Path) -> Path:
 
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
+        StoreError: The system refuses to read it.
     """
     sealed = folder.with_name(folder.name.removesuffix(OPEN_SUFFIX))
-    num_entries = write_index(folder)
+    # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
+    # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
+    sync_file(folder / "data.mdb")
+    try:
+        num_entries = write_index(folder)
+    except CacheDamagedError as error:
+        refuse_unreadable(error, folder)
+        raise
     for leftover in ("lock.mdb", _PROBE):
         (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:
@@ -164,7 +191,9 @@ def seal_folder(folder: Path) -> Path:
         (folder / "data.mdb").chmod(0o444)
     sync_folder(folder)
     folder.rename(sealed)
+    failpoint("after-rename")
     sync_folder(folder.parent)
+    failpoint("folder-synced")
     return sealed
 
 
@@ -174,18 +203,25 @@ def recover_shard(folder: Path, quarantine: Path) -> Path | None:
     Returns:
         The sealed folder; None when nothing was committed, or when the shard is damaged and was moved to
         ``quarantine``.
+
+    Raises:
+        DiskFullError: No space for the index.
+        CacheReadOnlyError: The folder cannot be written.
+        StoreError: The system refuses to read or to write it. The shard stays, and the next build tries again.
     """
     data = folder / "data.mdb"
-    if not data.exists() or data.stat().st_size == 0:
-        shutil.rmtree(folder)
-        return None
-    try:
-        sealed = seal_folder(folder)
-    except (CacheDamagedError, CorruptEntryError):
-        make_folder(quarantine)
-        folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
-        return None
-    return sealed if sealed.exists() else None
+    with writing(folder):
+        if not data.exists() or data.stat().st_size == 0:
+            shutil.rmtree(folder)
+            return None
+        try:
+            sealed = seal_folder(folder)
+        except (CacheDamagedError, CorruptEntryError):
+            make_folder(quarantine)
+            folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
+            sync_folder(quarantine)
+            return None
+        return sealed if sealed.exists() else None
 
 
 def store_error(error: lmdb.Error, folder: Path) -> StoreError:

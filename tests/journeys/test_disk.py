@@ -1,5 +1,6 @@
 """A disk that is full or may not be written: said in words, and nothing that was committed is lost."""
 
+import contextlib
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of
+from commands import ROOT, acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
 
 #: Every command once, so that all modules are there; then the same as a user who owns nothing here.
 AS_NOBODY = """
@@ -98,6 +99,45 @@ def test_a_full_disk_is_said_in_words_and_the_next_run_finishes(tmp_path):
     assert len(set(acknowledged(events))) == len(acknowledged(events))
     assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
     assert state_of(data) == sources
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 96 MiB of its own; only root may have one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small disk needs root: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
+    """LMDB reports this as EIO. What was committed stays, and once there is room again the build goes on."""
+    data, cache, events = draw_folder(tmp_path / "data", 60), small_disk / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=30, events=events)
+    wait_for(lambda: len(acknowledged(events)) >= 5, process)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(64 << 10)):
+            pass
+    full = finished(process)
+    assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")
+    assert "disk is full" in full.talk
+    keys = acknowledged(events)
+    assert 5 <= len(keys) < 60
+    assert set(keys) <= set(entries(cache))
+    filler.unlink()
+    again = build(data, cache, events=events)
+    assert again.json["counts"]["encoded"] + again.json["counts"]["cached"] == 60
+    assert len(set(acknowledged(events))) == len(acknowledged(events))
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == 60
 
 
 @pytest.mark.parametrize("room", [0, 100, 5_000, 20_000])

@@ -1,6 +1,7 @@
 import pytest
 from made_entries import RECIPE, SQUARE, content_of, facts_of, flip, key_of, make_shard, new_entry
 
+from latentcache.errors import StoreError
 from latentcache.geometry.sizes import Size
 from latentcache.store.catalog import Catalog, index_or_none, load_catalog
 from latentcache.store.entry import HEADER_BYTES, unpack_header
@@ -77,6 +78,16 @@ def test_a_damaged_shard_is_named_and_the_others_serve(layout, name):
     assert catalog.locate(key_of(4)).shard == "b"
     assert index_or_none(layout.shards / "a") is None
     assert len(index_or_none(layout.shards / "b").rows) == 5
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "index.npy", "shard.json"])
+def test_a_shard_that_the_system_refuses_to_read_is_not_taken_for_damaged(layout, name):
+    """All of it would be encoded again. A link to itself is refused to root too."""
+    (layout.shards / "a" / name).unlink()
+    (layout.shards / "a" / name).symlink_to(name)
+    with pytest.raises(StoreError, match="refuses to read") as caught:
+        load_catalog(layout)
+    assert type(caught.value) is StoreError
 
 
 def test_open_shards_do_not_count(layout):

@@ -5,15 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.store import layout as layout_module
 from latentcache.store.layout import (
     CacheLayout,
     as_store_error,
     make_folder,
     read_json,
+    refuse_unreadable,
+    remove_durably,
     write_atomically,
     write_json,
+    writing,
 )
 
 TORN = [b"", b"0", b"00000", b"000000\n", b"000001", b"00001\n", b"xyz\n", b"-00001\n", b"000001\n\n", b" 00001\n"]
@@ -177,10 +180,68 @@ def test_a_folder_below_a_file_is_an_error_of_ours(tmp_path):
     (errno.EROFS, CacheReadOnlyError, "read-only"),
     (errno.EACCES, CacheReadOnlyError, "read-only"),
     (errno.EPERM, CacheReadOnlyError, "read-only"),
-    (errno.EIO, CacheReadOnlyError, "not usable"),
+    (errno.ENOTDIR, CacheReadOnlyError, "not usable"),
+    (errno.EIO, StoreError, "Input/output error"),
 ])  # fmt: skip
 def test_what_the_operating_system_meant(tmp_path, code, kind, words):
     error = as_store_error(OSError(code, os.strerror(code)), tmp_path)
     assert type(error) is kind
     assert words in str(error)
     assert error.exit_code == 3
+
+
+def loop(path):
+    """A name that the system refuses to follow, for root too."""
+    path.symlink_to(path.name)
+    return path
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path):
+    layout = CacheLayout(tmp_path)
+    assert (layout.sealed_shards(), layout.open_shards(), layout.generations()) == ([], [], [])
+    loop(layout.shards)
+    loop(tmp_path / "generations")
+    for look in (layout.sealed_shards, layout.open_shards, layout.generations):
+        with pytest.raises(StoreError, match="refuses to read") as caught:
+            look()
+        assert (caught.value.slug, caught.value.exit_code) == ("store", 3)
+
+
+@pytest.mark.parametrize(("code", "kind", "fix"), [
+    (errno.EACCES, StoreError, "chmod -R u+rX"),
+    (errno.EIO, StoreError, "check the disk"),
+    (errno.ENOSPC, DiskFullError, "free some space"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, kind, fix):
+    system = OSError(code, os.strerror(code))
+    damaged = CacheDamagedError("a shard cannot be read")
+    damaged.__cause__ = system
+    for error in (system, damaged):
+        with pytest.raises(kind) as caught:
+            refuse_unreadable(error, tmp_path)
+        assert type(caught.value) is kind
+        assert fix in caught.value.fix
+
+
+def test_what_is_not_there_or_is_wrong_is_not_refused(tmp_path):
+    refuse_unreadable(FileNotFoundError(errno.ENOENT, "gone"), tmp_path)
+    refuse_unreadable(CacheDamagedError("the checksum is wrong"), tmp_path)
+
+
+def test_errors_of_ours_are_not_told_again(tmp_path):
+    full = DiskFullError("the disk is full")
+    with pytest.raises(DiskFullError) as caught, writing(tmp_path):
+        raise full
+    assert caught.value is full
+    with pytest.raises(CacheReadOnlyError), writing(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_a_file_is_removed_durably(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(layout_module, "sync_folder", synced.append)
+    (tmp_path / "BUILDING").touch()
+    remove_durably(tmp_path / "BUILDING")
+    remove_durably(tmp_path / "BUILDING")
+    assert not (tmp_path / "BUILDING").exists()
+    assert synced == [tmp_path]

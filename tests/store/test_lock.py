@@ -127,3 +127,63 @@ def test_a_file_system_without_locks_is_an_error_of_ours(path, monkeypatch):
     monkeypatch.setattr(lock_module.fcntl, "flock", fail)
     with pytest.raises(CacheReadOnlyError, match="cannot be written"), builder_lock(path):
         pytest.fail("no lock was taken")
+
+
+def forked(work):
+    """Run ``work`` in a forked process of a program without threads, which lives on until its stdin is closed."""
+    command = [sys.executable, "-c", FORK.format(work=work)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+FORK = """
+import os, pathlib, sys
+from latentcache.store.lock import builder_lock
+{work}
+"""
+
+
+def test_a_process_that_was_forked_meanwhile_does_not_hold_the_lock(path):
+    work = f"""
+with builder_lock(pathlib.Path({str(path)!r})):
+    if not os.fork():
+        print("forked", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    os.kill(os.getpid(), 9)
+"""
+    with forked(work) as child:
+        assert child.stdout.readline() == "forked\n"
+        child.wait()
+        with builder_lock(path):
+            assert json.loads(path.read_text())["pid"] == os.getpid()
+        child.stdin.close()
+
+
+def test_a_fork_that_leaves_the_block_closes_nothing_of_others(path):
+    """Its parent goes on holding the lock, and a file that has the descriptor's number by then stays open."""
+    work = f"""
+place = pathlib.Path({str(path)!r})
+with builder_lock(place):
+    child = os.fork()
+    if not child:
+        other = open(place)
+if not child:
+    print(other.read()[:1], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    with forked(work) as child:
+        assert child.stdout.read() == "{\n"
+        child.stdin.close()
+    assert child.returncode == 0
+
+
+def test_a_holder_on_another_host_is_named_with_its_host(path):
+    """As over a network file system: whether that process lives cannot be seen from here."""
+    path.write_text(json.dumps({"pid": 77, "host": "node-12", "since": "2026-11-20T10:00:00+00:00"}))
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(CacheLockedError, match="process 77 on node-12") as caught, builder_lock(path):
+            pytest.fail("held twice")
+    assert caught.value.holder["host"] == "node-12"
+    assert "2026-11-20" in caught.value.why

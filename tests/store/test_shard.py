@@ -267,3 +267,39 @@ def test_a_damaged_record_sets_the_shard_aside(tmp_path):
         list(live_entries(tmp_path / "one.open"))
     assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
     assert list((tmp_path / "quarantine").iterdir())
+
+
+def test_a_shard_that_the_system_refuses_to_write_stays_where_it_is(tmp_path):
+    data = open_shard(tmp_path / "one.open")
+    data.with_name("index.npy.tmp").symlink_to("index.npy.tmp")  # a loop is refused to root too
+    with pytest.raises(StoreError) as caught:
+        recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+    assert caught.value.exit_code == 3
+    assert data.exists()
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path, monkeypatch):
+    data = open_shard(tmp_path / "one.open")
+
+    def fail(*_):
+        raise CacheDamagedError("a shard cannot be read") from OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(shard_module, "write_index", fail)
+    with pytest.raises(StoreError, match="refuses to read") as caught:
+        recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+    assert type(caught.value) is StoreError
+    assert data.exists()
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_what_a_dead_builder_wrote_is_on_the_disk_before_it_is_indexed(tmp_path, monkeypatch):
+    """Its last commit may be in the memory of the system alone."""
+    data, done = open_shard(tmp_path / "one.open"), []
+    write_index = shard_module.write_index
+    monkeypatch.setattr(shard_module, "sync_file", lambda path: done.append(("sync", path)))
+    monkeypatch.setattr(
+        shard_module, "write_index", lambda folder: done.append(("index", folder)) or write_index(folder)
+    )
+    recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
+    assert done == [("sync", data), ("index", data.parent)]

@@ -1,0 +1,212 @@
+"""Builds that are killed, failed, stopped or cut from power, without a process of Python for each: they are forked.
+
+Imported by programs without torch and threads (``torture.py``), never by pytest itself: a fork copies what is there.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from commands import RECIPE, acknowledged, draw_folder, entries, look
+
+from latentcache import failpoint
+from latentcache.cli.app import main
+from latentcache.store.generation import load_generation
+from latentcache.store.shard import ShardWriter
+
+NUM_PICTURES = 18
+_HARMLESS = {"ok", "touched", "missing", "orphan", "provenance", "quarantined"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A cache to be maltreated, beside its data and its event file."""
+
+    root: Path
+    data: Path
+
+    @property
+    def cache(self):
+        return self.root / "cache"
+
+    @property
+    def events(self):
+        return self.root / "events"
+
+    def words(self, delay_ms=0):
+        model = f"stub:delay_ms={delay_ms}"
+        words = ["build", self.data, "--out", self.cache, "--model", model, *RECIPE, "--events", self.events]
+        return [str(word) for word in [*words, "--commit-every", 2, "--batch-size", 3, "--json", "--quiet"]]
+
+    def fresh(self):
+        """The same with nothing in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir(parents=True)
+        return self
+
+
+class Reference:
+    """Data, and what an undisturbed build makes of them."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder).resolve()
+        # A map that has to grow twice; no builder would begin so small.
+        ShardWriter.__init__.__kwdefaults__["map_bytes"] = 64 << 10
+        self.data = draw_folder(self.folder / "data", NUM_PICTURES)
+        self.half = draw_folder(self.folder / "half", NUM_PICTURES // 2)
+        place = self.place("reference").fresh()
+        self.passed = _counted(place)
+        self.content = content(place.cache)
+        assert len(acknowledged(place.events)) == NUM_PICTURES
+
+    def place(self, name):
+        return Place(self.folder / name, self.data)
+
+
+def fork(words, *, armed="", talk=None):
+    """Start a command in a process group of its own; gives its process id. Its JSON goes to ``talk``."""
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            os.setsid()
+            os.environ[failpoint.VARIABLE] = armed
+            _redirect(talk)
+            status = main(words)
+        finally:
+            leave(status)
+    return child
+
+
+def status_of(child, timeout=30.0):
+    """Exit status of a child, negative for death by a signal. One that hangs fails the test."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError("the build hangs")
+        time.sleep(0.002)
+
+
+def run_quietly(words, talk=None):
+    """The command in this process, for a child that was forked for it."""
+    _redirect(talk)
+    status = main(words)
+    _flush()
+    return status
+
+
+def check(place):
+    """What must hold after anything: acknowledged keys are there and right, and nothing else is wrong."""
+    keys = acknowledged(place.events)
+    assert len(set(keys)) == len(keys), "a key was encoded twice"
+    if not ((place.cache / "shards").exists() or (place.cache / "CURRENT").exists()):
+        assert not keys, f"{len(keys)} acknowledged keys are lost with the whole cache"
+        return
+    there = entries(place.cache)
+    lost = [key for key in keys if there.get(key, (None,))[0] is None]
+    assert not lost, f"{len(lost)} of {len(keys)} acknowledged keys are lost: {lost[:3]}"
+    verify = look("verify", place.cache, "--full", "--json").json
+    if verify["error"] is not None:
+        assert verify["error"]["slug"] == "cache-unfinished", verify["error"]
+        return
+    wrong = {name: count for name, count in verify["counts"].items() if count and name not in _HARMLESS}
+    assert not wrong, (wrong, verify["items"])
+
+
+def heal(place, reference):
+    """Build to the end; the cache is then what an undisturbed build makes."""
+    keys = set(acknowledged(place.events))
+    before = len(entries(place.cache)) if (place.cache / "shards").exists() else 0
+    done = look(*place.words())
+    assert done.code == 0, done.talk
+    counts = done.json["counts"]
+    assert counts["encoded"] + counts["cached"] == NUM_PICTURES, counts
+    assert counts["encoded"] <= NUM_PICTURES - len(keys), "acknowledged entries were encoded again"
+    assert counts["cached"] >= before, (counts, before)
+    check(place)
+    last = look("verify", place.cache, "--full", "--json").json
+    assert (last["exit_code"], last["counts"]["ok"]) == (0, NUM_PICTURES), last
+    assert content(place.cache) == reference.content
+    assert look("info", place.cache, "--json").json["complete"] is True
+    left = [path for path in place.cache.rglob("*") if path.suffix in (".tmp", ".open")]
+    assert not left, left
+
+
+def content(cache):
+    """All that a cache says, but for numbers and times of its making: entries, samples and rows."""
+    made = load_generation(cache)
+    rows, samples = made.rows, made.samples
+    return {
+        "entries": {key: checksum for key, (checksum, _) in entries(cache).items()},
+        "samples": list(zip(samples.names, samples.captions, samples.content.tolist(), strict=True)),
+        "sizes": samples.original_size.tolist(),
+        "rows": [column.tolist() for column in (rows.key, rows.sample, rows.crop, rows.resize, rows.pixel_hash)],
+        "buckets": [made.buckets[number] for number in rows.bucket],
+        "refused": made.refused,
+        "recipe": made.recipe.as_json(),
+    }
+
+
+def told(talk):
+    """The one object that a command put on stdout."""
+    text = Path(talk).read_text("ascii")
+    assert text.count("\n") == 1, text
+    return json.loads(text)
+
+
+def _counted(place):
+    """Build undisturbed in a child; gives how often each failpoint was passed."""
+    told_at = place.root / "passed"
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            counter = _Counter()
+            failpoint.arm = lambda text: setattr(failpoint, "_armed", counter)
+            status = run_quietly(place.words())
+            told_at.write_text(json.dumps(counter.times))
+        finally:
+            leave(status)
+    assert status_of(child) == 0
+    return json.loads(told_at.read_text())
+
+
+class _Counter:
+    def __init__(self):
+        self.times = {}
+
+    def passed(self, name):
+        self.times[name] = self.times.get(name, 0) + 1
+
+
+def _redirect(talk):
+    for number, path in ((1, talk or os.devnull), (2, f"{talk}.talk" if talk else os.devnull)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _flush():
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def leave(status):
+    """End a forked process."""
+    _flush()
+    os._exit(status)
+
+
+def seeded(seed):
+    return random.Random(seed)

@@ -1,0 +1,151 @@
+"""What a disk could hold after a power cut: replays traced calls on a model that knows what was made durable.
+
+The model is as unkind as POSIX allows. What was synced is there. Of what was not, each 4 KiB page of each write is
+there or is not, whatever the order; a file has any of the lengths it had since, with zeros where no page came; of the
+changes to the names in a folder the first few are there, for each folder on its own. A file's name is durable when
+its folder was synced, not when the file was.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAGE = 4096
+
+
+@dataclass(eq=False)
+class File:
+    """A file as a process sees it, as the disk surely holds it, and what lies between."""
+
+    seen: bytearray = field(default_factory=bytearray)
+    sure: bytearray = field(default_factory=bytearray)
+    pending: list = field(default_factory=list)
+
+    def write(self, offset, data, durable):
+        _put(self.seen, offset, data)
+        if durable:
+            _put(self.sure, offset, data)
+        else:
+            self.pending.append((offset, data))
+
+    def truncate(self, size):
+        _resize(self.seen, size)
+        self.pending.append((size, None))
+
+    def sync(self):
+        self.sure, self.pending = bytearray(self.seen), []
+
+    def after_cut(self, chance):
+        content = bytearray(self.sure)
+        sizes = [len(content)]
+        for offset, data in self.pending:
+            sizes.append(offset if data is None else max(sizes[-1], offset + len(data)))
+            if data is None:
+                continue
+            for start in _pages(offset, len(data)):
+                if chance.random() < 0.5:
+                    end = min(start - start % PAGE + PAGE, offset + len(data))
+                    _put(content, start, data[start - offset : end - offset])
+        if self.pending:
+            _resize(content, chance.choice(sizes))
+        return bytes(content)
+
+
+@dataclass(eq=False)
+class Folder:
+    """The names in a folder, likewise."""
+
+    seen: dict = field(default_factory=dict)
+    sure: dict = field(default_factory=dict)
+    pending: list = field(default_factory=list)
+
+    def change(self, names):
+        """Give names new files (or none), all in one step."""
+        _rename(self.seen, names)
+        self.pending.append(names)
+
+    def sync(self):
+        self.sure, self.pending = dict(self.seen), []
+
+    def after_cut(self, chance):
+        names = dict(self.sure)
+        for change in self.pending[: chance.randint(0, len(self.pending))]:
+            _rename(names, change)
+        return names
+
+
+class Disk:
+    """The state of a folder through a run of operations."""
+
+    def __init__(self, root):
+        self.root, self.top = Path(root), Folder()
+
+    def apply(self, operation):
+        name, path = operation.name, operation.path
+        if name == "open":
+            return
+        if name == "write":
+            self._at(path).write(operation.offset, operation.data, operation.durable)
+        elif name == "truncate":
+            self._at(path).truncate(operation.offset)
+        elif name == "sync":
+            self._at(path).sync()
+        elif name == "rename":
+            self._rename(path, operation.to)
+        else:
+            made = {"create": File, "mkdir": Folder}.get(name)
+            self._at(Path(path).parent).change({Path(path).name: made() if made else None})
+
+    def cut(self, chance, target):
+        """Write to ``target`` one state that the disk could be found in."""
+        _lay_out(self.top, Path(target), chance)
+
+    def _rename(self, old, new):
+        source, target = self._at(Path(old).parent), self._at(Path(new).parent)
+        moved = source.seen[Path(old).name]
+        if source is target:
+            source.change({Path(old).name: None, Path(new).name: moved})
+        else:
+            target.change({Path(new).name: moved})
+            source.change({Path(old).name: None})
+
+    def _at(self, path):
+        found = self.top
+        for name in Path(path).relative_to(self.root).parts:
+            found = found.seen[name]
+        return found
+
+
+def _lay_out(folder, target, chance):
+    target.mkdir()
+    for name, node in folder.after_cut(chance).items():
+        if isinstance(node, Folder):
+            _lay_out(node, target / name, chance)
+        else:
+            (target / name).write_bytes(node.after_cut(chance))
+
+
+def _pages(offset, length):
+    """Where the parts of a write begin that lie in one page each."""
+    end = offset + length
+    return [offset, *range(offset - offset % PAGE + PAGE, end, PAGE)] if length else []
+
+
+def _put(content, offset, data):
+    if len(content) < offset + len(data):
+        _resize(content, offset + len(data))
+    content[offset : offset + len(data)] = data
+
+
+def _resize(content, size):
+    if size < len(content):
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))
+
+
+def _rename(names, change):
+    for name, node in change.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node

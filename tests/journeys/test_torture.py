@@ -1,0 +1,60 @@
+"""Builds that are killed, failed, stopped, forked and cut from power; what is left is checked and healed.
+
+One program runs each row (``torture.py``), because it forks, which a process with torch and threads should not. Rows
+print the case and the seed that failed; the same words after ``python tests/journeys/torture.py`` run it again.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+CANNOT = 77
+slow = pytest.mark.slow
+
+
+@pytest.fixture
+def folder():
+    """In memory where there is such a place: what a real disk would lose is a matter of the model."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+def tortured(folder, *words):
+    command = [sys.executable, str(Path(__file__).with_name("torture.py")), words[0], str(folder), *words[1:]]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    if done.returncode == CANNOT:
+        pytest.skip(done.stdout)
+    return done
+
+
+@pytest.mark.parametrize("words", [
+    ("failpoints", "first"),
+    ("signals", "4", "1"),
+    ("forks",),
+    ("cuts", "12", "1"),
+    ("faults", "6", "1"),
+    pytest.param(("failpoints", "all"), marks=slow),
+    pytest.param(("kills", "200", "2"), marks=slow),
+    pytest.param(("signals", "100", "2"), marks=slow),
+    pytest.param(("cuts", "152", "2"), marks=slow),
+    pytest.param(("faults", "0", "2"), marks=slow),
+], ids=" ".join)  # fmt: skip
+def test_nothing_that_was_acknowledged_is_lost_and_the_next_build_makes_it_whole(folder, words):
+    done = tortured(folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert " cases, 0 failed" in done.stdout
+
+
+@slow
+def test_a_store_that_does_not_sync_is_found_out(folder):
+    done = tortured(folder, "careless", "40", "1")
+    assert done.returncode == 1
+    assert "acknowledged keys are lost" in done.stderr

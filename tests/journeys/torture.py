@@ -1,0 +1,351 @@
+"""A program that maltreats builds and checks what is left. Without torch and threads, so that it may fork.
+
+python torture.py failpoints FOLDER first|all     every failpoint, killed and failed
+python torture.py kills FOLDER COUNT SEED         SIGKILL to the whole group at random moments
+python torture.py signals FOLDER COUNT SEED       SIGINT and SIGTERM at every failpoint, then likewise
+python torture.py cuts FOLDER COUNT SEED          power cuts: what a disk could hold then
+python torture.py careless FOLDER COUNT SEED      the same of a store that does not sync, which has to fail
+python torture.py forks FOLDER                    processes that a build's process forks outlive it
+python torture.py faults FOLDER COUNT SEED        the n-th call of the system fails; COUNT 0: every n
+"""
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+
+import lmdb
+import traced
+from crashes import Reference, check, fork, heal, leave, run_quietly, seeded, status_of, told
+from disk_model import Disk
+
+from latentcache import failpoint
+
+_FOREIGN = {"collect-delete", "repair-delete"}  # not passed by a build
+#: Exit status where this machine does not let a process be traced.
+CANNOT = 77
+_HISTORIES = ("whole", "resumed 1", "resumed 2", "added")
+_ERRORS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EINTR, "short")
+
+
+def failpoints(reference, which):
+    """Arm every place that a build passes, with kill and with raise."""
+    missing = set(failpoint.NAMES) - _FOREIGN - set(reference.passed)
+    assert not missing, f"a build does not pass {sorted(missing)}"
+    for name, last in reference.passed.items():
+        for number in sorted({1, 2, 3, last} if which == "all" else {1 + len(name) % last}):
+            for action in ("kill", "raise"):
+                if number <= last:
+                    yield f"{name}:{number}:{action}", lambda armed: _at_failpoint(reference, armed)
+
+
+def _at_failpoint(reference, armed):
+    place = reference.place("armed").fresh()
+    talk = place.root / "told"
+    status = status_of(fork(place.words(), armed=armed, talk=talk))
+    if armed.endswith("kill"):
+        assert status in (-signal.SIGKILL, 0), status
+    elif status:
+        assert_declared(status, talk)
+    check(place)
+    heal(place, reference)
+
+
+def assert_declared(status, talk):
+    """An error of the environment in our words."""
+    error = told(talk)["error"]
+    assert status == 3, (status, error)
+    slugs = {"store", "disk-full", "read-only"} | ({"system"} if "result-received" in error["why"] else set())
+    assert error["slug"] in slugs, error
+    assert error["what"], error
+    assert error["fix"], error
+    if "No space" in error["why"]:
+        assert "disk is full" in error["what"], error
+
+
+def kills(reference, count, seed):
+    for number in range(count):
+        yield f"kill {number} of seed {seed}", lambda _, n=number: _killed(reference, seeded(f"{seed}/{n}"))
+
+
+def _killed(reference, chance):
+    """Up to three kills in a row, each on what the one before left."""
+    place = reference.place("killed").fresh()
+    for _ in range(chance.randint(1, 3)):
+        child = fork(place.words(delay_ms=chance.choice([0, 2, 5])))
+        time.sleep(chance.uniform(0.0, 0.35))
+        os.killpg(child, signal.SIGKILL) if _has_group(child) else os.kill(child, signal.SIGKILL)
+        status_of(child)
+        check(place)
+    heal(place, reference)
+
+
+def _has_group(child):
+    try:
+        return os.getpgid(child) == child
+    except ProcessLookupError:
+        return False
+
+
+def signals(reference, count, seed):
+    """At every failpoint, whichever thread passes it, then at random moments."""
+    for turn, name in enumerate(reference.passed):
+        number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
+        yield f"{number.name} at {name}", lambda _, n=number, p=name: _signalled_at(reference, n, p)
+    for number in range(count):
+        yield f"signal {number} of seed {seed}", lambda _, n=number: _signalled(reference, seeded(f"{seed}/{n}"))
+
+
+def _signalled(reference, chance):
+    """A signal at a random moment: in order within ten seconds, nothing lost, and nothing done that is not kept."""
+    place = reference.place("stopped").fresh()
+    talk = place.root / "told"
+    child = fork(place.words(delay_ms=chance.choice([0, 3, 10])), talk=talk)
+    time.sleep(chance.uniform(0.0, 0.35))
+    number = chance.choice([signal.SIGINT, signal.SIGTERM])
+    os.kill(child, number)
+    status = status_of(child, timeout=10.0)
+    # Until the first line of ours runs, it is the system or Python that ends the process.
+    assert status in (0, 128 + number, -number, 1, 99), status
+    if status == 128 + number:
+        assert told(talk)["error"]["slug"] == "interrupted"
+    check(place)
+    heal(place, reference)
+
+
+def _signalled_at(reference, number, name):
+    place = reference.place("stopped").fresh()
+    talk = place.root / "told"
+    child = os.fork()
+    if not child:
+        watcher = _Signaller(name, number)
+        failpoint.arm = lambda text: setattr(failpoint, "_armed", watcher)
+        leave(run_quietly(place.words(), talk))
+    assert status_of(child, timeout=10.0) == 128 + number
+    assert told(talk)["error"]["slug"] == "interrupted"
+    check(place)
+    heal(place, reference)
+
+
+class _Signaller:
+    """Sends this process a signal where a place is passed for the first time."""
+
+    def __init__(self, name, number):
+        self.name, self.number = name, number
+
+    def passed(self, name):
+        if name == self.name:
+            self.name = ""
+            os.kill(os.getpid(), self.number)
+
+
+def forks(reference):
+    """A fork from the middle of a build, as of a data loader, harms neither it nor the build after it."""
+    for name in ("lives on", "ends"):
+        for action in ("", "after-commit:4:kill"):
+            told_as = f"a forked process {name} beside a build{' that is killed' if action else ''}"
+            yield told_as, lambda _, n=name, a=action: _forked_beside(reference, n, a)
+
+
+def _forked_beside(reference, name, action):
+    place = reference.place("forked").fresh()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writer)
+        forker = _Forker(action, reader if name == "lives on" else None)
+        failpoint.arm = lambda text: setattr(failpoint, "_armed", forker)
+        leave(run_quietly(place.words()))
+    os.close(reader)
+    try:
+        assert status_of(child) == (-signal.SIGKILL if action else 0)
+        check(place)
+        heal(place, reference)
+    finally:
+        os.close(writer)
+
+
+class _Forker:
+    """Forks at the second commit; the fork waits until the test is over, or ends at once."""
+
+    def __init__(self, action, waits_for):
+        self.action, self.waits_for, self.commits = action, waits_for, 0
+
+    def passed(self, name):
+        if name != "after-commit":
+            return
+        self.commits += 1
+        if self.commits == 2 and not os.fork():
+            if self.waits_for is not None:
+                os.read(self.waits_for, 1)
+            os._exit(0)
+        if self.action and self.commits == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cuts(reference, count, seed):
+    """Power cuts in a build, in those that go on after a kill, and in one that adds to a finished cache."""
+    for name in _HISTORIES:
+        operations, root, first = _recorded(reference, name, seeded(f"{seed}/{name}"))
+        for number in range(-(-count // len(_HISTORIES))):
+            chance = seeded(f"{seed}/{name}/{number}")
+            point = chance.randint(first, len(operations))
+            yield (
+                f"power cut {number} ({name}, after call {point} of {len(operations)}) of seed {seed}",
+                lambda _, o=operations[:point], c=chance, r=root: _cut(reference, o, r, c),
+            )
+
+
+def _recorded(reference, name, chance):
+    """The calls of one build and of what came before it, the folder, and how many calls came before."""
+    place = reference.place(name.replace(" ", "")).fresh()
+    before = []
+    if name.startswith("resumed"):
+        before = _until_killed(place, chance)
+    elif name == "added":
+        half = replace(place, data=reference.half)
+        before = traced.watch(lambda: run_quietly(half.words()), place.root).operations
+    trace = traced.watch(lambda: run_quietly(place.words()), place.root)
+    assert trace.status == 0, trace.status
+    return before + trace.operations, place.root, len(before) + 1
+
+
+def _until_killed(place, chance):
+    """The calls of a build that was killed in the middle of a commit.
+
+    Its last write is seen by the next process and is not yet on the disk, although it was to be durable.
+    """
+    left = chance.randint(4, 8)
+
+    def meddle(_, operation):
+        nonlocal left
+        left -= operation.durable
+        return "kill-after" if not left else None
+
+    first = traced.watch(lambda: run_quietly(place.words()), place.root, meddle)
+    assert first.status == -signal.SIGKILL, first.status
+    *operations, last = first.operations
+    return [*operations, replace(last, durable=False)]
+
+
+def _cut(reference, operations, root, chance):
+    disk = Disk(root)
+    for operation in operations:
+        disk.apply(operation)
+    place = reference.place("cut").fresh()
+    place.root.rmdir()
+    # The reader of the events was told before the cut, whatever became of the file.
+    told_before = bytes(disk.top.seen["events"].seen) if "events" in disk.top.seen else b""
+    disk.cut(chance, place.root)
+    place.events.write_bytes(told_before)
+    check(place)
+    heal(place, reference)
+
+
+def faults(reference, count, seed):
+    """Let the n-th call of a build fail, for each n until the build gets through: a new build, one that takes over
+    what a killed one has left, and one that adds to a finished cache."""
+    everything = []
+    for name in ("whole", "resumed", "added"):
+        before = _left_behind(reference, name, seeded(f"{seed}/{name}"))
+        place = _again(reference, before)
+        total = traced.watch(lambda place=place: run_quietly(place.words()), place.root).asked
+        everything += [(name, before, n, total, error) for n in range(1, total + 1) for error in _ERRORS]
+    in_turn = [case for case in everything if case[4] == _ERRORS[(case[2] + seed) % len(_ERRORS)]]
+    chosen = seeded(seed).sample(everything, count) if count else in_turn
+    for name, before, number, total, error in chosen:
+        word = error if isinstance(error, str) else errno.errorcode[error]
+        told_as = f"{name}: call {number} of {total} fails: {word}"
+        yield told_as, lambda _, b=before, n=number, e=error: _fault(reference, b, n, e)
+
+
+def _left_behind(reference, name, chance):
+    """A folder with what the build finds."""
+    place = reference.place(f"before-{name}").fresh()
+    if name == "resumed":
+        _until_killed(place, chance)
+    elif name == "added":
+        half = replace(place, data=reference.half)
+        assert status_of(fork(half.words())) == 0
+    return place.root
+
+
+def _again(reference, before):
+    place = reference.place("failed").fresh()
+    place.root.rmdir()
+    shutil.copytree(before, place.root)
+    return place
+
+
+def _fault(reference, before, at, error):
+    place = _again(reference, before)
+    talk = reference.folder / "told"
+    trace = traced.watch(
+        lambda: run_quietly(place.words(), talk),
+        place.root,
+        lambda number, _: error if number == at else None,
+    )
+    if trace.status:
+        assert_declared_or_event(trace.status, talk)
+    check_but_events(place)
+    heal(place, reference)
+
+
+def assert_declared_or_event(status, talk):
+    error = told(talk)["error"]
+    if error["where"].endswith("events"):  # a path that was given, not the cache
+        assert status in (2, 3), error
+    else:
+        assert_declared(status, talk)
+
+
+def check_but_events(place):
+    """As ``check``, where the last line of the event file may be cut short."""
+    if place.events.exists():
+        text = place.events.read_bytes()
+        place.events.write_bytes(text[: text.rfind(b"\n") + 1])
+    check(place)
+
+
+def careless(reference, count, seed):
+    """Power cuts of a store that does not wait for the disk: the check of the checks."""
+    opened = lmdb.open
+    lmdb.open = lambda *words, **options: opened(*words, **options | {"sync": False, "metasync": False})
+    yield from cuts(reference, count, seed)
+
+
+_MODES = {
+    "failpoints": failpoints,
+    "kills": kills,
+    "signals": signals,
+    "forks": forks,
+    "cuts": cuts,
+    "careless": careless,
+    "faults": faults,
+}
+
+
+def _main(mode, folder, *given):
+    cases, numbers = _MODES[mode], [int(word) if word.isdecimal() else word for word in given]
+    if cases in (cuts, careless, faults) and (why := traced.unavailable()):
+        sys.stdout.write(f"{why}\n")
+        return CANNOT
+    reference = Reference(folder)
+    failed = done = 0
+    for name, case in cases(reference, *numbers):
+        done += 1
+        try:
+            case(name)
+        except Exception:  # noqa: BLE001 - told with its case, and the others go on
+            failed += 1
+            sys.stderr.write(f"\n=== {mode}: {name}\n{traceback.format_exc()}")
+    sys.stdout.write(f"{done} cases, {failed} failed\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
