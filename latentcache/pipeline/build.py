@@ -124,7 +124,7 @@ class _Build:
         make_folder(self.layout.shards)
         for found in mend_shards(self.layout, before.generation):
             saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
-            self.observer.warned(f"shard {found.source} is damaged: {saved}")
+            self.observer.warned(f"shard {found.source} was damaged: {saved}")
 
     def finish(
         self,
