@@ -254,7 +254,7 @@ def test_a_dry_run_on_a_read_only_folder(open_folder):
     assert (done.status, done.json["error"]["slug"]) == (3, "read-only")
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_killed_while_it_removes(cache, rebuilt, number):
     words = [sys.executable, "-m", "latentcache", "gc", cache, "--apply", "--keep", "1", "--grace", "0"]
     environment = os.environ | {"LATENTCACHE_FAILPOINT": f"collect-delete:{number}:kill"}

@@ -220,7 +220,7 @@ def command(cache, **environment):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("action", ["kill", "raise"])
+@pytest.mark.parametrize("action", ["kill", pytest.param("raise", marks=pytest.mark.slow)])
 def test_killed_or_failed_at_its_durable_steps(cache, data, number, action):
     before, sources = content(cache), state(data)
     damage_payload(cache, row=1)
