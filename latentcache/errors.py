@@ -17,6 +17,7 @@
         CacheNotFoundError(FileNotFoundError)
         CacheFormatError                newer than this version, or not a cache
         CacheDamagedError               a shard or a manifest that is not what it was
+        CacheIncompleteError            a repair took entries out that no build has made again yet
         CorruptEntryError               one entry fails its check
         MissingEntryError(LookupError)  one entry is not there
         CacheLockedError                another build holds the cache (``holder``)
@@ -168,6 +169,13 @@ class CacheDamagedError(StoreError):
 
     slug = "cache-damaged"
     default_fix = "run `latentcache verify --full` on the cache: it prints the commands that mend it"
+
+
+class CacheIncompleteError(StoreError):
+    """A repair took damaged entries out of this cache, and no build has made them again yet."""
+
+    slug = "cache-incomplete"
+    default_fix = "run `latentcache build` again: it encodes what was removed"
 
 
 class CorruptEntryError(StoreError):

@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 from latentcache import failpoint
-from latentcache.cli import build, console, info, plan, verify
+from latentcache.cli import build, console, gc, info, plan, verify
 from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
 
 _HELP = """Compute latents once, prove that they are still true, and train on batches that are right.
@@ -46,6 +46,7 @@ app.command("verify", help="Is the cache still true? Exit 1 with everything that
     verify.verify
 )
 app.command("info", help="What a cache holds.")(info.info)
+app.command("gc", help="What nobody needs any more; --apply removes it.")(gc.gc)
 app.command("plan", help="Steps per epoch, bucket by bucket, before anything is trained.")(plan.plan)
 
 

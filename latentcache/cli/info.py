@@ -31,7 +31,7 @@ def info(
     stored = list(stored_entries(cache, payloads=entries))
     payload: dict[str, Any] = {
         "cache": str(cache),
-        "complete": generation is not None and not layout.building.exists(),
+        "complete": generation is not None and generation.complete and not layout.building.exists(),
         "generation": generation.number if generation else 0,
         "counts": {
             "samples": _samples(layout.building, generation),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latentcache.cli import console, flags
+from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
 from latentcache.pipeline.settings import RecipeSettings
 
@@ -26,6 +27,13 @@ def verify(
         Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take out what is corrupt, after --full; a build makes it again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
+    drop_stale: Annotated[
+        bool, typer.Option("--drop-stale", help="Let --repair take out stale entries too.")
+    ] = False,
     recipe: RecipeSettings,
     allow_failed: flags.AllowFailed = "0",
     as_json: flags.Json = False,
@@ -34,12 +42,17 @@ def verify(
     from latentcache.verify.run import verify_cache
 
     flags.parse_allowed(allow_failed, 0)
+    repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale)
     requested = _requested(cache, recipe) if flags.any_said(recipe) else None
-    report = verify_cache(cache, data=data, requested=requested, full=full)
+    repaired = None
+    if repair:
+        repaired = repairing.repaired(cache, data=data, requested=requested, drop_stale=drop_stale, yes=yes)
+    report = repaired.plan.report if repaired else verify_cache(cache, data=data, requested=requested, full=full)
     exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
     findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
     if as_json:
-        console.emit("verify", _payload(cache, report, findings), exit_code=exit_code)
+        payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
+        console.emit("verify", payload, exit_code=exit_code)
     else:
         _show(report, findings)
     return exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.errors import UsageError
+from latentcache.errors import CacheIncompleteError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
@@ -25,8 +26,9 @@ from latentcache.plan.epoch import with_names
 from latentcache.plan.split import in_validation
 from latentcache.plan.weights import Mixture, Weight, mixture
 from latentcache.recipe import Recipe
-from latentcache.store.generation import Generation, load_generation
+from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
+from latentcache.store.pins import open_pinned
 from latentcache.store.reader import EntryReader
 from latentcache.store.variants import folded
 from latentcache.store.views import combine, folder_repeats, select
@@ -258,18 +260,35 @@ def combine_caches(
     return Cache(caches[0].layout, combined, mixture(counts, weights, samples=samples, names=names))
 
 
-def open_cache(path: str | os.PathLike[str]) -> Cache:
-    """Open the current generation of a cache.
+def open_cache(path: str | os.PathLike[str], *, allow_partial: bool = False) -> Cache:
+    """Open the current generation of a cache, and hold it: nothing collects it before the last reader is gone.
+
+    Args:
+        path: The cache folder.
+        allow_partial: Serve what is there of a cache that a repair took entries out of.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest or a column is damaged.
+        CacheIncompleteError: A repair removed entries, and no build has made them again.
     """
     root = Path(path)
-    generation = folded(load_generation(root))
+    generation = folded(open_pinned(root))
+    if not (generation.complete or allow_partial):
+        raise _incomplete(root, generation)
     if generation.demo:
         warnings.warn(
             f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2
         )
     return Cache(CacheLayout(root), generation)
+
+
+def _incomplete(root: Path, generation: Generation) -> CacheIncompleteError:
+    build = f"latentcache build {shlex.quote(generation.source_root)} --out {shlex.quote(str(root))}"
+    return CacheIncompleteError(
+        f"entries are missing from {root}",
+        where=str(root),
+        why=f"a repair removed damaged entries (generation {generation.number}), and no build has made them again",
+        fix=f"{build} (or open_cache(..., allow_partial=True) to train on what is there)",
+    )

@@ -80,7 +80,9 @@ def assemble(scan: Scan, plan: Survey, run: RunResult, recipe: Recipe, catalog: 
 
 def unchanged(draft: Draft, recipe: Recipe, generation: Generation | None, root: str) -> bool:
     """Whether publishing the draft would say nothing new."""
-    if generation is None or generation.recipe.as_json() != recipe.as_json() or generation.source_root != root:
+    if generation is None or not generation.complete:
+        return False
+    if generation.recipe.as_json() != recipe.as_json() or generation.source_root != root:
         return False
     same_lists = (
         generation.buckets == draft.buckets

@@ -48,7 +48,8 @@ from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.generation import publish
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, remove_durably, write_json, writing
 from latentcache.store.lock import builder_lock
-from latentcache.store.shard import NewEntry, ShardWriter, recover_shard
+from latentcache.store.salvage import mend_shards
+from latentcache.store.shard import NewEntry, ShardWriter
 
 #: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
 DEFAULT_BATCH = 8
@@ -97,10 +98,10 @@ class _Build:
         with ExitStack() as locks:
             found, recipe, description, before = self.plan(locks)
             if not self.settings.dry_run:
-                self.recover()
+                self.recover(before)
             catalog = load_catalog(self.layout)
             for name in catalog.damaged:
-                self.observer.warned(f"shard {name} is damaged: what is needed of it is made again")
+                self.observer.warned(f"shard {name} cannot be used: what is needed of it is made again")
             memory = Memory.of(before.generation, recipe)
             with self.stop.deferred():
                 work = survey(
@@ -119,13 +120,12 @@ class _Build:
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
 
-    def recover(self) -> None:
-        """Take over what a build that died has committed."""
+    def recover(self, before: Before) -> None:
+        """Take over what a build that died has committed, and what is whole of damaged shards."""
         make_folder(self.layout.shards)
-        for folder in self.layout.open_shards():
-            recover_shard(folder, self.layout.quarantine)
-            if any(self.layout.quarantine.glob(f"{folder.name}-*")):
-                self.observer.warned(f"{folder.name} was damaged and is in {self.layout.quarantine} now")
+        for found in mend_shards(self.layout, before.generation):
+            saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
+            self.observer.warned(f"shard {found.source} was damaged: {saved}")
 
     def finish(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,13 @@ class Generation:
     """Quarantined samples: name, cause, detail, hint, content (hex), stat."""
     notes: tuple[Mapping[str, Any], ...]
     manifest: Mapping[str, Any]
+    pins: tuple[object, ...] = field(default=(), compare=False, repr=False)
+    """What keeps its files from being collected while this object is in use."""
+
+    @property
+    def complete(self) -> bool:
+        """False where a repair has removed entries that no build has made again yet."""
+        return bool(self.manifest.get("complete", True))
 
     @property
     def source_root(self) -> str:
@@ -149,6 +156,7 @@ def publish(
     refused: Sequence[Mapping[str, Any]],
     notes: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
+    complete: bool = True,
 ) -> int:
     """Write the next generation and switch ``CURRENT`` to it. Returns its number.
 
@@ -162,6 +170,7 @@ def publish(
         refused: Quarantined samples.
         notes: Files neither used nor refused.
         facts: More for the manifest: ``source``, ``provenance``, ``demo``.
+        complete: Whether every usable sample has its entries.
 
     Raises:
         DiskFullError: No space; the old generation stays.
@@ -176,7 +185,7 @@ def publish(
     manifest = {
         "format": {"name": "latentcache", "version": format_version(recipe)},
         "generation": number,
-        "complete": True,
+        "complete": complete,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recipe": recipe.as_json(),
         "recipe_id": recipe.recipe_id.hex(),
@@ -213,13 +222,24 @@ def load_generation(cache: Path, number: int | None = None) -> Generation:
             slug="cache-unfinished",
         )
     folder = layout.generation(number)
-    manifest = read_json(folder / "manifest.json")
-    _check_manifest(manifest, folder)
+    manifest = load_manifest(folder)
     try:
         return _assemble(number, manifest, folder)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CacheDamagedError("a generation contradicts itself", where=str(folder), why=why) from error
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a generation, without its columns.
+
+    Raises:
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: It is not what was written.
+    """
+    manifest = read_json(folder / "manifest.json")
+    _check_manifest(manifest, folder)
+    return manifest
 
 
 def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generation:

@@ -4,6 +4,8 @@ CACHE/generations/000007/   manifest.json and the columns
 CACHE/CURRENT               the generation that readers open
 CACHE/shards/<id>.open/     LMDB environment being written; readers ignore it
 CACHE/shards/<id>/          sealed: data.mdb, index.npy, shard.json, never written again
+CACHE/shards/<id>.retired   a mark: no build takes entries from this shard any more, readers go on
+CACHE/scratch/              shards being copied and things being removed: of no worth to anybody
 CACHE/quarantine/           shards too damaged to be used, kept for a look
 CACHE/BUILDING              present from the start of a build to its end: what it set out to do
 CACHE/builder.lock          our own lock, held by the process that builds
@@ -30,6 +32,7 @@ DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Error numbers that mean "not yours to write".
 READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 OPEN_SUFFIX = ".open"
+RETIRED_SUFFIX = ".retired"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
 
 
@@ -64,17 +67,35 @@ class CacheLayout:
         """Folder of shards that cannot be used."""
         return self.root / "quarantine"
 
+    @property
+    def scratch(self) -> Path:
+        """Folder of what is being made or removed; worth nothing once the builder lock is free."""
+        return self.root / "scratch"
+
     def generation(self, number: int) -> Path:
         """Folder of one generation."""
         return self.root / "generations" / f"{number:06d}"
 
+    def retired_mark(self, shard: str) -> Path:
+        """The file that takes a shard out of use. Generations that name the shard go on reading it."""
+        return self.shards / f"{shard}{RETIRED_SUFFIX}"
+
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards in the order of their names.
+        """Sealed shards that are in use, in the order of their names; retired ones are not.
 
         Raises:
             StoreError: The system refuses to list them.
         """
+        retired = self.retired()
+        return [path for path in self.all_sealed() if path.name not in retired]
+
+    def all_sealed(self) -> list[Path]:
+        """All sealed shards, the retired ones too."""
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
+
+    def retired(self) -> set[str]:
+        """Names of the shards that were taken out of use."""
+        return {path.stem for path in self.shards.glob(f"*{RETIRED_SUFFIX}")}
 
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died.

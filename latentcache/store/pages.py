@@ -54,8 +54,12 @@ class Slot:
     length: int
 
 
-def read_meta(path: Path) -> Meta:
+def read_meta(path: Path, *, whole: bool = True) -> Meta:
     """The newer valid meta page of ``data.mdb``, after checking that the file is as long as it says.
+
+    Args:
+        path: The LMDB file.
+        whole: False where the rest of a file that was cut short is wanted too.
 
     Raises:
         CacheDamagedError: No valid meta page, another format, or the file is shorter than it must be.
@@ -72,20 +76,21 @@ def read_meta(path: Path) -> Meta:
     if not metas:
         raise CacheDamagedError("a shard is no LMDB 0.9 file", where=str(path), why="no valid meta page")
     meta = max(metas, key=lambda m: m.transaction)
-    if size < meta.file_bytes:
+    if whole and size < meta.file_bytes:
         raise CacheDamagedError(
             "a shard is truncated", where=str(path), why=f"expected {meta.file_bytes} bytes, found {size}"
         )
     return meta
 
 
-def slots(path: Path, database: str, meta: Meta | None = None) -> Iterator[Slot]:
+def slots(path: Path, database: str, meta: Meta | None = None, *, passing: bool = False) -> Iterator[Slot]:
     """Every key of a named database with the place of its value, in key order; none where it was never made.
 
     Args:
         path: The LMDB file.
         database: Its name.
         meta: Which state of the file to walk, where ``read_meta`` was asked before.
+        passing: Pass over broken pages and nodes, for what is left of a damaged file.
 
     Raises:
         CacheDamagedError: The pages contradict themselves.
@@ -96,8 +101,8 @@ def slots(path: Path, database: str, meta: Meta | None = None) -> Iterator[Slot]
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
     try:
-        root = _sub_root(_Pages(descriptor, meta, path), database)
-        for key, offset, length, _ in _Pages(descriptor, meta, path).leaves(root):
+        root = _sub_root(_Pages(descriptor, meta, path, passing), database)
+        for key, offset, length, _ in _Pages(descriptor, meta, path, passing).leaves(root):
             yield Slot(key=key, offset=offset, length=length)
     finally:
         os.close(descriptor)
@@ -143,8 +148,8 @@ def _sub_root(pages: _Pages, database: str) -> int:
 class _Pages:
     """One walk over a B+tree. A tree has no loops, so a page that is met twice means damage."""
 
-    def __init__(self, descriptor: int, meta: Meta, path: Path) -> None:
-        self.descriptor, self.meta, self.path = descriptor, meta, path
+    def __init__(self, descriptor: int, meta: Meta, path: Path, passing: bool = False) -> None:
+        self.descriptor, self.meta, self.path, self.passing = descriptor, meta, path, passing
         self._seen: set[int] = set()
 
     def leaves(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
@@ -152,14 +157,30 @@ class _Pages:
         waiting = [] if page == _NO_PAGE else [page]
         while waiting:
             number = waiting.pop()
-            data, is_branch = self._page(number)
-            nodes = self._nodes(number, data)
+            try:
+                data, is_branch = self._page(number)
+                nodes = self._nodes(number, data)
+            except CacheDamagedError:
+                if self.passing:
+                    continue
+                raise
             if is_branch:
                 children = [low | high << 16 | flags << 32 for _, low, high, flags, _ in nodes]
                 waiting += reversed(children)
             else:
-                for node in nodes:
-                    yield self._leaf(number, data, node)
+                yield from self._leaf_nodes(number, data, nodes)
+
+    def _leaf_nodes(
+        self, number: int, data: bytes, nodes: list[tuple[int, int, int, int, int]]
+    ) -> Iterator[tuple[bytes, int, int, int]]:
+        for node in nodes:
+            try:
+                leaf = self._leaf(number, data, node)
+            except CacheDamagedError:
+                if self.passing:
+                    continue
+                raise
+            yield leaf
 
     def _page(self, number: int) -> tuple[bytes, bool]:
         """The bytes of a tree page, and whether it is a branch."""

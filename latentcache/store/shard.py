@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,8 +197,15 @@ def seal_folder(folder: Path) -> Path:
     return sealed
 
 
-def recover_shard(folder: Path, quarantine: Path) -> Path | None:
+def recover_shard(
+    folder: Path, quarantine: Path, salvage: Callable[[Path], object] = lambda folder: None
+) -> Path | None:
     """Seal what a dead builder left open. The caller holds the builder lock.
+
+    Args:
+        folder: ``shards/<id>.open``.
+        quarantine: Where a damaged one goes.
+        salvage: Called before that, to save what is whole of it.
 
     Returns:
         The sealed folder; None when nothing was committed, or when the shard is damaged and was moved to
@@ -217,6 +224,7 @@ def recover_shard(folder: Path, quarantine: Path) -> Path | None:
         try:
             sealed = seal_folder(folder)
         except (CacheDamagedError, CorruptEntryError):
+            salvage(folder)
             make_folder(quarantine)
             folder.rename(quarantine / f"{folder.name}-{os.getpid()}")
             sync_folder(quarantine)

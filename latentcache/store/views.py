@@ -56,7 +56,10 @@ def combine(caches: Sequence[tuple[CacheLayout, Generation]]) -> Generation:
     parts = alike([_shifted(caches, position, buckets) for position in range(len(caches))])
     columns = {name: np.concatenate([getattr(rows, name) for rows in parts]) for name in names_of(parts[0])}
     samples = _joined([generation.samples for _, generation in caches])
-    return replace(first, rows=replace(parts[0], **columns), samples=samples, buckets=buckets, shards=shards)
+    pins = tuple(pin for _, generation in caches for pin in generation.pins)
+    return replace(
+        first, rows=replace(parts[0], **columns), samples=samples, buckets=buckets, shards=shards, pins=pins
+    )
 
 
 def _shifted(caches: Sequence[tuple[CacheLayout, Generation]], position: int, buckets: Sequence[Size]) -> Rows:

@@ -55,7 +55,7 @@ class Finding:
 
     def with_defaults(self, fix: str) -> Finding:
         """With the category's hint, and ``fix`` where something has to be done and nothing else is said."""
-        mend = self.fix or (fix if self.category in PROBLEMS else "")
+        mend = self.fix or (fix if self.category in PROBLEMS or self.category == "orphan" else "")
         return replace(self, hint=self.hint or _HINTS[self.category], fix=mend)
 
 
@@ -73,6 +73,8 @@ class VerifyReport:
     building: bool
     """Whether a build has been started here that has not ended."""
     elapsed_s: float
+    damage: tuple[Finding, ...] = ()
+    """Every finding about a stored entry, also those that a worse one of the same sample hides."""
 
     def exit_code(self, allowed_failed: int = 0) -> int:
         """0 when the cache can be trained on as it is, else 1."""

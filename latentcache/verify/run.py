@@ -10,14 +10,16 @@ import shlex
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, EmptySourceError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import Generation, load_generation
+from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
+from latentcache.store.pins import open_pinned
 from latentcache.verify.entries import check_entries
 from latentcache.verify.findings import Finding, VerifyReport, count, worst
 from latentcache.verify.sources import check_sources
@@ -65,6 +67,7 @@ def verify_cache(
         samples=len(generation.samples.names) + len(generation.refused),
         building=layout.building.exists(),
         elapsed_s=time.monotonic() - started,
+        damage=tuple(chain.from_iterable(damage.values())),
     )
 
 
@@ -90,7 +93,7 @@ def find_data(cache: Path, generation: Generation) -> Path:
 def _load(cache: Path) -> Generation:
     """The current generation; damage to it comes with a way out, because a build does not get past it either."""
     try:
-        return load_generation(cache)
+        return open_pinned(cache)
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
             current = shlex.quote(str(cache / "CURRENT"))
@@ -115,17 +118,18 @@ def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[t
 
 
 def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:
-    """The command that mends a finding. A shard with damaged payloads is set aside: a build does not look at them."""
+    """The command that mends a finding. A build looks at no payload, so damaged ones are taken out before it."""
     folder = shlex.quote(str(cache))
     build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
 
     def command(finding: Finding) -> str:
         if finding.category == "unverifiable":
             return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
+        if finding.category == "orphan":
+            return f"latentcache gc {folder} --apply"
         if finding.category != "corrupt" or finding.reason == "shard":
             return build
-        shard = "/".join(finding.file.split("/")[:2])
-        return f"mkdir -p {folder}/quarantine && mv {folder}/{shard} {folder}/quarantine/ && {build}"
+        return f"latentcache verify {folder} --repair --yes; {build}"
 
     return command
 

@@ -172,6 +172,10 @@ def _geometry(
     found = buckets.get(number, set())
     if expected == found:
         return None
+    if found < expected and not generation.complete:  # a repair took them out
+        lost = " ".join(sorted(map(str, expected - found)))
+        name = generation.samples.names[number]
+        return Finding(category="missing", reason="entry-lost", path=name, expected=lost, found="it was removed")
     return Finding(
         category="stale",
         reason="geometry-changed",

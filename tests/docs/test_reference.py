@@ -63,10 +63,10 @@ def objects(tmp_path_factory):
     (folder / "pictures" / "empty.png").touch()
     cache = f"{folder}/pictures.latentcache"
     build = run("build", f"{folder}/pictures", "--model", "stub", "--resolution", "64", "--json")
-    rest = run("verify", cache, "--json"), run("info", cache, "--entries", "--json")
+    rest = run("verify", cache, "--json"), run("info", cache, "--entries", "--json"), run("gc", cache, "--json")
     plan = run("plan", cache, "--batch-size", "1", "--json")
     failed = run("plan", f"{folder}/nothing", "--batch-size", "1", "--json")
-    names = ("build", "verify", "info", "plan", "error")
+    names = ("build", "verify", "info", "gc", "plan", "error")
     return dict(zip(names, map(json.loads, (build, *rest, plan, failed)), strict=True))
 
 
@@ -81,7 +81,7 @@ def documented(text):
     return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
 
 
-@pytest.mark.parametrize("name", ["build", "verify", "info", "plan"])
+@pytest.mark.parametrize("name", ["build", "verify", "info", "gc", "plan"])
 def test_every_key_is_documented_and_there(objects, name):
     everywhere = {"schema", "command", "exit_code", "error"}
     assert set(objects[name]) == documented(section(name)) | everywhere
@@ -93,6 +93,7 @@ def test_every_key_is_documented_and_there(objects, name):
         ("build", ("counts",)),
         ("build", ("plan",)),
         ("info", ("counts",)),
+        ("gc", ("counts",)),
         ("info", ("source",)),
         ("info", ("entries", 0)),
         ("plan", ("buckets", 0)),

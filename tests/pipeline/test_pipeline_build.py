@@ -265,15 +265,16 @@ def test_threads_change_nothing_in_the_result(data, tmp_path, num_threads):
     assert rows_of(one.plan.cache) == rows_of(other.plan.cache)
 
 
-def test_a_damaged_shard_is_said_and_made_again(data, encoder):
+def test_a_damaged_shard_is_said_and_saved_as_far_as_it_is_whole(data, encoder):
     cache = built(data).plan.cache
     (shard,) = CacheLayout(cache).sealed_shards()
     (shard / "index.npy").write_bytes(b"junk")
     talk = Talk()
     before = encoder.num_pictures
     report = built(data, talk)
-    assert (report.encoded, encoder.num_pictures - before) == (3, 3)
-    assert talk.warnings == [f"shard {shard.name} is damaged: what is needed of it is made again"]
+    assert (report.encoded, report.cached, encoder.num_pictures - before) == (0, 3, 0)
+    saved = "3 whole entries of it were saved, what else is needed is made again"
+    assert talk.warnings == [f"shard {shard.name} was damaged: {saved}"]
 
 
 def test_what_a_dead_build_left_unreadable_is_put_aside_and_said(data, encoder):

@@ -105,9 +105,8 @@ def test_a_shard_that_is_gone_makes_all_its_samples_missing(cache, file, full):
 
 def test_a_build_mends_a_damaged_index_and_a_lost_shard(cache, data):
     edit(shard_of(cache) / "index.npy", flip(200))
-    assert build(data, cache).encoded == 4
-    assert set(found(cache, full=True).values()) == {("orphan", "damaged-shard")}
-    assert verify_cache(cache, full=True).exit_code() == 0
+    assert build(data, cache).encoded == 0  # the shard itself is whole: all of it is saved
+    assert found(cache, full=True) == {}
     for folder in CacheLayout(cache).sealed_shards():
         shutil.rmtree(folder)
     assert build(data, cache).encoded == 4

@@ -1,0 +1,85 @@
+import io
+
+import pytest
+from small_cache import build, damage_payload
+
+from latentcache.store.generation import load_generation
+
+KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "generation", "log"}
+
+
+def test_the_object_of_a_repair(run, cache, data):
+    name = damage_payload(cache)
+    (shard,) = load_generation(cache).shards
+    done = run("verify", cache, "--repair", "--yes", "--json")
+    assert (done.status, done.json["mode"], done.json["counts"]["corrupt"]) == (1, "full", 1)
+    assert [item["path"] for item in done.json["items"]] == [name]
+    found = done.json["repair"]
+    assert set(found) == KEYS
+    assert (found["done"], found["removed"], found["saved"], found["generation"]) == (True, 1, 3, 2)
+    assert found["removed_bytes"] > 112
+    assert found["shards"] == [shard]
+    assert (cache / found["log"]).read_text().count("\n") == 1
+    assert name in done.err
+    info = run("info", cache, "--json").json
+    assert (info["complete"], info["generation"], info["counts"]["entries"]) == (False, 2, 3)
+    again = run("verify", cache, "--json")
+    assert (again.status, again.json["counts"]["missing"]) == (1, 1)
+    assert again.json["items"][0]["reason"] == "entry-lost"
+    assert build(data, cache).encoded == 1
+    assert run("info", cache, "--json").json["complete"] is True
+    assert run("verify", cache, "--full").status == 0
+
+
+def test_without_a_repair_there_is_none(run, shared):
+    assert run("verify", shared[1], "--json").json["repair"] is None
+
+
+def test_nothing_to_do(run, cache):
+    done = run("verify", cache, "--repair", "--yes", "--json")
+    assert (done.status, done.json["repair"]["done"], done.json["repair"]["log"]) == (0, False, "")
+    assert "nothing to repair" in done.err
+
+
+def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):
+    damage_payload(cache)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    done = run("verify", cache, "--repair", "--json")
+    assert done.status == 2
+    assert done.error["fix"] == "add --yes"
+    assert load_generation(cache).number == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("answer", "number"), [("y", 2), ("n", 1), ("", 1)])
+def test_the_answer_counts(run, cache, monkeypatch, answer, number):
+    name = damage_payload(cache)
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    done = run("verify", cache, "--repair")
+    assert done.status == 1
+    assert "to be removed: 1 entry" in done.err
+    assert name in done.err
+    assert load_generation(cache).number == number
+
+
+@pytest.mark.parametrize("flag", ["--yes", "--drop-stale"])
+def test_flags_of_a_repair_without_one(run, shared, flag):
+    done = run("verify", shared[1], flag, "--json")
+    assert done.status == 2
+    assert flag in done.error["what"]
+
+
+def test_stale_entries_on_request(run, cache, data):
+    (data / "p3.png").unlink()
+    done = run("verify", cache, "--repair", "--drop-stale", "--yes", "--json").json
+    assert (done["repair"]["removed"], done["counts"]["stale"]) == (1, 1)
+
+
+def test_no_cache(run, tmp_path):
+    done = run("verify", tmp_path, "--repair", "--yes", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
+    assert list(tmp_path.iterdir()) == []

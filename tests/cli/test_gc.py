@@ -1,0 +1,86 @@
+import os
+
+from small_cache import build, draw
+
+from latentcache.loader.cache import open_cache
+from latentcache.store.lock import builder_lock
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "cache", "applied", "generation", "counts", "freed_bytes",
+    "removable_bytes", "held_bytes", "items",
+}  # fmt: skip
+STATES = {"removable", "removed", "held", "compactable", "compacted"}
+
+
+def rebuild(cache, data):
+    for number in range(4):
+        draw(data / f"p{number}.png", seed=40 + number)
+    build(data, cache)
+
+
+def test_the_keys_of_the_object(run, cache, data):
+    rebuild(cache, data)
+    value = run("gc", cache, "--keep", 1, "--grace", 0, "--json").json
+    assert set(value) == KEYS
+    assert set(value["counts"]) == STATES
+    assert (value["exit_code"], value["applied"], value["generation"]) == (0, False, 2)
+    assert (value["counts"]["removable"], value["freed_bytes"], value["held_bytes"]) == (2, 0, 0)
+    for item in value["items"]:
+        assert set(item) == {"category", "reason", "path", "file", "hint", "bytes"}
+        assert item["category"] == "removable"
+        assert item["hint"]
+    assert value["removable_bytes"] == sum(item["bytes"] for item in value["items"]) > 0
+
+
+def test_applied(run, cache, data):
+    rebuild(cache, data)
+    value = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
+    assert (value["applied"], value["counts"]["removed"], value["removable_bytes"]) == (True, 2, 0)
+    assert value["freed_bytes"] > 0
+    assert run("gc", cache, "--apply", "--json").json["items"] == []
+    assert run("verify", cache, "--full").out.startswith("4 ok")
+
+
+def test_who_holds_what_stays(run, cache, data):
+    reader = open_cache(cache)
+    rebuild(cache, data)
+    done = run("gc", cache, "--apply", "--keep", 1, "--grace", 0, "--json").json
+    assert {item["reason"] for item in done["items"]} == {"pinned"}
+    for item in done["items"]:
+        (holder,) = item["holders"]
+        assert set(holder) == {"pid", "host", "since"}
+        assert holder["pid"] == os.getpid()
+    assert done["held_bytes"] > 0
+    text = run("gc", cache, "--keep", 1, "--grace", 0).out
+    assert f"held generations/000001 [pinned: process {os.getpid()} on " in text
+    assert len(reader) == 4
+
+
+def test_the_text(run, cache, data):
+    rebuild(cache, data)
+    lines = run("gc", cache, "--keep", 1, "--grace", 0).out.splitlines()
+    assert lines[0].startswith("removable generations/000001 [superseded] ")
+    assert lines[-2].endswith(" can be freed, 0 B held")
+    assert lines[-1] == "fix: the same command with --apply"
+    assert run("gc", cache, "--apply", "--keep", 1, "--grace", 0).out.splitlines()[-1].startswith("freed ")
+    assert run("gc", cache).out == "0 B can be freed, 0 B held\n"
+
+
+def test_beside_a_build(run, cache):
+    with builder_lock(cache / "builder.lock"):
+        done = run("gc", cache, "--json")
+    assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
+
+
+def test_what_cannot_be(run, cache, tmp_path):
+    assert run("gc", cache, "--keep", 0, "--json").status == 2
+    assert run("gc", cache, "--grace", -1, "--json").status == 2
+    assert run("gc", cache, "--grace", "nan", "--json").error["slug"] == "usage"
+    assert run("gc", tmp_path / "none", "--json").error["slug"] == "cache-not-found"
+
+
+def test_an_unfinished_first_build(run, tmp_path):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "BUILDING").write_text("{}")
+    done = run("gc", tmp_path, "--apply", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-unfinished")
