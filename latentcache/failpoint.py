@@ -14,7 +14,7 @@ import time
 
 from latentcache.errors import UsageError
 
-#: Every place, in the order in which a build passes them; then those of collection and repair.
+#: Every place, in the order in which a build passes them; then those of collection, repair and checks.
 NAMES = (
     "lock-taken",
     "plan-written",
@@ -30,6 +30,7 @@ NAMES = (
     "folder-synced",
     "collect-delete",
     "repair-delete",
+    "scan-shard",
 )
 VARIABLE = "LATENTCACHE_FAILPOINT"
 _ACTIONS = ("kill", "raise", "hang")
