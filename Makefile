@@ -10,11 +10,11 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 DOC_TOOLS := $(wildcard tools/check_*.py)
 BENCHES := $(wildcard tools/bench_*.py)
 
-.PHONY: help setup format lint types imports docs check test test-slow bench bench-read demo clean
+.PHONY: help setup format lint types imports docs check test test-slow bench bench-read bench-verify demo clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 # torch goes first and alone: it is nearly all of the download, and pip takes whichever build (CPU or CUDA)
 # of the pinned version this machine's index or local files offer, before anything else can ask for another.
@@ -69,6 +69,9 @@ bench: .venv/.stamp  ## the measurements of docs/log.md
 
 bench-read: .venv/.stamp  ## reading alone: limits, loader, other stores, warm and cold
 	@$(BIN)/python tools/bench_read.py
+
+bench-verify: .venv/.stamp  ## how long a check takes
+	@$(BIN)/python tools/bench_verify.py
 
 demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
 	@$(BIN)/python tools/demo.py

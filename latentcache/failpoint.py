@@ -15,7 +15,7 @@ import time
 
 from latentcache.errors import UsageError
 
-#: Every place in the order in which a build passes them, then those of collection and repair;
+#: Every place in the order in which a build passes them, then those of collection, repair and checks;
 #: docs/explanation/reliability.md says where each is. Four of them are passed once for each small file.
 NAMES = (
     "lock-taken",
@@ -31,6 +31,7 @@ NAMES = (
     "after-commit",
     "collect-delete",
     "repair-delete",
+    "scan-shard",
 )
 VARIABLE = "LATENTCACHE_FAILPOINT"
 _ACTIONS = ("kill", "raise", "hang")

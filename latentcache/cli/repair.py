@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
     from latentcache.verify.repair import RepairPlan, RepairReport
 
 
-def check_flags(*, repair: bool, yes: bool, drop_stale: bool) -> None:
+def check_flags(*, repair: bool, yes: bool, drop_stale: bool, whole: bool = True) -> None:
     """Refuse before anything is read what could not be answered in the end.
 
     Raises:
-        UsageError: Flags without ``--repair``, or nobody there to ask.
+        UsageError: Flags without ``--repair``, a repair of what is not looked at whole, or nobody there to ask.
     """
+    if repair and not whole:
+        raise UsageError(
+            "--repair goes with none of --sample, --max-duration, --untrusted",
+            why="it takes out what a whole check finds",
+            fix="latentcache verify CACHE --repair",
+        )
     if not repair and (yes or drop_stale):
         flag = "--yes" if yes else "--drop-stale"
         raise UsageError(f"{flag} says nothing without --repair", fix=f"latentcache verify CACHE --repair {flag}")
@@ -34,7 +41,12 @@ def check_flags(*, repair: bool, yes: bool, drop_stale: bool) -> None:
 
 
 def repaired(
-    cache: Path, *, data: Path | None, requested: Recipe | None, drop_stale: bool, yes: bool
+    cache: Path,
+    *,
+    data: Path | None,
+    requested: Recipe | Callable[[Recipe], Recipe] | None,
+    drop_stale: bool,
+    yes: bool,
 ) -> RepairReport:
     """Plan, ask, repair. Talk goes to stderr."""
     from latentcache.verify.repair import repair_cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,8 @@ from latentcache.cli.console import SHOWN, item, out
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
+    from latentcache.geometry.placement import Placement
+    from latentcache.geometry.sizes import Size
     from latentcache.recipe import Recipe
     from latentcache.verify.findings import Finding, VerifyReport
 
@@ -37,17 +39,49 @@ def verify(
     recipe: RecipeSettings,
     allow_failed: flags.AllowFailed = "0",
     as_json: flags.Json = False,
+    recipe_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            help="Would a build by this recipe (JSON of build, info or a manifest) reuse it?",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            "--sample",
+            metavar="PART",
+            help="Read only n/t (the n-th of t slices), x% or N samples.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the samples that are drawn.")] = 0,
+    max_duration: Annotated[
+        float | None,
+        typer.Option("--max-duration", metavar="SECONDS", min=0, help="Stop reading then.", show_default=False),
+    ] = None,
+    untrusted: Annotated[
+        bool, typer.Option("--untrusted", help="The cache is from elsewhere: believe nothing, follow nothing.")
+    ] = False,
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
     from latentcache.verify.run import verify_cache
+    from latentcache.verify.selection import Depth, parse_selection
 
     flags.parse_allowed(allow_failed, 0)
-    repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale)
-    requested = _requested(cache, recipe) if flags.any_said(recipe) else None
+    whole = sample is None and max_duration is None and not untrusted
+    repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
+    selection = None if sample is None else parse_selection(sample, seed)
+    depth = Depth(full=full, selection=selection, max_duration_s=max_duration, untrusted=untrusted)
+    requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
     repaired = None
     if repair:
         repaired = repairing.repaired(cache, data=data, requested=requested, drop_stale=drop_stale, yes=yes)
-    report = repaired.plan.report if repaired else verify_cache(cache, data=data, requested=requested, full=full)
+        report = repaired.plan.report
+    else:
+        report = verify_cache(cache, data=data, requested=requested, depth=depth, same_pixels=_same_pixels)
     exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
     findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
     if as_json:
@@ -58,11 +92,24 @@ def verify(
     return exit_code
 
 
-def _requested(cache: Path, settings: Any) -> Recipe:
-    from latentcache.pipeline.recipes import requested_recipe
-    from latentcache.store.generation import load_generation
+def _requested(settings: RecipeSettings, file: Path | None) -> Callable[[Recipe], Recipe]:
+    """What a build would ask for: the recipe of the file, or of the cache, with what the flags say."""
+    from latentcache.pipeline.recipes import read_recipe, requested_recipe
 
-    return requested_recipe(settings, load_generation(cache).recipe)
+    given = None if file is None else read_recipe(file)
+
+    def asked(cached: Recipe) -> Recipe:
+        base = cached if given is None else given
+        return requested_recipe(settings, base) if flags.any_said(settings) else base
+
+    return asked
+
+
+def _same_pixels(data: bytes, recipe: Recipe, size: Size, wanted: Sequence[tuple[Placement, bytes]]) -> bool | None:
+    """Decoding, imported when the first file has other bytes."""
+    from latentcache.pipeline.compare import same_pixels
+
+    return same_pixels(data, recipe, size, wanted)
 
 
 def _with_flags(finding: Finding, words: str) -> Finding:
@@ -80,6 +127,12 @@ def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> 
         "counts": report.counts,
         "items": [_item(finding) for finding in findings],
         "building": report.building,
+        "checked": dict(report.checked),
+        "not_looked_at": report.not_looked_at,
+        "confidence": report.confidence,
+        "recipe_diff": [
+            {"field": name, "cached": cached, "requested": asked} for name, cached, asked in report.recipe_diff
+        ],
         "elapsed_s": round(report.elapsed_s, 3),
     }
 
@@ -100,8 +153,12 @@ def _show(report: VerifyReport, findings: Sequence[Finding]) -> None:
         if len(found) > SHOWN:
             out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
     counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
-    read = "payloads and sources read" if report.mode == "full" else "headers and timestamps; payloads not read"
+    read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
+    if report.not_looked_at:
+        out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
+    if report.confidence:
+        out(report.confidence)
     if report.building:
         out("a build has been started here and has not ended: this is the generation before it")
     fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)

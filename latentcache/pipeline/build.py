@@ -38,14 +38,15 @@ from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.run import EncodeRun, RunResult
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, survey
 from latentcache.pipeline.work import Progress
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
-from latentcache.sources.sample import Scan
+from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.generation import publish
+from latentcache.store.generation import Generation, publish
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, remove_durably, write_json, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
@@ -99,6 +100,9 @@ class _Build:
             found, recipe, description, before = self.plan(locks)
             if not self.settings.dry_run:
                 self.recover(before)
+            still = None if self.settings.retry_failed else stands_still(found, recipe, before, self.layout)
+            if still is not None and before.generation is not None:
+                return self.stand(found, recipe, description, before.generation, still)
             catalog = load_catalog(self.layout)
             for name in catalog.damaged:
                 self.observer.warned(f"shard {name} cannot be used: what is needed of it is made again")
@@ -119,6 +123,21 @@ class _Build:
                 return build_report(plan, started=self.started, dry_run=True)
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
+
+    def stand(
+        self,
+        found: Scan,
+        recipe: Recipe,
+        description: ModelDescription,
+        generation: Generation,
+        refused: tuple[Refusal, ...],
+    ) -> BuildReport:
+        """Say that there is nothing to do."""
+        plan = still_plan(found, recipe, generation, refused, description.label, self.layout.root)
+        self.observer.planned(plan)
+        if self.stop.requested:
+            raise self.stop.error()
+        return still_report(plan, generation, started=self.started, dry_run=self.settings.dry_run)
 
     def recover(self, before: Before) -> None:
         """Take over what a build that died has committed, and what is whole of damaged shards."""

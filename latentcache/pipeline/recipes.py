@@ -7,8 +7,10 @@ again; a new cache gets the best this machine can do.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.describe import ModelDescription, describe_model
@@ -21,6 +23,7 @@ from latentcache.recipe import EncoderSpec, GeometrySettings, PixelProfile, Reci
 DEFAULT_STEP = 64
 DEFAULT_RESOLUTION = 512
 DEFAULT_MODEL = "demo"
+_MAKE_RECIPE = "write one with `latentcache info CACHE --json > recipe.json`"
 
 
 def resolve_recipe(
@@ -83,6 +86,29 @@ def requested_recipe(settings: RecipeSettings, cached: Recipe) -> Recipe:
     geometry = _geometry(settings, cached, encoder.multiple)
     recipe = Recipe(geometry=geometry, pixels=_overlay(settings, cached.pixels), encoder=encoder)
     recipe.geometry.tables()
+    return recipe
+
+
+def read_recipe(file: Path) -> Recipe:
+    """A recipe from a file: the object itself, or whatever has it under ``recipe`` (``info --json``, a manifest).
+
+    Raises:
+        RecipeError: The file cannot be read, or holds no recipe.
+    """
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecipeError(
+            f"the recipe cannot be read: {file}", where=str(file), why=str(error), fix=_MAKE_RECIPE
+        ) from error
+    parts = found.get("recipe", found) if isinstance(found, dict) else None
+    try:
+        recipe = Recipe.from_json(parts if isinstance(parts, dict) else {})
+        recipe.geometry.tables()
+    except RecipeError as error:
+        raise RecipeError(
+            f"there is no recipe in {file}", where=str(file), why=error.why or error.what, fix=_MAKE_RECIPE
+        ) from error
     return recipe
 
 

@@ -95,7 +95,7 @@ def survey(
     failed: list[Failed] = []
     unknown: list[tuple[int, Sample]] = []
     for index, sample in enumerate(scan.samples):
-        again = None if retry_failed else _refused_before(sample, memory)
+        again = None if retry_failed else refused_before(sample, memory)
         planned = None if again else _from_memory(index, sample, tables, memory)
         if again is not None:
             failed.append(Failed(index=index, refusal=again))
@@ -136,7 +136,7 @@ def keys_of(content: bytes, placements: Iterable[Placement], recipe: Recipe) -> 
     ]
 
 
-def _refused_before(sample: Sample, memory: Memory) -> Refusal | None:
+def refused_before(sample: Sample, memory: Memory) -> Refusal | None:
     """The old refusal, where the file is still the one that was refused."""
     old = memory.refused.get(sample.name)
     if old is None or old["cause"] in _LOOK_AGAIN or not old.get("stat"):

@@ -59,7 +59,7 @@ def use_table(table: str, rows: Sequence[Row], walk: Walk) -> Listed:
         detail = f"{len(listing.backslashed)} rows have paths with \\, the first on line {first}; read as /"
         listing.notes.append(refusal(table, "backslash", detail))
     detail = f"{table} has no row for it"
-    for name, memo in walk.pictures:
+    for name, memo in listing.pictures.items():
         if name not in listing.first_rows:
             listing.notes.append(refusal(name, "unlisted", detail, stat=memo))
     return Listed(samples=listing.samples, refused=listing.refused, notes=listing.notes)

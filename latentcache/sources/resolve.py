@@ -22,12 +22,11 @@ from latentcache.errors import (
     UnusableSampleError,
     UsageError,
 )
-from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import Caption, read_caption, sidecars
 from latentcache.sources.causes import as_refusal, refusal
 from latentcache.sources.listing import use_table
 from latentcache.sources.reading import kind_of
-from latentcache.sources.sample import Refusal, Sample, Scan
+from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
 from latentcache.sources.table import find_table, read_table
 from latentcache.sources.walk import PICTURE_EXTENSIONS, Walk, in_order, walk_pictures
 
@@ -62,12 +61,12 @@ def scan(data: Path, *, captions: bool = True) -> Scan:
 
 def _by_table(table: str, walk: Walk) -> Scan:
     """Samples are the rows."""
-    rows, notes = read_table(walk.root, table, {name for name, _ in walk.pictures})
+    rows, notes = read_table(walk.root, table, set(walk.names))
     listed = use_table(table, rows, walk)
     by_name = {sample.name: sample for sample in listed.samples}
     return Scan(
         root=walk.root,
-        samples=tuple(by_name[name] for name, _ in walk.pictures if name in by_name),
+        samples=tuple(by_name[name] for name in walk.names if name in by_name),
         refused=in_order([*walk.refused, *listed.refused]),
         notes=in_order([*walk.notes, *notes, *listed.notes, *_unused_sidecars(table, walk)]),
         caption_source=table,
@@ -76,7 +75,7 @@ def _by_table(table: str, walk: Walk) -> Scan:
 
 def _unused_sidecars(table: str, walk: Walk) -> Iterator[Refusal]:
     """One note when caption files lie beside the pictures and a table speaks instead."""
-    unused = [file for name, _ in walk.pictures for file in sidecars(name, walk)]
+    unused = [file for name in walk.names for file in sidecars(name, walk)]
     if unused:
         detail = f"{len(unused)} caption files beside pictures are not used, the first is {unused[0]}"
         yield refusal(table, "sidecar-unused", detail)
@@ -84,9 +83,10 @@ def _unused_sidecars(table: str, walk: Walk) -> Iterator[Refusal]:
 
 @dataclass(slots=True)
 class _Taken:
-    """Samples and words on the rest, so far."""
+    """Captions and words on the rest, so far."""
 
-    samples: list[Sample] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     notes: list[Refusal] = field(default_factory=list)
 
@@ -94,29 +94,38 @@ class _Taken:
 def _by_sidecars(walk: Walk, captions: bool) -> Scan:
     """Samples are the pictures."""
     taken, has_captions = _Taken(), False
-    for name, memo in walk.pictures:
+    for number, name in enumerate(walk.names) if walk.texts else ():
         files = sidecars(name, walk)
         has_captions = has_captions or bool(files)
-        _take(name, memo, files if captions else (), walk, taken)
+        _take(number, files if captions else (), walk, taken)
     return Scan(
         root=walk.root,
-        samples=tuple(taken.samples),
+        samples=_samples(walk, taken),
         refused=in_order([*walk.refused, *taken.refused]),
         notes=in_order([*walk.notes, *taken.notes]),
         caption_source="sidecar" if has_captions else "none",
     )
 
 
-def _take(name: str, memo: StatMemo, files: tuple[str, ...], walk: Walk, taken: _Taken) -> None:
+def _samples(walk: Walk, taken: _Taken) -> SampleColumns:
+    """The pictures whose captions can be used; all of them where there is no caption file at all."""
+    if not walk.texts:
+        return SampleColumns(walk.names, [""] * len(walk.names), walk.stats)
+    return SampleColumns([walk.names[i] for i in taken.kept], taken.captions, walk.stats[taken.kept])
+
+
+def _take(number: int, files: tuple[str, ...], walk: Walk, taken: _Taken) -> None:
     """One picture with its caption, or refused for it."""
     try:
         caption = read_caption(files, walk) if files else _NO_CAPTION
     except UnusableSampleError as error:
-        taken.refused.append(as_refusal(name, error, stat=memo))
+        stat = unpack_identity(walk.stats[number].tolist())
+        taken.refused.append(as_refusal(walk.names[number], error, stat=stat))
         return
     if caption.note:
         taken.notes.append(caption.note)
-    taken.samples.append(Sample(name=name, caption=caption.text, stat=memo))
+    taken.kept.append(number)
+    taken.captions.append(caption.text)
 
 
 def _check_folder(data: Path) -> None:

@@ -13,15 +13,19 @@ import os
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import cause_of, refusal
 from latentcache.sources.reading import kind_of
-from latentcache.sources.sample import Refusal
+from latentcache.sources.sample import Refusal, StatColumns, unpack_identity
 
 #: Extensions of the formats that are read, in lower case.
 READ_EXTENSIONS = frozenset(
@@ -43,7 +47,10 @@ class Walk:
     """What a folder holds. Names are relative to the root with ``/``, see ``sample``."""
 
     root: Path
-    pictures: tuple[tuple[str, StatMemo], ...]
+    names: Sequence[str]
+    """Of the pictures."""
+    stats: NDArray[np.uint64]
+    """(P, 5) the stat of each, see ``sample.SampleColumns``."""
     texts: Mapping[str, str]
     """Caption files: path with the extension in lower case -> path as it is."""
     outside_texts: frozenset[str]
@@ -52,6 +59,11 @@ class Walk:
     """Files that are no pictures: extension in lower case -> how many."""
     refused: tuple[Refusal, ...]
     notes: tuple[Refusal, ...]
+
+    @property
+    def pictures(self) -> Iterator[tuple[str, StatMemo]]:
+        """Every picture with its stat."""
+        return zip(self.names, map(unpack_identity, self.stats.tolist()), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class _Found:
 
     root: str
     real_root: str
-    pictures: list[tuple[str, StatMemo]] = field(default_factory=list)
+    pictures: StatColumns = field(default_factory=StatColumns)
     texts: dict[str, str] = field(default_factory=dict)
     outside_texts: set[str] = field(default_factory=set)
     others: Counter[str] = field(default_factory=Counter)
@@ -90,9 +102,11 @@ def walk_pictures(root: Path) -> Walk:
     # Own folders come before linked ones, so that a loop is reported under its own name.
     while found.folders or found.linked_folders:
         _visit((found.folders or found.linked_folders).pop(), found)
+    names, stats = found.pictures.ordered()
     return Walk(
         root=root,
-        pictures=tuple(sorted(found.pictures, key=lambda picture: os.fsencode(picture[0]))),
+        names=names,
+        stats=stats,
         texts=found.texts,
         outside_texts=frozenset(found.outside_texts),
         others=found.others,
@@ -122,7 +136,7 @@ def _visit(folder: _Folder, found: _Found) -> None:
     """List one folder and sort out what is in it."""
     try:
         with os.scandir(folder.path) as listing:
-            entries = sorted(listing, key=lambda entry: os.fsencode(entry.name))
+            entries = sorted(listing, key=attrgetter("name"))
     except OSError as error:
         if not folder.prefix:
             raise _unlistable(folder.path, error) from error
@@ -133,8 +147,27 @@ def _visit(folder: _Folder, found: _Found) -> None:
     if folder.prefix and _CACHE_MARKS.issubset(entry.name for entry in entries):
         found.notes.append(refusal(folder.prefix, "cache-folder", "it holds CURRENT and generations/"))
         return
-    for entry in entries:
+    for entry in entries if folder.hidden else _beside_plain_pictures(entries, folder.prefix, found):
         _sort_out(entry, folder, found)
+
+
+def _beside_plain_pictures(
+    entries: Sequence[os.DirEntry[str]], prefix: str, found: _Found
+) -> Iterator[os.DirEntry[str]]:
+    """Takes the pictures that are plain files, nearly everything in most folders; gives back all the rest."""
+    for entry in entries:
+        name = entry.name
+        if name[name.rfind(".") :] not in READ_EXTENSIONS or name[0] == ".":
+            yield entry
+            continue
+        try:
+            result = entry.stat(follow_symlinks=False) if entry.is_file(follow_symlinks=False) else None
+        except OSError:
+            result = None  # it will fail once more, and be refused in words
+        if result is None:
+            yield entry
+        else:
+            found.pictures.add(prefix + name, result)
 
 
 def _sort_out(entry: os.DirEntry[str], folder: _Folder, found: _Found) -> None:
@@ -169,7 +202,7 @@ def _file(entry: os.DirEntry[str], name: str, folder: _Folder, found: _Found) ->
     elif folder.hidden or entry.name.startswith("."):
         _hidden(name, found)
     elif entry.is_file(follow_symlinks=False):
-        found.pictures.append((name, StatMemo.of(entry.stat(follow_symlinks=False))))
+        found.pictures.add(name, entry.stat(follow_symlinks=False))
     else:
         _not_regular(name, entry.stat(follow_symlinks=False).st_mode, found)
 
@@ -195,7 +228,7 @@ def _link(entry: os.DirEntry[str], name: str, folder: _Folder, found: _Found) ->
     elif not inside:
         found.refused.append(refusal(name, "outside-root", _leads_to(entry)))
     elif stat.S_ISREG(target.st_mode):
-        found.pictures.append((name, StatMemo.of(target)))
+        found.pictures.add(name, target)
     else:
         _not_regular(name, target.st_mode, found)
 

@@ -75,6 +75,16 @@ def payload_checksums(keyed: NDArray[np.uint8]) -> list[int]:
     return checksums
 
 
+def header_ids(keyed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Content hash and recipe id of each header: (B, 16) twice.
+
+    Args:
+        keyed: (B, 144) keys and headers, C-contiguous.
+    """
+    content, recipe = (_FIELDS.fields[name][1] for name in ("content", "recipe_id"))  # type: ignore[index]
+    return keyed[:, content : content + HASH_BYTES], keyed[:, recipe : recipe + HASH_BYTES]
+
+
 class SeenHeaders:
     """Checksums of payloads whose headers held once in this process: such a header need not be read again.
 

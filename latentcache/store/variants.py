@@ -7,7 +7,7 @@ repeats and plans count it once and keep both together. Nothing is copied until 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,6 +64,19 @@ def doubled(generation: Generation) -> Generation:
     )
     columns = {n: np.concatenate([getattr(rows, n), getattr(other, n)]) for n in Rows.__dataclass_fields__}
     return replace(generation, rows=Rows(**columns))
+
+
+def in_pairs(generation: Generation, rows: Set[int]) -> Set[int]:
+    """Rows of a generation as it is on disk, each with its mirror image: one does not stand without the other.
+
+    Args:
+        generation: As it is on disk, not folded.
+        rows: Any of its rows.
+    """
+    if not generation.recipe.geometry.flip:
+        return rows
+    count = len(generation.rows.shard)
+    return rows | {(row + count // 2) % count for row in rows}
 
 
 def names_of(rows: Rows) -> list[str]:

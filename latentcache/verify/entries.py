@@ -1,161 +1,218 @@
-"""Checks of what is stored: shards, headers and, on request, every payload. Torch and encoders stay out.
+"""Checks of what is stored that read no payload: shards and the headers in their indexes, a column at a time.
 
-Guarantee: a damaged cache gives findings, never an exception and never a signal: nothing is mapped. Payloads are
-read by the same function and into the same shapes as the loader's, so what passes here cannot fail there.
+Guarantee: a damaged cache gives findings, never an exception and never a signal: index files are read whole, checked
+against their checksum and never mapped. Every header is held against its key, its bucket's shape, the recipe and
+the columns of the generation. Cost: about 1 µs and 200 bytes per entry of one shard; shards are looked at in turn.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, MissingEntryError, StoreError
+from latentcache.errors import CacheDamagedError, StoreError
 from latentcache.geometry.sizes import latent_size
+from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.catalog import Catalog
-from latentcache.store.entry import numpy_dtype
+from latentcache.store.entry import unpack_header
 from latentcache.store.generation import Generation
-from latentcache.store.index import ShardIndex, collect_rows, load_index
+from latentcache.store.headers import header_ids, headers_hold, keyed_headers
+from latentcache.store.index import ShardIndex, load_index, rows_at
 from latentcache.store.layout import CacheLayout
-from latentcache.store.reader import EntryReader
 from latentcache.verify.findings import Finding
 
-#: Exponent bits that are all set in NaN and infinity, per storage type.
-_EXPONENT = {"float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80), "float32": ("<u4", 0x7F80_0000)}
-_FIELD = "latents"
+FIELD = "latents"
+#: Headers looked at together.
+_CHUNK = 1 << 15
+_CONTENT_AT = KEY_BYTES - HASH_BYTES - 8
 
 Damage = dict[int, list[Finding]]
 """Findings by sample number."""
 
 
-def check_entries(layout: CacheLayout, generation: Generation, *, full: bool) -> tuple[Damage, list[Finding]]:
-    """Check every entry of a generation.
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """What a look at the entries came to."""
+
+    damage: Damage = field(default_factory=lambda: defaultdict(list))
+    loose: list[Finding] = field(default_factory=list)
+    """Findings that belong to no sample: damaged files, orphans."""
+    headers: int = 0
+    whole_shards: list[int] = field(default_factory=list)
+    """Shards whose index and size hold: the only ones whose payloads are worth reading."""
+
+    def add(self, generation: Generation, row: int, category: str, reason: str, **more: str) -> None:
+        """Note a finding about one row."""
+        sample = int(generation.rows.sample[row])
+        about = {
+            "path": generation.samples.names[sample],
+            "key": generation.rows.key[row].tobytes().hex(),
+            "file": f"shards/{generation.shards[int(generation.rows.shard[row])]}",
+        }
+        self.damage[sample].append(Finding(category=category, reason=reason, field=FIELD, **about, **more))
+
+
+def check_entries(
+    layout: CacheLayout, generation: Generation, *, chosen: NDArray[np.bool_] | None = None, orphans: bool = True
+) -> Checked:
+    """Check the entries of a generation as far as that needs no payload.
 
     Args:
         layout: The cache.
         generation: What the entries should be.
-        full: Also read every payload and walk the pages of every shard.
-
-    Returns:
-        Findings by sample, and those that belong to no sample (damaged files, orphans).
+        chosen: (R,) which rows to look at; all where it is not given.
+        orphans: Look for entries that nothing needs as well.
     """
-    damage: Damage = defaultdict(list)
-    loose: list[Finding] = []
-    indexes: list[ShardIndex] = []
-    reader = EntryReader(layout, generation)
+    checked = Checked()
+    unneeded: list[NDArray[np.uint8]] = []
     for number, name in enumerate(generation.shards):
-        rows = np.flatnonzero(generation.rows.shard == number)
-        index = _open_shard(layout.shards / name, rows, generation, damage)
+        rows = rows_of_shard(generation, number)
+        looked = rows if chosen is None else rows[chosen[rows]]
+        index = _open_shard(layout.shards / name, looked, generation, checked)
         if index is None:
             continue
-        indexes.append(index)
-        for row in _lost(index, rows, generation):
-            _add(damage, generation, row, "missing", "entry-lost", found="its shard's index does not list it")
-        if full:
-            loose += _check_pages(index)
-    if full:
-        for row, category, reason, why in _damaged_payloads(reader, generation):
-            _add(damage, generation, row, category, reason, found=why)
-    reader.close()
-    loose += _unreferenced(layout, generation, indexes)
-    return damage, loose
+        checked.whole_shards.append(number)
+        _check_headers(index, looked, generation, checked)
+        if orphans:
+            unneeded.append(_without(index, rows_at(index, generation.rows.offset[rows])))
+    if orphans:
+        unneeded += _other_shards(layout, generation, checked)
+        checked.loose += _orphans(unneeded, generation)
+    return checked
 
 
-def _open_shard(folder: Path, rows: NDArray[Any], generation: Generation, damage: Damage) -> ShardIndex | None:
+def rows_of_shard(generation: Generation, number: int) -> NDArray[np.intp]:
+    """The rows whose entries lie in one shard."""
+    return np.flatnonzero(generation.rows.shard == number)
+
+
+def words(error: OSError | StoreError) -> str:
+    """An error as one line."""
+    if isinstance(error, StoreError):
+        return f"{error.what}: {error.why}" if error.why else error.what
+    return error.strerror or str(error)
+
+
+def _open_shard(folder: Path, rows: NDArray[np.intp], generation: Generation, checked: Checked) -> ShardIndex | None:
     """The shard's index, or None with findings for every row in it."""
     try:
         return load_index(folder)
     except CacheDamagedError as error:
         category, reason, found = _shard_state(folder, error)
         for row in rows.tolist():
-            _add(damage, generation, row, category, reason, found=found)
+            checked.add(generation, row, category, reason, found=found)
         return None
 
 
 def _shard_state(folder: Path, error: CacheDamagedError) -> tuple[str, str, str]:
     """Category, reason and words for a shard that does not open."""
     if isinstance(error.__cause__, PermissionError):
-        return "unverifiable", "permission", _words(error)
+        return "unverifiable", "permission", words(error)
     if not (folder / "data.mdb").exists():
         return "missing", "entry-lost", "its shard is gone"
-    return "corrupt", "shard", _words(error)
+    return "corrupt", "shard", words(error)
 
 
-def _lost(index: ShardIndex, rows: NDArray[Any], generation: Generation) -> Iterator[int]:
-    """Rows whose key is not at their offset in the shard's index."""
-    offsets = dict(zip(index.keys(), index.rows["offset"].tolist(), strict=True))
-    keys, wanted = generation.rows.key, generation.rows.offset
-    for row in rows.tolist():
-        if offsets.get(keys[row].tobytes()) != int(wanted[row]):
-            yield row
+def _check_headers(index: ShardIndex, rows: NDArray[np.intp], generation: Generation, checked: Checked) -> None:
+    """Hold every header of these rows against all that is known of it."""
+    found = rows_at(index, generation.rows.offset[rows])
+    same_key = (index.rows["key"][found] == generation.rows.key[rows]).all(axis=1) if len(index.rows) else found >= 0
+    held = (found >= 0) & same_key
+    for row in rows[~held].tolist():
+        checked.add(generation, row, "missing", "entry-lost", found="its shard's index does not list it")
+    rows, found = rows[held], found[held]
+    checked.headers += len(rows)
+    for bucket in np.unique(generation.rows.bucket[rows]).tolist():
+        of_bucket = np.flatnonzero(generation.rows.bucket[rows] == bucket)
+        for start in range(0, len(of_bucket), _CHUNK):
+            part = of_bucket[start : start + _CHUNK]
+            for row, why in _wrong_headers(index, rows[part], found[part], bucket, generation):
+                checked.add(generation, row, "corrupt", "header", found=why)
 
 
-def _check_pages(index: ShardIndex) -> list[Finding]:
-    """Walk the shard's pages again and compare with its index."""
-    file = f"shards/{index.folder.name}/data.mdb"
-    try:
-        same = np.array_equal(collect_rows(index.data), index.rows)
-    except (OSError, StoreError) as error:
-        return [Finding(category="corrupt", reason="pages", file=file, found=_words(error))]
-    return [] if same else [Finding(category="corrupt", reason="pages", file=file, found="pages and index disagree")]
+def _wrong_headers(
+    index: ShardIndex, rows: NDArray[np.intp], found: NDArray[np.intp], bucket: int, generation: Generation
+) -> Iterator[tuple[int, str]]:
+    """Rows of one bucket whose header is not what it should be, and why."""
+    spec = generation.recipe.encoder
+    cells = latent_size(generation.buckets[bucket], spec.factor)
+    shape = (spec.stored_channels, cells.height, cells.width)
+    keyed = keyed_headers(generation.rows.key[rows])
+    keyed[:, KEY_BYTES:] = index.rows["header"][found]
+    if not headers_hold(keyed, shape, spec.storage_dtype):
+        yield from _unlike(keyed, rows, shape, spec.storage_dtype)
+    content, recipe = header_ids(keyed)
+    sample = generation.samples.content[generation.rows.sample[rows]]
+    named = keyed[:, _CONTENT_AT : _CONTENT_AT + HASH_BYTES]
+    wrong = (content != sample).any(axis=1) | (named != sample).any(axis=1)
+    yield from ((row, "it was made from another file") for row in rows[wrong].tolist())
+    wrong = (recipe != np.frombuffer(generation.recipe.recipe_id, dtype=np.uint8)).any(axis=1)
+    yield from ((row, "it was made by another recipe") for row in rows[wrong].tolist())
+    wrong = (index.rows["facts"][found] != _facts(generation, rows)).any(axis=1)
+    yield from ((row, "its placement is not the recorded one") for row in rows[wrong].tolist())
 
 
-def _damaged_payloads(reader: EntryReader, generation: Generation) -> Iterator[tuple[int, str, str, str]]:
-    """Rows whose entry the loader would refuse, or that holds NaN or infinity: row, category, reason, words."""
-    spec, rows = generation.recipe.encoder, generation.rows
-    dtype, mask = _EXPONENT[spec.storage_dtype]
-    cells = [latent_size(bucket, spec.factor) for bucket in generation.buckets]
-    for row in np.lexsort((rows.offset, rows.shard)).tolist():
-        size = cells[int(rows.bucket[row])]
-        payload = np.empty((spec.stored_channels, size.height, size.width), dtype=numpy_dtype(spec.storage_dtype))
+def _unlike(
+    keyed: NDArray[np.uint8], rows: NDArray[np.intp], shape: tuple[int, ...], dtype: str
+) -> Iterator[tuple[int, str]]:
+    """Which header does not hold, and what is wrong with it: looked at one by one."""
+    for row, one in zip(rows.tolist(), keyed, strict=True):
+        key, data = one[:KEY_BYTES].tobytes(), one[KEY_BYTES:].tobytes()
         try:
-            reader.read_into(row, payload)
-        except MissingEntryError as error:
-            yield row, "missing", "entry-lost", error.what
-            continue
+            header = unpack_header(data, key)
         except StoreError as error:
-            yield row, "corrupt", "payload", error.why or error.what
+            yield row, error.why or error.what
             continue
-        bits = payload.view(dtype)
-        if bool(((bits & mask) == mask).any()):
-            yield row, "corrupt", "non-finite", "it holds NaN or infinity"
+        if header.shape != shape or header.dtype != dtype:
+            yield row, f"shape: expected {dtype} {list(shape)}, found {header.dtype} {list(header.shape)}"
 
 
-def _unreferenced(layout: CacheLayout, generation: Generation, known: list[ShardIndex]) -> list[Finding]:
-    """Entries that no sample of the generation needs; a damaged shard of such entries does no harm either."""
-    flat = generation.rows.key.tobytes()
-    needed = {flat[start : start + KEY_BYTES] for start in range(0, len(flat), KEY_BYTES)}
-    findings: list[Finding] = []
-    indexes = list(known)
+def _facts(generation: Generation, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """(n, 32) the facts beside each header, from the columns: pixel hash, resize, crop."""
+    columns = generation.rows
+    numbers = np.concatenate([columns.resize[rows], columns.crop[rows]], axis=1).astype("<u4")
+    return np.concatenate([columns.pixel_hash[rows], numbers.view(np.uint8)], axis=1)
+
+
+def _without(index: ShardIndex, needed: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """(n, 32) keys of the entries that are not needed."""
+    unneeded = np.ones(len(index.rows), dtype=np.bool_)
+    unneeded[needed[needed >= 0]] = False
+    keys: NDArray[np.uint8] = index.rows["key"][unneeded]
+    return keys
+
+
+def _other_shards(layout: CacheLayout, generation: Generation, checked: Checked) -> list[NDArray[np.uint8]]:
+    """Keys of the shards that the generation does not use; a damaged one does no harm."""
+    found = []
     for folder in layout.sealed_shards():
         if folder.name in generation.shards:
             continue
         try:
-            indexes.append(load_index(folder))
+            found.append(np.array(load_index(folder).rows["key"]))
         except CacheDamagedError as error:
             file = f"shards/{folder.name}"
-            findings.append(Finding(category="orphan", reason="damaged-shard", file=file, found=_words(error)))
-    unneeded = [key.hex() for key in Catalog(indexes).keys() if key not in needed]  # noqa: SIM118 - not a mapping
-    return findings + [Finding(category="orphan", reason="unreferenced", key=key, field=_FIELD) for key in unneeded]
+            checked.loose.append(Finding(category="orphan", reason="damaged-shard", file=file, found=words(error)))
+    return found
 
 
-def _add(damage: Damage, generation: Generation, row: int, category: str, reason: str, **more: str) -> None:
-    sample = int(generation.rows.sample[row])
-    about = {
-        "path": generation.samples.names[sample],
-        "key": generation.rows.key[row].tobytes().hex(),
-        "file": f"shards/{generation.shards[int(generation.rows.shard[row])]}",
-    }
-    damage[sample].append(Finding(category=category, reason=reason, field=_FIELD, **about, **more))
+def _orphans(unneeded: list[NDArray[np.uint8]], generation: Generation) -> list[Finding]:
+    """One finding for each key that no row of the generation has."""
+    if not sum(map(len, unneeded)):
+        return []
+    keys = np.unique(_as_items(np.concatenate(unneeded)))
+    lost: NDArray[Any] = keys[~np.isin(keys, _as_items(generation.rows.key))]
+    flat = lost.tobytes()
+    names = (flat[start : start + KEY_BYTES].hex() for start in range(0, len(flat), KEY_BYTES))
+    return [Finding(category="orphan", reason="unreferenced", key=name, field=FIELD) for name in names]
 
 
-def _words(error: OSError | StoreError) -> str:
-    """An error as one line."""
-    if isinstance(error, StoreError):
-        return f"{error.what}: {error.why}" if error.why else error.what
-    return error.strerror or str(error)
+def _as_items(keys: NDArray[np.uint8]) -> NDArray[Any]:
+    """(n,) one item for each key, in their own order. Of two keys of one length, no zero at the end is lost."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").ravel()

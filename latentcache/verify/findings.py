@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 CATEGORIES = (
     "corrupt",
@@ -75,6 +76,14 @@ class VerifyReport:
     elapsed_s: float
     damage: tuple[Finding, ...] = ()
     """Every finding about a stored entry, also those that a worse one of the same sample hides."""
+    not_looked_at: int = 0
+    """Samples that were not chosen, or for which there was no time: neither fine nor a finding."""
+    checked: Mapping[str, int] = field(default_factory=dict)
+    """How much was looked at: ``headers``, ``payload_bytes``, ``sources_stat``, ..."""
+    recipe_diff: tuple[tuple[str, Any, Any], ...] = ()
+    """Fields in which the cache differs from what was asked for: name, in the cache, asked for."""
+    confidence: str = ""
+    """What the samples that were drawn say of all."""
 
     def exit_code(self, allowed_failed: int = 0) -> int:
         """0 when the cache can be trained on as it is, else 1."""

@@ -28,6 +28,7 @@ from latentcache.store.layout import CacheLayout, write_atomically
 from latentcache.store.lock import builder_lock
 from latentcache.store.retire import moved, republish, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage
+from latentcache.store.variants import in_pairs
 from latentcache.verify.findings import Finding, VerifyReport
 from latentcache.verify.run import verify_cache
 
@@ -84,7 +85,7 @@ def repair_cache(
     cache: Path,
     *,
     data: Path | None = None,
-    requested: Recipe | None = None,
+    requested: Recipe | Callable[[Recipe], Recipe] | None = None,
     drop_stale: bool = False,
     confirm: Callable[[RepairPlan], bool],
 ) -> RepairReport:
@@ -162,7 +163,7 @@ def _shape_of(generation: Generation, row: int) -> tuple[int, int, int]:
     """(C, H, W) that the recipe gives the entry of a row."""
     spec = generation.recipe.encoder
     cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
-    return spec.channels, cells.height, cells.width
+    return spec.stored_channels, cells.height, cells.width
 
 
 def _carry_out(layout: CacheLayout, generation: Generation, plan: RepairPlan) -> RepairReport:
@@ -180,7 +181,7 @@ def _carry_out(layout: CacheLayout, generation: Generation, plan: RepairPlan) ->
         failpoint("repair-delete")
         retire(layout, name, "damaged")
     dropped = reasons.keys() | (_rows_lost(generation, plan.report.damage) - placed.keys())
-    rows, shards = moved(generation, dropped, placed)
+    rows, shards = moved(generation, in_pairs(generation, dropped), placed)
     complete = generation.complete and not dropped
     failpoint("repair-delete")
     number = republish(layout, generation, rows=rows, shards=shards, complete=complete)

@@ -1,7 +1,8 @@
 """``verify_cache``: is this cache still true? Reads the cache and its sources, changes neither.
 
 ``fast`` reads manifest, columns and shard indexes, and stats every source, hashing those whose stat differs.
-``full`` reads every payload and every source as well. Neither needs torch, a model or a GPU.
+``full`` reads every payload and every source as well, in a process of its own; ``sample`` does so for some.
+None of them needs torch, a model or a GPU; only encoding again does, and who asks for that brings the encoder.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, EmptySourceError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
@@ -20,21 +26,35 @@ from latentcache.sources.sample import Scan
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
-from latentcache.verify.entries import check_entries
-from latentcache.verify.findings import Finding, VerifyReport, count, worst
-from latentcache.verify.sources import check_sources
+from latentcache.verify.child import Limits
+from latentcache.verify.deep import Deep, read_payloads
+from latentcache.verify.entries import Checked, check_entries
+from latentcache.verify.files import SamePixels
+from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, worst
+from latentcache.verify.selection import Deadline, Depth, confidence
+from latentcache.verify.sources import SourcesChecked, check_sources
+from latentcache.verify.untrusted import check_foreign
 
 
 def verify_cache(
-    cache: Path, *, data: Path | None = None, requested: Recipe | None = None, full: bool = False
+    cache: Path,
+    *,
+    data: Path | None = None,
+    requested: Recipe | Callable[[Recipe], Recipe] | None = None,
+    full: bool = False,
+    depth: Depth | None = None,
+    same_pixels: SamePixels | None = None,
 ) -> VerifyReport:
     """Check a cache against its sources and against itself.
 
     Args:
         cache: The cache folder.
         data: The data folder, where it is not the recorded one.
-        requested: A recipe that a trainer is about to ask for; every sample is stale where it differs.
-        full: Read every payload and every source.
+        requested: A recipe that a trainer is about to ask for, or what makes it of the recipe of the cache; every
+            sample is stale where it differs.
+        full: Read every payload and every source; short for a ``depth`` that says so.
+        depth: How much to look at.
+        same_pixels: Tells a metadata edit from a change of pixels; without it other bytes are only other bytes.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
@@ -42,33 +62,148 @@ def verify_cache(
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
         SourceNotFoundError: The data folder is gone; say where it is with ``data``.
     """
-    started = time.monotonic()
-    layout = CacheLayout(cache)
-    generation = _load(cache)
-    found = _scan(data or find_data(cache, generation))
-    by_sample, others = check_sources(generation, found, full=full)
-    damage, loose = check_entries(layout, generation, full=full)
-    recipe = _recipe_findings(generation, requested)
-    findings: list[Finding] = []
-    for number, name in enumerate(generation.samples.names):
-        own = [*damage.get(number, ()), *([by_sample[number]] if number in by_sample else ())]
-        own += [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe[:1]]
-        decided = worst(own)
-        if decided is not None:
-            findings.append(decided)
-    num_ok = len(generation.samples.names) - len(findings)
-    findings += [*others, *loose, *_provenance(generation)]
-    fix = _mend(cache, found.root)
-    return VerifyReport(
-        mode="full" if full else "fast",
-        generation=generation.number,
-        findings=tuple(finding.with_defaults(fix(finding)) for finding in findings),
-        counts=count(findings, num_ok),
-        samples=len(generation.samples.names) + len(generation.refused),
-        building=layout.building.exists(),
-        elapsed_s=time.monotonic() - started,
-        damage=tuple(chain.from_iterable(damage.values())),
-    )
+    look = _Look(cache=cache, depth=depth or Depth(full=full), requested=requested, same_pixels=same_pixels)
+    return look(data)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """One verification."""
+
+    cache: Path
+    depth: Depth
+    requested: Recipe | Callable[[Recipe], Recipe] | None
+    same_pixels: SamePixels | None
+    started: float = field(default_factory=time.monotonic)
+
+    def __call__(self, data: Path | None) -> VerifyReport:
+        """Look, and put together what was seen."""
+        deadline = Deadline(self.depth.max_duration_s)
+        layout = CacheLayout(self.cache)
+        limits = check_foreign(layout) if self.depth.untrusted else None
+        generation = _load(self.cache)
+        asked = self.requested(generation.recipe) if callable(self.requested) else self.requested
+        # A stranger does not say which folder of ours is looked at.
+        found = None if self.depth.untrusted and data is None else _scan(data or find_data(self.cache, generation))
+        names = generation.samples.names
+        chosen = np.ones(len(names), dtype=np.bool_)
+        if self.depth.selection is not None:
+            chosen = self.depth.selection.choose(names, len(names))
+        rows = chosen[generation.rows.sample]
+        entries = check_entries(layout, generation, chosen=rows)
+        with ThreadPoolExecutor(1) as pool:  # payloads are read by a process: sources meanwhile
+            reading = pool.submit(self._read, layout, generation, entries, rows, deadline, limits)
+            try:
+                sources = self._sources(generation, found, chosen, deadline)
+                deep = reading.result()
+            except BaseException:
+                deadline.cancel()
+                raise
+        return self._report(layout, generation, asked, found, chosen, entries, sources, deep)
+
+    def _sources(
+        self, generation: Generation, found: Scan | None, chosen: NDArray[np.bool_], deadline: Deadline
+    ) -> SourcesChecked:
+        """Sources, where there is a folder to look into."""
+        if found is None:
+            return SourcesChecked(by_sample={})
+        return check_sources(
+            generation,
+            found,
+            full=self.depth.reads,
+            chosen=chosen,
+            deadline=deadline,
+            same_pixels=self.same_pixels,
+        )
+
+    def _read(
+        self,
+        layout: CacheLayout,
+        generation: Generation,
+        entries: Checked,
+        rows: NDArray[np.bool_],
+        deadline: Deadline,
+        limits: Limits | None,
+    ) -> Deep:
+        """Payloads, where they are asked for."""
+        if not self.depth.reads:
+            return Deep(read=rows)
+        return read_payloads(
+            layout,
+            generation,
+            entries,
+            chosen=rows,
+            selection=self.depth.selection,
+            deadline=deadline,
+            isolate=self.depth.isolate,
+            limits=limits,
+        )
+
+    def _report(
+        self,
+        layout: CacheLayout,
+        generation: Generation,
+        asked: Recipe | None,
+        found: Scan | None,
+        chosen: NDArray[np.bool_],
+        entries: Checked,
+        sources: SourcesChecked,
+        deep: Deep,
+    ) -> VerifyReport:
+        looked = chosen.copy()
+        looked[generation.rows.sample[~deep.read]] = False
+        looked[sources.unasked] = False
+        own = self._by_sample(generation, asked, chosen, looked, entries, sources)
+        looked[list(own)] = True
+        findings = [*own.values(), *sources.others, *entries.loose, *_provenance(generation)]
+        fix = _mend(self.cache, found.root if found is not None else Path("DATA"))
+        total, seen = len(looked), int(looked.sum())
+        problems = any(finding.category in PROBLEMS for finding in own.values())
+        drawn = self.depth.selection is not None or self.depth.max_duration_s is not None
+        return VerifyReport(
+            mode=self.depth.mode,
+            generation=generation.number,
+            findings=tuple(finding.with_defaults(fix(finding)) for finding in findings),
+            counts=count(findings, seen - len(own)),
+            samples=total + len(generation.refused),
+            building=layout.building.exists(),
+            elapsed_s=time.monotonic() - self.started,
+            not_looked_at=total - seen,
+            recipe_diff=tuple(differences(generation.recipe, asked)) if asked is not None else (),
+            checked={
+                "samples": seen,
+                "headers": entries.headers,
+                "payloads": deep.payloads,
+                "payload_bytes": deep.payload_bytes,
+                "sources_stat": sources.stats,
+                "sources_hashed": sources.hashed,
+            },
+            damage=tuple(chain.from_iterable(entries.damage.values())),
+            confidence=confidence(seen, total) if self.depth.reads and drawn and seen and not problems else "",
+        )
+
+    def _by_sample(
+        self,
+        generation: Generation,
+        asked: Recipe | None,
+        chosen: NDArray[np.bool_],
+        looked: NDArray[np.bool_],
+        entries: Checked,
+        sources: SourcesChecked,
+    ) -> dict[int, Finding]:
+        """What each sample comes to that is not fine; of one not looked at whole, only what must be mended."""
+        recipe = _recipe_findings(generation, asked)[:1]
+        numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
+        decided: dict[int, Finding] = {}
+        for number in numbers:
+            of_entry, of_source = entries.damage.get(number, ()), sources.by_sample.get(number)
+            own = [*of_entry, *([of_source] if of_source else ())]
+            name = generation.samples.names[number]
+            own += [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe]
+            finding = worst(own)
+            if finding is not None and (looked[number] or finding.category in PROBLEMS):
+                decided[number] = finding
+        return decided
 
 
 def find_data(cache: Path, generation: Generation) -> Path:
@@ -123,6 +258,8 @@ def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:
     build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
 
     def command(finding: Finding) -> str:
+        if finding.category == "unverifiable" and finding.reason == "shard":
+            return f"latentcache verify {folder} --full"
         if finding.category == "unverifiable":
             return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
         if finding.category == "orphan":

@@ -1,33 +1,29 @@
 """Checks of where entries come from: is every file still the one that was encoded, and is every file encoded?
 
 A file whose stat memo holds is not opened; any other is hashed again, so a change is found also where size and
-modification time were put back. Contents decide, never times: a file that was only touched is not stale.
+modification time were put back. Cost: columns of numbers, and one text for each name; objects only for what is odd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UnusableSampleError
-from latentcache.geometry.buckets import BucketTable
-from latentcache.geometry.placement import place, refusal
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
-from latentcache.identity.stat import StatMemo
-from latentcache.sources.reading import hint_for, read_source
-from latentcache.sources.sample import Refusal, Sample, Scan
-from latentcache.store.generation import Generation, unpack_memo
-from latentcache.verify.findings import Finding, worst
+import numpy as np
+from numpy.typing import NDArray
 
-_THREADS = 4
-#: Causes of a refusal that mean "could not be looked at" rather than "is not usable".
-_UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
-#: Causes that mean that the file went away.
-_GONE = frozenset({"not-found", "vanished"})
+from latentcache.errors import UnusableSampleError
+from latentcache.identity.stat import RACY_NS
+from latentcache.sources.reading import read_source
+from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
+from latentcache.store.generation import Generation, unpack_memo
+from latentcache.verify.files import UNREADABLE, FileCheck, Question, SamePixels, removed, unusable_now
+from latentcache.verify.findings import Finding, worst
+from latentcache.verify.placements import Placements
+from latentcache.verify.selection import Deadline
+
 #: First word of the cause of an old refusal -> what the file is, now that the cause is gone.
 _WORTH_A_TRY = {
     "caption": ("stale", "caption-changed"),
@@ -36,90 +32,94 @@ _WORTH_A_TRY = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """One file to be compared with what was recorded of it."""
+@dataclass(slots=True, kw_only=True)
+class SourcesChecked:
+    """What a look at the sources came to."""
 
-    name: str
-    memo: StatMemo | None
-    content: bytes
-    now: StatMemo
+    by_sample: dict[int, Finding]
+    others: list[Finding] = field(default_factory=list)
+    """On files that are no samples of the generation."""
+    unasked: list[int] = field(default_factory=list)
+    """Samples whose file was to be read and was not, because the time was over."""
+    stats: int = 0
+    hashed: int = 0
 
 
-def check_sources(generation: Generation, scan: Scan, *, full: bool) -> tuple[dict[int, Finding], list[Finding]]:
+def check_sources(
+    generation: Generation,
+    scan: Scan,
+    *,
+    full: bool,
+    chosen: NDArray[np.bool_] | None = None,
+    deadline: Deadline | None = None,
+    same_pixels: SamePixels | None = None,
+) -> SourcesChecked:
     """Compare a generation with its data folder as it is now.
 
     Args:
         generation: What was built.
         scan: What is there.
         full: Hash every file, whatever its stat says.
-
-    Returns:
-        Findings by sample number of the generation, and those for files that are not samples of it.
+        chosen: (S,) which samples to look at; all where it is not given.
+        deadline: When to stop reading files.
+        same_pixels: Tells a metadata edit from a change.
     """
-    present = {sample.name: sample for sample in scan.samples}
+    columns, names = SampleColumns.of(scan.samples), list(generation.samples.names)
+    place, placements = _places(names, columns), Placements(generation)
+    wanted = np.ones(len(names), dtype=np.bool_) if chosen is None else chosen
+    check = FileCheck(root=scan.root, deadline=deadline or Deadline(None))
+    if same_pixels is not None:
+        check.pixels_of = lambda number, data: same_pixels(
+            data, generation.recipe, placements.size(number), placements.placed(number)
+        )
     said = {item.name: item for item in (*scan.notes, *scan.refused)}
-    contents = _compare(generation, present, scan.root, full=full)
-    tables = generation.recipe.geometry.tables()
-    buckets = _buckets_of(generation)
-    findings: dict[int, Finding] = {}
-    for number, name in enumerate(generation.samples.names):
-        sample = present.get(name)
-        if sample is None:
-            findings[number] = _absent(name, said)
-            continue
-        own = (
-            contents.get(name),
-            _caption(generation, number, sample),
-            _geometry(generation, number, tables, buckets),
-        )
-        found = worst([finding for finding in own if finding is not None])
-        if found is not None:
-            findings[number] = found
-    return findings, _others(generation, scan, present, full=full)
+    present = np.flatnonzero(wanted & (place >= 0))
+    answers = check.ask(_doubtful(generation, names, present, place, columns, full=full))
+    found = {number: [answer] for number, answer in answers.items()}
+    for number, finding in (*_captions(generation, names, present, place, columns), *placements.moved(present)):
+        found.setdefault(number, []).append(finding)
+    by_sample = {number: decided for number, own in found.items() if (decided := worst(own)) is not None}
+    by_sample |= {number: _absent(names[number], said) for number in np.flatnonzero(wanted & (place < 0)).tolist()}
+    others = _others(generation, scan, set(names), columns, check, full=full)
+    unasked = [number for number in check.unasked if number >= 0]
+    return SourcesChecked(
+        by_sample=by_sample, others=others, unasked=unasked, stats=len(present), hashed=check.hashed
+    )
 
 
-def _compare(generation: Generation, present: Mapping[str, Sample], root: Path, *, full: bool) -> dict[str, Finding]:
-    """What the bytes of each file say: stale, touched, unverifiable, or nothing where they are as recorded."""
-    samples = generation.samples
-    stats, contents = samples.stat.tolist(), samples.content.tobytes()
-    questions = []
-    for number, name in enumerate(samples.names):
-        if name in present:
-            content = contents[16 * number : 16 * number + 16]
-            now = present[name].stat
-            questions.append(_Question(name=name, memo=unpack_memo(stats[number]), content=content, now=now))
-    return _ask(questions, root, full=full)
+def _places(names: Sequence[str], columns: SampleColumns) -> NDArray[np.intp]:
+    """(S,) where each sample is among those of the scan, -1 where it is not there."""
+    if names == columns.names:
+        return np.arange(len(names))
+    places = {name: i for i, name in enumerate(columns.names)}
+    return np.fromiter((places.get(name, -1) for name in names), dtype=np.intp, count=len(names))
 
 
-def _ask(questions: Sequence[_Question], root: Path, *, full: bool) -> dict[str, Finding]:
-    doubtful = [q for q in questions if full or q.memo is None or not q.memo.trusts(q.now)]
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
-        answers = pool.map(lambda question: _answer(question, root), doubtful)
-        return {q.name: answer for q, answer in zip(doubtful, answers, strict=True) if answer is not None}
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
+def _doubtful(
+    generation: Generation,
+    names: Sequence[str],
+    present: NDArray[np.intp],
+    place: NDArray[np.intp],
+    columns: SampleColumns,
+    *,
+    full: bool,
+) -> list[Question]:
+    """The files whose stat does not prove that they are as they were."""
+    stat, contents = generation.samples.stat, generation.samples.content
+    if not full:
+        same = (stat[present, :5] == columns.stats[place[present]]).all(axis=1)
+        present = present[~same | _racy(stat[present])]
+    return [
+        Question(name=names[i], memo=generation.samples.memo(i), content=contents[i].tobytes(), number=i)
+        for i in present.tolist()
+    ]
 
 
-def _answer(question: _Question, root: Path) -> Finding | None:
-    """Hash one file again."""
-    try:
-        data, memo = read_source(root / question.name)
-    except UnusableSampleError as error:
-        return _unusable(question.name, error.slug, error.what)
-    found = content_hash(data)
-    if found != question.content:
-        return Finding(
-            category="stale",
-            reason="source-changed",
-            path=question.name,
-            expected=question.content.hex(),
-            found=found.hex(),
-        )
-    if question.memo is None or question.memo.same_stat(memo):
-        return None
-    return Finding(category="touched", reason="stat-changed", path=question.name)
+def _racy(stat: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) whether each memo (n, 6) was taken when the file was too young to be trusted."""
+    times = stat.view(np.int64)
+    young: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
+    return young
 
 
 def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
@@ -127,101 +127,74 @@ def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
     above = (name[: end + 1] for end, letter in enumerate(name) if letter == "/")
     now = next((said[place] for place in (name, *above) if place in said), None)
     if now is None:
-        return _removed(name, "no such file")
-    if now.name != name and now.cause not in _UNREADABLE:  # its folder is passed over as a whole
-        return _removed(name, f"{now.name}: {now.cause}, {now.detail}")
+        return removed(name, "no such file")
+    if now.name != name and now.cause not in UNREADABLE:  # its folder is passed over as a whole
+        return removed(name, f"{now.name}: {now.cause}, {now.detail}")
     if now.cause in ("unlisted", "hidden"):
-        return _removed(name, now.detail)
-    return _unusable(name, now.cause, now.detail)
+        return removed(name, now.detail)
+    return unusable_now(name, now.cause, now.detail)
 
 
-def _removed(name: str, found: str) -> Finding:
-    return Finding(category="stale", reason="source-removed", path=name, expected="the file", found=found)
+def _captions(
+    generation: Generation,
+    names: Sequence[str],
+    present: NDArray[np.intp],
+    place: NDArray[np.intp],
+    columns: SampleColumns,
+) -> list[tuple[int, Finding]]:
+    """Samples whose caption is another one now."""
+    recorded, now = generation.samples.captions, columns.captions
+    if not len(recorded.data) and not any(now):
+        return []
+    pairs = zip(present.tolist(), place[present].tolist(), recorded.take(present.tolist()), strict=True)
+    return [(i, _caption(names[i], old, now[j])) for i, j, old in pairs if old != now[j]]
 
 
-def _unusable(name: str, cause: str, detail: str) -> Finding:
-    """A file of the generation that cannot be read, or not be used, as it is now."""
-    if cause in _UNREADABLE:
-        return Finding(category="unverifiable", reason=cause, path=name, found=detail, hint=hint_for(cause))
-    if cause in _GONE:
-        return _removed(name, detail)
-    reason = "caption-changed" if cause.startswith("caption") else "source-changed"
-    return Finding(category="stale", reason=reason, path=name, found=f"{cause}: {detail}", hint=hint_for(cause))
-
-
-def _caption(generation: Generation, number: int, sample: Sample) -> Finding | None:
-    recorded = generation.samples.captions[number]
-    if recorded == sample.caption:
-        return None
+def _caption(name: str, old: str, new: str) -> Finding:
     return Finding(
         category="stale",
         reason="caption-changed",
-        path=sample.name,
-        expected=_short(recorded) or "(no caption)",
-        found=_short(sample.caption) or "(no caption)",
+        path=name,
+        expected=_short(old) or "(no caption)",
+        found=_short(new) or "(no caption)",
         hint="latents are not touched by this: a build only records the new caption",
     )
 
 
-def _geometry(
-    generation: Generation, number: int, tables: Sequence[BucketTable], buckets: Mapping[int, set[Size]]
-) -> Finding | None:
-    """Whether today's rule puts the picture where it was put."""
-    size = Size(*generation.samples.original_size[number].tolist())
-    expected = {place(size, table).bucket for table in tables if not refusal(size, table)}
-    found = buckets.get(number, set())
-    if expected == found:
-        return None
-    if found < expected and not generation.complete:  # a repair took them out
-        lost = " ".join(sorted(map(str, expected - found)))
-        name = generation.samples.names[number]
-        return Finding(category="missing", reason="entry-lost", path=name, expected=lost, found="it was removed")
-    return Finding(
-        category="stale",
-        reason="geometry-changed",
-        path=generation.samples.names[number],
-        expected=" ".join(sorted(map(str, expected))),
-        found=" ".join(sorted(map(str, found))),
-    )
-
-
-def _buckets_of(generation: Generation) -> dict[int, set[Size]]:
-    found: dict[int, set[Size]] = {}
-    pairs = zip(generation.rows.sample.tolist(), generation.rows.bucket.tolist(), strict=True)
-    for sample, bucket in pairs:
-        found.setdefault(sample, set()).add(generation.buckets[bucket])
-    return found
-
-
-def _others(generation: Generation, scan: Scan, present: Mapping[str, Sample], *, full: bool) -> list[Finding]:
+def _others(
+    generation: Generation, scan: Scan, names: set[str], columns: SampleColumns, check: FileCheck, *, full: bool
+) -> list[Finding]:
     """Files that are no sample of the generation: refused then, refused now, or new."""
-    names = set(generation.samples.names)
+    new = {name: i for i, name in enumerate(columns.names) if name not in names}
     recorded = {str(item["name"]): item for item in generation.refused if item["name"] not in names}
-    questions = [_question(item, present[name]) for name, item in recorded.items() if name in present]
-    changed = _ask([q for q in questions if q.content], scan.root, full=full)
+    asked = [_question(item, -1 - i) for i, item in enumerate(recorded.values()) if item["name"] in new]
+    doubtful = [q for q in asked if q.content and (full or not _proven(q, columns.stats[new[q.name]]))]
+    answers = check.ask(doubtful)
+    changed = {question.name: answers.get(question.number) for question in doubtful}
     findings = [_quarantined(item) for item in scan.refused if item.name not in names]
     refused_now = {item.name for item in scan.refused}
     for name, item in recorded.items():
-        if name in present:
-            findings.append(_refused_then(item, changed.get(name), present[name], scan.root))
+        if name in new:
+            findings.append(_refused_then(item, changed.get(name), name, scan.root))
         elif name not in refused_now:
             findings.append(_absent(name, {note.name: note for note in scan.notes}))
-    new = (name for name in present if name not in names and name not in recorded)
-    findings += [Finding(category="missing", reason="not-built", path=name) for name in new]
-    return findings
+    fresh = (name for name in new if name not in recorded)
+    return findings + [Finding(category="missing", reason="not-built", path=name) for name in fresh]
 
 
-def _refused_then(item: Mapping[str, Any], answer: Finding | None, sample: Sample, root: Path) -> Finding:
+def _proven(question: Question, now: NDArray[np.uint64]) -> bool:
+    return question.memo is not None and question.memo.trusts(unpack_identity(now.tolist()))
+
+
+def _refused_then(item: Mapping[str, Any], answer: Finding | None, name: str, root: Path) -> Finding:
     """A file that the build refused and that the scan takes now: only other bytes or words make it worth a try."""
     if answer is not None and answer.category == "stale":
         return answer
     cause = str(item["cause"])
-    if item.get("content") or not (cause.startswith("caption") or _readable(root / sample.name)):
+    if item.get("content") or not (cause.startswith("caption") or _readable(root / name)):
         return _recorded(item)
     category, reason = _WORTH_A_TRY.get(cause.partition("-")[0], ("missing", "not-built"))
-    return Finding(
-        category=category, reason=reason, path=sample.name, found=f"refused as {cause}; it can be read now"
-    )
+    return Finding(category=category, reason=reason, path=name, found=f"refused as {cause}; it can be read now")
 
 
 def _readable(path: Path) -> bool:
@@ -232,9 +205,10 @@ def _readable(path: Path) -> bool:
     return True
 
 
-def _question(item: Mapping[str, Any], sample: Sample) -> _Question:
+def _question(item: Mapping[str, Any], number: int) -> Question:
     memo = unpack_memo(item["stat"]) if item.get("stat") else None
-    return _Question(name=sample.name, memo=memo, content=bytes.fromhex(item.get("content", "")), now=sample.stat)
+    content = bytes.fromhex(item.get("content", ""))
+    return Question(name=str(item["name"]), memo=memo, content=content, number=number)
 
 
 def _quarantined(item: Refusal) -> Finding:

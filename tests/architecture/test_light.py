@@ -48,7 +48,16 @@ def test_the_help_of_a_command_needs_no_model(command):
 
 
 @pytest.mark.parametrize(
-    "words", [["info"], ["plan", "--batch-size", "1"], ["verify"], ["verify", "--full"]], ids=" ".join
+    "words",
+    [
+        ["info"],
+        ["plan", "--batch-size", "1"],
+        ["verify"],
+        ["verify", "--full"],
+        ["verify", "--sample", "2"],
+        ["verify", "--untrusted"],
+    ],
+    ids=" ".join,
 )
 def test_looking_at_a_cache_needs_no_model(cache, words):
     status, names = imported(words[0], cache, *words[1:])

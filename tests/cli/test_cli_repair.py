@@ -83,3 +83,10 @@ def test_no_cache(run, tmp_path):
     done = run("verify", tmp_path, "--repair", "--yes", "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("more", [["--sample", "1"], ["--max-duration", "5"], ["--untrusted"]])
+def test_a_repair_looks_at_everything(run, cache, more):
+    done = run("verify", cache, "--repair", "--yes", *more)
+    assert done.status == 2
+    assert "--repair goes with none of --sample, --max-duration, --untrusted" in done.err

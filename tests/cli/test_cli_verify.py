@@ -3,13 +3,15 @@ import os
 import shlex
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from small_cache import build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "mode", "generation", "counts", "items", "building",
-    "elapsed_s", "repair",
+    "elapsed_s", "repair", "checked", "not_looked_at", "confidence", "recipe_diff",
 }  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
@@ -161,3 +163,80 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
     assert run(*repair).status == 1
     assert run(*build_again, "--json").json["counts"]["encoded"] == 1
     assert run("verify", cache, "--full").status == 0
+
+
+# depths
+
+
+def test_a_metadata_edit_is_told_apart_by_its_pixels(run, cache, data):
+    info = PngInfo()
+    info.add_text("Comment", "edited")
+    Image.open(data / "p0.png").save(data / "p0.png", pnginfo=info)
+    draw(data / "p1.png", (64, 96), seed=77)
+    edited, drawn = run("verify", cache, "--json").json["items"]
+    assert {edited["reason"], drawn["reason"]} == {"source-changed"}
+    assert edited["found"].endswith("(only metadata differs, the pixels are the same)")
+    assert "encodes nothing" in edited["hint"]
+    assert len(drawn["found"]) == 32
+
+
+def test_a_part_of_the_samples(run, cache):
+    done = run("verify", cache, "--sample", "3", "--seed", "5", "--json").json
+    assert (done["mode"], done["counts"]["ok"], done["not_looked_at"], done["exit_code"]) == ("sample", 3, 1, 0)
+    assert done["checked"]["payloads"] == 3
+    assert done["confidence"] == "3 clean: 95 % sure that less than 50 % are wrong"
+    out = run("verify", cache, "--sample", "3").out
+    assert "3 ok (payloads and sources read)\nnot looked at: 1 of 4 samples\n3 clean: 95 % sure" in out
+    assert run("verify", cache, "--sample", "0").status == 2
+
+
+def test_slices_cover_everything(run, cache):
+    oks = [run("verify", cache, "--sample", f"{n}/2", "--json").json["counts"]["ok"] for n in (1, 2)]
+    assert sum(oks) == 4
+
+
+def test_time_that_is_over_is_no_finding_and_nothing_is_fine(run, cache, data):
+    done = run("verify", cache, "--full", "--max-duration", "0", "--json").json
+    assert (done["counts"]["ok"], done["not_looked_at"], done["exit_code"], done["confidence"]) == (0, 4, 0, "")
+    (data / "p0.png").unlink()
+    done = run("verify", cache, "--full", "--max-duration", "0")
+    assert done.status == 1
+    assert "not looked at: 3 of 4 samples" in done.out
+
+
+def test_enough_time_is_a_whole_check(run, cache):
+    done = run("verify", cache, "--full", "--max-duration", "600", "--json").json
+    assert (done["counts"]["ok"], done["not_looked_at"]) == (4, 0)
+    assert done["confidence"] == "4 clean: that is all of them"
+
+
+@pytest.mark.parametrize("command", ["info", "manifest"])
+def test_a_recipe_from_a_file(run, cache, tmp_path, command):
+    file = tmp_path / "recipe.json"
+    if command == "info":
+        file.write_text(run("info", cache, "--json").out)
+    else:
+        file.write_bytes((cache / "generations" / "000001" / "manifest.json").read_bytes())
+    done = run("verify", cache, "--recipe", file, "--json").json
+    assert (done["counts"]["ok"], done["recipe_diff"]) == (4, [])
+    done = run("verify", cache, "--recipe", file, "--storage-dtype", "float32", "--json").json
+    field = {"field": "encoder.storage_dtype", "cached": "float16", "requested": "float32"}
+    assert (done["counts"]["stale"], done["recipe_diff"], done["exit_code"]) == (4, [field], 1)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"recipe": 1}', '{"recipe": {"geometry": {}}}'])
+def test_a_file_that_holds_no_recipe(run, cache, tmp_path, text):
+    file = tmp_path / "recipe.json"
+    if text is not None:
+        file.write_text(text)
+    done = run("verify", cache, "--recipe", file, "--json")
+    assert done.status == 2
+    assert done.error["fix"] == "write one with `latentcache info CACHE --json > recipe.json`"
+
+
+def test_a_cache_from_elsewhere(run, cache, data):
+    data.rename(data.with_name("gone"))
+    assert run("verify", cache, "--untrusted", "--full").status == 0
+    (cache / "shards" / "link").symlink_to("/")
+    done = run("verify", cache, "--untrusted", "--json")
+    assert (done.status, done.error["why"]) == (3, "it is a link to /")

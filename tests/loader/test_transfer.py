@@ -1,6 +1,7 @@
 """Delivery on a device, held against a device that is late: it copies only when it is asked whether it has."""
 
 import pickle
+import threading
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ class LateMark:
 
     def __init__(self, sources, targets):
         self.sources, self.targets, self.done, self.waited = sources, targets, False, False
+        self.lock = threading.Lock()  # the reader and the receiver may both wait; a device copies once
 
     def run(self):
-        if not self.done:
-            for source, target in zip(self.sources, self.targets, strict=True):
-                target.copy_(source)
-            self.done = True
+        with self.lock:
+            if not self.done:
+                for source, target in zip(self.sources, self.targets, strict=True):
+                    target.copy_(source)
+                self.done = True
 
     def query(self):
         return self.done

@@ -37,7 +37,7 @@ def test_rows_are_samples_and_other_pictures_are_noted(tmp_path):
     result = listed(tmp_path, ("sub/b.jpg", "two"), ("a.jpg", ""))
     assert [(sample.name, sample.caption) for sample in result.samples] == [("sub/b.jpg", "two"), ("a.jpg", "")]
     assert words(result.notes) == [("c.jpg", "unlisted", "metadata.csv has no row for it")]
-    assert result.notes[0].stat == walk_pictures(tmp_path).pictures[1][1]
+    assert result.notes[0].stat == dict(walk_pictures(tmp_path).pictures)[result.notes[0].name]
     assert result.refused == []
 
 

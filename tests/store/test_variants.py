@@ -13,7 +13,7 @@ from latentcache.store.columns import check_pairs
 from latentcache.store.generation import Rows, load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
-from latentcache.store.variants import NOWHERE, FoldedRows, alike, doubled, folded, moved, names_of
+from latentcache.store.variants import NOWHERE, FoldedRows, alike, doubled, folded, in_pairs, moved, names_of
 from latentcache.store.views import combine, select
 
 
@@ -99,3 +99,8 @@ def test_a_generation_whose_pairs_do_not_match_is_not_opened(flipped, monkeypatc
     with pytest.raises(CacheDamagedError, match="contradicts itself"):
         load_generation(flipped / "cache")
     load_generation(flipped / "plain")
+
+
+def test_a_row_on_disk_goes_with_its_mirror_image(flipped):
+    assert in_pairs(load_generation(flipped / "plain"), {1}) == {1}
+    assert in_pairs(load_generation(flipped / "cache"), {1, 6}) == {1, 5, 6, 2}

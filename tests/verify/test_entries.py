@@ -13,6 +13,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
 from latentcache.verify.entries import check_entries
 from latentcache.verify.run import verify_cache
+from latentcache.verify.selection import Depth
 
 
 def found(cache, *, full=False):
@@ -248,15 +249,15 @@ def reads_right(cache, whole):
 
 def status_of(cache, data):
     try:
-        return verify_cache(cache, data=data, full=True).exit_code()
+        return verify_cache(cache, data=data, depth=Depth(full=True, isolate=False)).exit_code()
     except LatentcacheError as error:
         return error.exit_code
 
 
 def test_check_entries_alone_needs_no_sources(cache, data):
     shutil.rmtree(data)
-    damage, loose = check_entries(CacheLayout(cache), load_generation(cache), full=True)
-    assert (dict(damage), loose) == ({}, [])
+    checked = check_entries(CacheLayout(cache), load_generation(cache))
+    assert (dict(checked.damage), checked.loose, checked.headers) == ({}, [], 4)
 
 
 def test_a_damaged_mirror_image_is_found_and_named(data, tmp_path):

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from small_cache import damage_payload
+
+from latentcache.store.generation import load_generation
+from latentcache.store.layout import CacheLayout
+from latentcache.verify.payloads import not_finite, reading_order, scan_shards
+
+WORDS = {"float16": ("<f2", "<u2"), "float32": ("<f4", "<u4")}
+
+
+@pytest.mark.parametrize("dtype", list(WORDS))
+@given(data=st.data())
+def test_exponent_bits_say_what_numpy_says(dtype, data):
+    values, words = WORDS[dtype]
+    found = data.draw(arrays.arrays(words, st.integers(1, 40)))
+    assert not_finite(found, dtype) == (not np.isfinite(found.view(values)).all())
+
+
+@given(arrays.arrays("<u2", st.integers(1, 40)))
+def test_bfloat16_is_the_upper_half_of_float32(words):
+    wide = (words.astype("<u4") << 16).view("<f4")
+    assert not_finite(words, "bfloat16") == (not np.isfinite(wide).all())
+
+
+def scan(cache, **more):
+    return list(scan_shards(CacheLayout(cache), load_generation(cache), [0], **more))
+
+
+def test_the_order_of_messages(shared):
+    found = scan(shared[1])
+    assert (found[0], found[-1]) == ({"shard": 0}, {"end": 0})
+    assert sum(message.get("bytes", 0) for message in found) > 0
+    assert [message["upto"] for message in found if "upto" in message][-1] == 4
+
+
+def test_damage_names_its_row_and_the_rest_of_the_batch_is_fine(cache):
+    damage_payload(cache, row=1)
+    damaged = [message for message in scan(cache) if "row" in message]
+    assert [(message["row"], message["category"], message["reason"]) for message in damaged] == [
+        (1, "corrupt", "payload")
+    ]
+
+
+def test_only_what_is_chosen_is_read(cache):
+    damage_payload(cache, row=1)
+    chosen = np.array([True, False, True, False])
+    found = scan(cache, chosen=chosen, pages=False)
+    assert not [message for message in found if "row" in message]
+    assert [message["upto"] for message in found if "upto" in message][-1] == 2
+
+
+def test_time_that_is_over_ends_the_shard_without_an_end(shared):
+    assert scan(shared[1], over=lambda: True) == [{"shard": 0}]
+
+
+def test_rows_are_read_bucket_by_bucket_and_then_by_place(shared):
+    generation = load_generation(shared[1])
+    order = reading_order(generation, 0, None)
+    places = list(zip(generation.rows.bucket[order].tolist(), generation.rows.offset[order].tolist(), strict=True))
+    assert places == sorted(places)
+    assert len(order) == 4
