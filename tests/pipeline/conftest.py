@@ -8,7 +8,7 @@ def use_encoder(monkeypatch):
     """Have the next builds use a given encoder."""
 
     def use(encoder):
-        monkeypatch.setattr(build_module, "open_encoder", lambda description, device: encoder)
+        monkeypatch.setattr(build_module, "open_encoder", lambda description, **_: encoder)
         return encoder
 
     return use

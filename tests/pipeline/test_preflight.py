@@ -205,7 +205,7 @@ def test_the_manifest_says_where_the_entries_come_from(tmp_path):
     assert facts["source"]["root"] == str((tmp_path / "data").resolve())
     assert (tmp_path / "caches" / "one" / facts["source"]["relative"]).resolve() == (tmp_path / "data").resolve()
     assert facts["demo"] is False
-    assert facts["provenance"] == provenance("stub:delay_ms=3") | {"model_config": None}
+    assert facts["provenance"] == provenance("stub:delay_ms=3") | {"model_config": None, "fold": True}
     assert set(facts["provenance"]["libraries"]) >= {"torch", "pillow", "lmdb"}
 
 

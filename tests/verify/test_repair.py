@@ -144,7 +144,7 @@ def test_a_shard_cut_short_keeps_what_is_before_the_cut(cache, data):
     path = shard_of(cache)
     os.truncate(path, offsets[-1] + 200)
     report = repair(cache)
-    assert [item.reason for item in report.removals] == ["payload"]
+    assert [item.reason for item in report.removals] == ["not-whole"]
     assert counts(cache) == {"missing": 1, "ok": 3}
     assert build(data, cache).encoded == 1
 
