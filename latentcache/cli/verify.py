@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
+from latentcache.cli import console, flags, reports
 from latentcache.cli.console import SHOWN, item, out
+from latentcache.cli.failures import as_known
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
@@ -27,22 +28,38 @@ def verify(
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
     recipe: RecipeSettings,
-    allow_failed: flags.AllowFailed = "0",
+    allow_failed: flags.AllowFailed = None,
+    report_to: reports.Report = None,
     as_json: flags.Json = False,
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
-    from latentcache.verify.run import verify_cache
-
-    flags.parse_allowed(allow_failed, 0)
-    requested = _requested(cache, recipe) if flags.any_said(recipe) else None
-    report = verify_cache(cache, data=data, requested=requested, full=full)
-    exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
-    findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
+    flags.checked_allowed(allow_failed)
+    run = reports.Run(command="verify", cache=cache, wanted=report_to)
+    try:
+        report, findings = _verified(cache, data, recipe, full=full)
+    except BaseException as error:
+        known = as_known(error)
+        run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
+        raise
+    allowed = report.allow_failed if allow_failed is None else allow_failed
+    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
+    payload = _payload(cache, report, findings)
+    run.leave(payload, exit_code=exit_code)
     if as_json:
-        console.emit("verify", _payload(cache, report, findings), exit_code=exit_code)
+        console.emit("verify", payload, exit_code=exit_code)
     else:
         _show(report, findings)
     return exit_code
+
+
+def _verified(
+    cache: Path, data: Path | None, recipe: RecipeSettings, *, full: bool
+) -> tuple[VerifyReport, list[Finding]]:
+    from latentcache.verify.run import verify_cache
+
+    requested = _requested(cache, recipe) if flags.any_said(recipe) else None
+    report = verify_cache(cache, data=data, requested=requested, full=full)
+    return report, [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
 
 
 def _requested(cache: Path, settings: Any) -> Recipe:
@@ -64,6 +81,8 @@ def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> 
         "cache": str(cache),
         "mode": report.mode,
         "generation": report.generation,
+        "recipe_id": report.recipe_id,
+        "allow_failed": report.allow_failed,
         "counts": report.counts,
         "items": [_item(finding) for finding in findings],
         "building": report.building,

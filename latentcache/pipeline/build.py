@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
+from latentcache.errors import InterruptedBuildError
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -27,6 +28,7 @@ from latentcache.pipeline.preflight import (
     check_places,
     check_resample,
     check_space,
+    decoders,
     default_threads,
     marker,
     read_before,
@@ -37,14 +39,14 @@ from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.run import EncodeRun, RunResult
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.survey import Memory, Survey, survey
+from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
 from latentcache.pipeline.work import Progress
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Scan
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.generation import publish
+from latentcache.store.generation import Generation, publish
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, write_json
 from latentcache.store.lock import builder_lock
 from latentcache.store.shard import NewEntry, ShardWriter, recover_shard
@@ -67,6 +69,7 @@ class _Build:
         """Take the lock, then look at everything that can refuse the build, before a picture is decoded."""
         check_places(self.settings.data, self.layout.root)
         if not self.settings.dry_run and os.path.isdir(self.settings.data):  # noqa: PTH112 - it never raises
+            EventLog(self.settings.events).close()  # refused now, not after an hour of planning
             self.take_lock(locks)  # for what is no folder nothing is made: the scan says what is wrong with it
         before = read_before(self.layout)
         check_damage(before, model_said=self.settings.recipe.model is not None)
@@ -100,7 +103,7 @@ class _Build:
             catalog = load_catalog(self.layout)
             for name in catalog.damaged:
                 self.observer.warned(f"shard {name} is damaged: what is needed of it is made again")
-            memory = Memory.of(before.generation, recipe)
+            memory = Memory.of(before.generation, recipe, decoders())
             with self.stop.deferred():
                 work = survey(
                     found,
@@ -114,7 +117,7 @@ class _Build:
             plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
             self.observer.planned(plan)
             if self.settings.dry_run:
-                return build_report(plan, started=self.started, dry_run=True)
+                return build_report(plan, started=self.started, dry_run=True, allow_failed=self.allowed(before))
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
 
@@ -148,8 +151,9 @@ class _Build:
         root = str(found.root.resolve())
         generation = before.generation
         same = unchanged(draft, recipe, generation, root) and not before.damage
+        same = same and generation is not None and self.same_terms(draft, before, generation)
         if generation is None or not same:
-            number = self.publish(draft, recipe, description, found)
+            number = self.publish(draft, recipe, description, found, self.allowed(before))
         else:
             number = generation.number
         self.layout.building.unlink(missing_ok=True)
@@ -164,7 +168,19 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
+            allow_failed=self.allowed(before),
         )
+
+    def allowed(self, before: Before) -> str:
+        """What may be quarantined: as said, else as the cache has it."""
+        if self.settings.allow_failed is not None:
+            return self.settings.allow_failed
+        return "0" if before.generation is None else before.generation.allow_failed
+
+    def same_terms(self, draft: Draft, before: Before, generation: Generation) -> bool:
+        """Whether what was refused was refused by the decoders of today, and may be refused as before."""
+        judged = not draft.refused or same_decoders(generation, decoders())
+        return judged and generation.allow_failed == self.allowed(before)
 
     def encode(
         self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
@@ -186,6 +202,7 @@ class _Build:
 
             def committed(entries: Sequence[NewEntry]) -> None:
                 events.commit([entry.key for entry in entries])
+                progress.committed += len(entries)
                 progress.payload_bytes += sum(len(entry.value) for entry in entries)
 
             run = EncodeRun(
@@ -205,7 +222,9 @@ class _Build:
             raise self.stop.error()
         return result
 
-    def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
+    def publish(
+        self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan, allow_failed: str
+    ) -> int:
         """Write the next generation."""
         return publish(
             self.layout,
@@ -216,16 +235,22 @@ class _Build:
             shards=draft.shards,
             refused=[refusal_json(item) for item in draft.refused],
             notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root),
+            facts=source_facts(found, description, self.layout.root) | {"allow_failed": allow_failed},
         )
 
 
-def build_cache(settings: BuildSettings, *, observer: Observer | None = None) -> BuildReport:
+def build_cache(
+    settings: BuildSettings,
+    *,
+    observer: Observer | None = None,
+    last_words: Callable[[InterruptedBuildError], None] | None = None,
+) -> BuildReport:
     """Make a cache true for a data folder: encode what is missing, reuse the rest, publish a generation.
 
     Args:
         settings: What to build, and from what.
         observer: Told of the plan and of progress; silent where it is not given.
+        last_words: Called when a second signal ends the process at once; must not touch streams.
 
     Raises:
         UsageError: Settings that cannot be, or an output folder inside the data.
@@ -236,7 +261,7 @@ def build_cache(settings: BuildSettings, *, observer: Observer | None = None) ->
         DeviceError: The device failed.
         InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
     """
-    with StopSignal() as stop:
+    with StopSignal(last_words) as stop:
         layout = CacheLayout(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()
 

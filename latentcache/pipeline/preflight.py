@@ -30,6 +30,7 @@ from latentcache.store.layout import CacheLayout, as_store_error, read_json
 
 #: Left free on the disk beyond what the plan needs, in bytes.
 RESERVE_BYTES = 64 << 20
+_DECODERS = ("latentcache", "pillow", "simplejpeg")
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg", "lmdb")
 
 
@@ -194,6 +195,11 @@ def source_facts(found: Scan, description: ModelDescription, cache: Path) -> dic
     }
 
 
+def decoders() -> dict[str, str]:
+    """Versions of what says whether a file is a picture."""
+    return {name: _version(name) for name in _DECODERS}
+
+
 def provenance(model: str) -> dict[str, Any]:
     """Versions and machine: shown, never part of a recipe."""
     return {
@@ -216,7 +222,9 @@ def _newest_whole(layout: CacheLayout) -> tuple[Generation | None, str]:
         try:
             return load_generation(layout.root, number), damage
         except CacheNotFoundError:
-            return None, damage
+            if layout.building.exists() or not layout.generations():
+                return None, damage
+            damage = f"{layout.current.name} is missing"
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
     return None, damage

@@ -100,6 +100,11 @@ class Generation:
         return str(self.manifest["source"]["root"])
 
     @property
+    def allow_failed(self) -> str:
+        """What may be quarantined, as the last build was told: a number, or a share of all samples such as ``2%``."""
+        return str(self.manifest.get("allow_failed", "0"))
+
+    @property
     def demo(self) -> bool:
         """True where the entries are for trying the tool, not for training."""
         return bool(self.manifest.get("demo", False))

@@ -19,7 +19,7 @@ from latentcache.sources.sample import Scan
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.verify.entries import check_entries
-from latentcache.verify.findings import Finding, VerifyReport, count, worst
+from latentcache.verify.findings import Finding, VerifyReport, count, spoken, worst
 from latentcache.verify.sources import check_sources
 
 
@@ -65,6 +65,8 @@ def verify_cache(
         samples=len(generation.samples.names) + len(generation.refused),
         building=layout.building.exists(),
         elapsed_s=time.monotonic() - started,
+        recipe_id=generation.recipe.recipe_id.hex(),
+        allow_failed=generation.allow_failed,
     )
 
 
@@ -111,7 +113,7 @@ def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[t
     if requested is None:
         return []
     rows = sorted(differences(generation.recipe, requested), key=lambda row: row[2] in (None, [], ()))
-    return [(f"recipe:{name}", {"expected": str(theirs), "found": str(mine)}) for name, mine, theirs in rows]
+    return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
 
 
 def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:
