@@ -65,7 +65,7 @@ def as_object(
 
 
 def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
-    """As :func:`fail`, from the signal handler of a process that ends at once; past the streams, which may be in use."""
+    """As :func:`fail`, from a signal handler that ends the process: past the streams, which may be in use."""
     ignore_signals()
     texts = [(2, "".join(f"{line}\n" for line in _lines(error)))]
     if as_json:

@@ -80,8 +80,9 @@ def _hint(refusal: Mapping[str, Any]) -> str:
 
 def _lost(generation: Generation, stored: Sequence[Any]) -> int:
     """Entries that the generation needs and that are in no shard that can be read."""
-    there = {one.key for one in stored}
-    return sum(key not in there for key in _names_by_key(generation))
+    flat, width = generation.rows.key.tobytes(), generation.rows.key.shape[1]
+    needed = {flat[start : start + width] for start in range(0, len(flat), width)}
+    return len(needed.difference(one.key for one in stored))
 
 
 def _samples(building: Path, generation: Generation | None) -> int:

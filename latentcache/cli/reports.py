@@ -1,4 +1,4 @@
-"""The report that every build and verify leaves: one JSON object in ``report.json``, its items beside it, line by line.
+"""The report that every build and verify leaves: an object in ``report.json``, its items as JSON lines beside it.
 
 It lies in ``CACHE/reports/build/`` or ``CACHE/reports/verify/`` and is the last one of its command; ``--report FILE``
 puts it elsewhere, ``--report none`` leaves none. Guarantee: a report appears whole or not at all, nothing ever reads

@@ -25,7 +25,7 @@ from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import FORMAT_VERSION, Generation, load_generation
+from latentcache.store.generation import FORMAT_VERSION, Generation, is_whole, load_generation, signed
 from latentcache.store.layout import CacheLayout, as_store_error, read_json
 
 #: Left free on the disk beyond what the plan needs, in bytes.
@@ -122,13 +122,15 @@ def check_damage(before: Before, *, model_said: bool) -> None:
 
 def marker(recipe: Recipe, description: ModelDescription, samples: int) -> dict[str, Any]:
     """What BUILDING holds while a build runs: what it set out to do."""
-    return {
-        "format": FORMAT_VERSION,
-        "recipe": recipe.as_json(),
-        "model": model_name(description),
-        "model_config": model_config(description),
-        "samples": samples,
-    }
+    return signed(
+        {
+            "format": FORMAT_VERSION,
+            "recipe": recipe.as_json(),
+            "model": model_name(description),
+            "model_config": model_config(description),
+            "samples": samples,
+        }
+    )
 
 
 def remove_unused(layout: CacheLayout) -> None:
@@ -244,6 +246,8 @@ def _unfinished(layout: CacheLayout) -> Before:
                 where=str(layout.building),
                 fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
             )
+        if not is_whole(found):
+            return Before()
         recipe = Recipe.from_json(found["recipe"])
         return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
     except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):

@@ -244,6 +244,16 @@ def _check_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
         raise CacheDamagedError("the manifest is damaged", where=str(folder / "manifest.json"), why="checksum")
 
 
+def signed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its own checksum."""
+    return {**value, "checksum": _manifest_checksum(value)}
+
+
+def is_whole(value: Mapping[str, Any]) -> bool:
+    """Whether an object is the one that was signed."""
+    return value.get("checksum") == _manifest_checksum({k: v for k, v in value.items() if k != "checksum"})
+
+
 def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
     """xxh3-64 over the manifest's canonical JSON, with floats by their shortest spelling."""
     return f"{checksum(canonical_json(_spelled(manifest))):016x}"

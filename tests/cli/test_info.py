@@ -5,7 +5,7 @@ from small_cache import SMALL, damage_payload, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "generation", "counts", "bytes", "created",
-    "demo", "source", "recipe_id", "recipe", "provenance", "buckets",
+    "demo", "source", "model", "allow_failed", "entries_lost", "recipe_id", "recipe", "provenance", "buckets",
 }  # fmt: skip
 
 
