@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from small_cache import build, damage_payload, draw, draw_four
+from small_cache import SMALL, build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 
@@ -162,3 +162,26 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
     assert subprocess.run(["sh", "-c", words], check=False).returncode == 0
     assert run("build", data, "--out", cache, "--json").json["counts"]["encoded"] == 4
     assert run("verify", cache, "--full").status == 0
+
+
+def test_what_the_build_was_allowed_is_allowed_until_something_else_is_said(run, data, tmp_path):
+    (data / "bad.png").write_bytes(b"")
+    cache = tmp_path / "c"
+    assert run("build", data, *SMALL, "--out", cache).status == 1
+    assert run("verify", cache).status == 1
+    done = run("build", data, "--out", cache, "--allow-failed", "20%", "--json")
+    assert (done.status, done.json["allow_failed"], done.json["counts"]["encoded"]) == (0, "20%", 0)
+    assert run("verify", cache, "--json").json["allow_failed"] == "20%"
+    assert run("verify", cache).status == 0
+    assert run("verify", cache, "--allow-failed", "0").status == 1
+    assert run("build", data, "--out", cache).status == 0
+    (data / "worse.png").write_bytes(b"")
+    assert run("build", data, "--out", cache).status == 1
+    assert run("verify", cache).status == 1
+    assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
+
+
+def test_values_of_a_recipe_are_said_as_people_write_them(run, shared):
+    words = ["--bucket", "64x64", "--bucket", "64x96"]
+    item = run("verify", shared[1], *words, "--json").json["items"][0]
+    assert (item["reason"], item["expected"], item["found"]) == ("recipe:geometry.buckets", "64x64, 64x96", "none")
