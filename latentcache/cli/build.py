@@ -49,7 +49,7 @@ def build(
     events: Annotated[
         Path | None, typer.Option("--events", help="Append a JSON line per durable commit.", show_default=False)
     ] = None,
-    allow_failed: flags.AllowFailed = None,
+    allow_failed: flags.AllowFailed = "0",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Look at refused files again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
     report_to: reports.Report = None,
@@ -68,7 +68,7 @@ def build(
         max_pixels=max_pixels,
         commit_every=commit_every,
         events=events,
-        allow_failed=flags.checked_allowed(allow_failed),
+        allow_failed=flags.checked_allowed(allow_failed) or "0",
         retry_failed=retry_failed,
         dry_run=dry_run,
     )

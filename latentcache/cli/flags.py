@@ -89,7 +89,7 @@ AllowFailed = Annotated[
     typer.Option(
         "--allow-failed",
         metavar="N|x%",
-        help="Quarantined files that are fine (0, or what the last build was told).",
+        help="Quarantined files that are fine (0; verify: as the build was told).",
         show_default=False,
     ),
 ]

@@ -117,7 +117,7 @@ class _Build:
             plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
             self.observer.planned(plan)
             if self.settings.dry_run:
-                return build_report(plan, started=self.started, dry_run=True, allow_failed=self.allowed(before))
+                return build_report(plan, started=self.started, dry_run=True, allow_failed=self.settings.allow_failed)
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
 
@@ -151,9 +151,9 @@ class _Build:
         root = str(found.root.resolve())
         generation = before.generation
         same = unchanged(draft, recipe, generation, root) and not before.damage
-        same = same and generation is not None and self.same_terms(draft, before, generation)
+        same = same and generation is not None and self.same_terms(draft, generation)
         if generation is None or not same:
-            number = self.publish(draft, recipe, description, found, self.allowed(before))
+            number = self.publish(draft, recipe, description, found)
         else:
             number = generation.number
         self.layout.building.unlink(missing_ok=True)
@@ -168,19 +168,13 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
-            allow_failed=self.allowed(before),
+            allow_failed=self.settings.allow_failed,
         )
 
-    def allowed(self, before: Before) -> str:
-        """What may be quarantined: as said, else as the cache has it."""
-        if self.settings.allow_failed is not None:
-            return self.settings.allow_failed
-        return "0" if before.generation is None else before.generation.allow_failed
-
-    def same_terms(self, draft: Draft, before: Before, generation: Generation) -> bool:
+    def same_terms(self, draft: Draft, generation: Generation) -> bool:
         """Whether what was refused was refused by the decoders of today, and may be refused as before."""
         judged = not draft.refused or same_decoders(generation, decoders())
-        return judged and generation.allow_failed == self.allowed(before)
+        return judged and generation.allow_failed == self.settings.allow_failed
 
     def encode(
         self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
@@ -222,9 +216,7 @@ class _Build:
             raise self.stop.error()
         return result
 
-    def publish(
-        self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan, allow_failed: str
-    ) -> int:
+    def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
         """Write the next generation."""
         return publish(
             self.layout,
@@ -235,7 +227,7 @@ class _Build:
             shards=draft.shards,
             refused=[refusal_json(item) for item in draft.refused],
             notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root) | {"allow_failed": allow_failed},
+            facts=source_facts(found, description, self.layout.root) | {"allow_failed": self.settings.allow_failed},
         )
 
 

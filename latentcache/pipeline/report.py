@@ -69,7 +69,7 @@ class BuildReport:
     """Headers and payloads committed by this run."""
     buckets: dict[Size, int] = field(default_factory=dict)
     allow_failed: str = "0"
-    """What may be quarantined, as this build or the one before was told."""
+    """What may be quarantined, as this build was told."""
 
 
 class Observer(Protocol):

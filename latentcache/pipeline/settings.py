@@ -70,9 +70,9 @@ class BuildSettings:
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     events: Path | None = None
-    allow_failed: str | None = None
-    """Quarantined files that are fine: a number, or a share such as ``2%``; what the last build was told where it is
-    not given, else 0. Recorded, so that ``verify`` agrees; the build itself decides nothing by it."""
+    allow_failed: str = "0"
+    """Quarantined files that are fine: a number, or a share such as ``2%``. Recorded, so that ``verify`` agrees; the
+    build itself decides nothing by it."""
     retry_failed: bool = False
     dry_run: bool = False
 

@@ -164,7 +164,7 @@ def test_the_command_for_a_damaged_entry_mends_it(run, cache, data):
     assert run("verify", cache, "--full").status == 0
 
 
-def test_what_the_build_was_allowed_is_allowed_until_something_else_is_said(run, data, tmp_path):
+def test_what_the_build_was_allowed_verify_allows_until_something_else_is_said(run, data, tmp_path):
     (data / "bad.png").write_bytes(b"")
     cache = tmp_path / "c"
     assert run("build", data, *SMALL, "--out", cache).status == 1
@@ -174,8 +174,10 @@ def test_what_the_build_was_allowed_is_allowed_until_something_else_is_said(run,
     assert run("verify", cache, "--json").json["allow_failed"] == "20%"
     assert run("verify", cache).status == 0
     assert run("verify", cache, "--allow-failed", "0").status == 1
-    assert run("build", data, "--out", cache).status == 0
     (data / "worse.png").write_bytes(b"")
+    assert run("build", data, "--out", cache, "--allow-failed", "20%").status == 1
+    assert run("verify", cache).status == 1
+    assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
     assert run("build", data, "--out", cache).status == 1
     assert run("verify", cache).status == 1
     assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
