@@ -55,6 +55,7 @@ def test_a_verify_leaves_one_and_touches_nothing_else(run, cache, data):
     (data / "p0.png").unlink()
     before = {path: path.stat().st_ctime_ns for path in cache.rglob("*") if path.is_file()}
     done = run("verify", cache, "--full", "--json").json
+    assert done["error"] is None, done
     found, items = of(cache, "verify")
     assert (found["mode"], found["exit_code"], found["counts"]) == ("full", 1, done["counts"])
     assert found["recipe_id"] == done["recipe_id"]
