@@ -7,7 +7,6 @@ or a signal. Cost: ``--help`` imports neither torch nor numpy nor lmdb; commands
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -15,21 +14,18 @@ import threading
 import traceback
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 import typer
 
 from latentcache import failpoint
 from latentcache.cli import build, console, gc, info, plan, verify
-from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
+from latentcache.cli.failures import Signalled, as_known
+from latentcache.errors import UsageError
 
 _HELP = """Compute latents once, prove that they are still true, and train on batches that are right.
 
 Start with:  latentcache build DATA        (a folder of pictures)
 """
-#: Typer carries its own click; this is its base of all errors in how a command was called.
-_CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-_EXIT_BUG = 70
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 app = typer.Typer(
@@ -93,20 +89,17 @@ def _in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
-class _Signalled(BaseException):
-    """SIGINT or SIGTERM outside a build, which handles them itself; typer ends a KeyboardInterrupt silently."""
-
-
 def _listen() -> None:
-    """Turn signals into words; one that the caller has us ignore stays ignored."""
+    """Turn signals into words, those too that came since our first line; what the caller has us ignore stays so."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Signalled(number)
+    raise Signalled(number)
 
 
 def _run(given: list[str]) -> int:
@@ -123,7 +116,8 @@ def _run(given: list[str]) -> int:
 
 
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
-    """Say what went wrong; returns the exit status."""
+    """Say what went wrong; returns the exit status. A signal that comes now finds it decided."""
+    console.ignore_signals()
     if isinstance(error, typer.Exit):
         return int(error.exit_code)
     if isinstance(error, SystemExit):  # shell completion ends this way
@@ -131,63 +125,12 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
         typer.echo(str(error), err=True)
         return UsageError.exit_code
-    known = _as_known(error)
+    known = as_known(error)
     if os.environ.get("LATENTCACHE_DEBUG"):
         traceback.print_exception(error)
     with contextlib.suppress(console.OutputError):
         console.fail(command, known, as_json=as_json)
     return known.exit_code
-
-
-def _as_known(error: BaseException) -> LatentcacheError:
-    """The error as one of ours; what nobody foresaw is a fault of our own."""
-    if isinstance(error, LatentcacheError):
-        return error
-    if isinstance(error, _CallError):
-        where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
-        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
-    if isinstance(error, _Signalled | KeyboardInterrupt | typer.Abort):
-        number = signal.Signals(error.args[0] if isinstance(error, _Signalled) else signal.SIGINT)
-        return InterruptedBuildError(f"interrupted by {number.name}", signal_number=number)
-    if isinstance(error, OSError):
-        return _system_error(error)
-    if isinstance(error, MemoryError):
-        fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
-        return _of_status(3, "this machine is out of memory", slug="memory", why=str(error), fix=fix)
-    return _of_status(
-        _EXIT_BUG,
-        f"latentcache failed in a way it should not: {type(error).__name__}: {error}",
-        slug="bug",
-        where=_place(error),
-        fix="please report it with the output of the same command under LATENTCACHE_DEBUG=1",
-    )
-
-
-def _system_error(error: OSError) -> LatentcacheError:
-    """What the operating system refused, where no module had a better word for it."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return _of_status(
-        3,
-        "the disk is full" if full else f"the system refused: {error.strerror or error}",
-        slug="disk-full" if full else "system",
-        where=str(error.filename or _place(error)),
-        why=str(error),
-        fix="free some space, then run again"
-        if full
-        else "check the path, its permissions and the disk, then run again",
-    )
-
-
-def _of_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
-    found = LatentcacheError(what, **parts)
-    found.exit_code = exit_code
-    return found
-
-
-def _place(error: BaseException) -> str:
-    """File and line that raised an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 if __name__ == "__main__":

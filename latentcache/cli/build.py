@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
+from latentcache.cli import console, flags, reports
 from latentcache.cli.console import SHOWN, counted, human_bytes, item, out
+from latentcache.cli.failures import as_known
 from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildReport
+    from latentcache.cli.progress import BuildTalk
+    from latentcache.pipeline.report import BuildPlan, BuildReport
     from latentcache.sources.sample import Refusal
 
 
@@ -50,11 +53,11 @@ def build(
     allow_failed: flags.AllowFailed = "0",
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Look at refused files again.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    report_to: reports.Report = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No plan, no progress.")] = False,
     as_json: flags.Json = False,
 ) -> int:
     """Encode what is missing and make the cache true for DATA."""
-    flags.parse_allowed(allow_failed, 0)
     settings = BuildSettings(
         data=data,
         out=out_folder,
@@ -67,45 +70,60 @@ def build(
         max_pixels=max_pixels,
         commit_every=commit_every,
         events=events,
+        allow_failed=flags.checked_allowed(allow_failed) or "0",
         retry_failed=retry_failed,
         dry_run=dry_run,
     )
-    report = _built(settings, quiet=quiet)
-    exit_code = int(len(report.refused) > flags.parse_allowed(allow_failed, report.samples))
+    run = reports.Run(command="build", cache=settings.cache, wanted=report_to)
+    report = _built(settings, run, quiet=quiet, as_json=as_json)
+    exit_code = int(len(report.refused) > flags.parse_allowed(report.allow_failed, report.samples))
+    payload = _payload(report)
+    if not dry_run:
+        run.leave(payload, exit_code=exit_code)
     if as_json:
-        console.emit("build", _payload(report), exit_code=exit_code)
+        console.emit("build", payload, exit_code=exit_code)
     else:
-        _show(report, f" (more than --allow-failed {allow_failed}: exit status 1)" if exit_code else "")
+        _show(report, f" (more than --allow-failed {report.allow_failed}: exit status 1)" if exit_code else "")
     return exit_code
 
 
-def _built(settings: BuildSettings, *, quiet: bool) -> BuildReport:
-    """Build, and talk about it meanwhile."""
+def _built(settings: BuildSettings, run: reports.Run, *, quiet: bool, as_json: bool) -> BuildReport:
+    """Build, and talk about it meanwhile. A build that fails or is ended leaves a report of what it did."""
     from latentcache.cli.progress import BuildTalk
     from latentcache.pipeline.build import build_cache
 
     talk = BuildTalk(quiet=quiet)
+    last_words = functools.partial(console.last_words, "build", as_json=as_json)
     try:
-        return build_cache(settings, observer=talk)
+        return build_cache(settings, observer=talk, last_words=last_words)
+    except BaseException as error:
+        known = as_known(error)
+        if not settings.dry_run:
+            run.leave(_so_far(talk), exit_code=known.exit_code, error=known)
+        raise
     finally:
         talk.close()
 
 
-def _payload(report: BuildReport) -> dict[str, Any]:
-    """The JSON form."""
-    plan = report.plan
-    made = {"encoded": report.encoded, "cached": plan.entries_cached if report.dry_run else report.cached}
+def _so_far(talk: BuildTalk) -> dict[str, Any]:
+    """The JSON form of a build that did not end: what is durable, as far as its plan went."""
+    plan, progress = talk.plan, talk.progress
+    if plan is None:
+        return {}
+    done = {"encoded": progress.committed if progress else 0, "cached": plan.entries_cached}
+    refused = len(plan.refused) + (progress.quarantined if progress else 0)
+    return {
+        **_about(plan),
+        "counts": {"samples": plan.samples, **done, "quarantined": refused},
+        "items": [_item("quarantined", refusal) for refusal in plan.refused],
+        "written_bytes": progress.payload_bytes if progress else 0,
+    }
+
+
+def _about(plan: BuildPlan) -> dict[str, Any]:
     return {
         "cache": str(plan.cache),
         "data": str(plan.data),
-        "dry_run": report.dry_run,
-        "counts": {"samples": report.samples, **made, "quarantined": len(report.refused)},
-        "fields": {"latents": made},
-        "items": [_item("quarantined", refusal) for refusal in report.refused]
-        + [_item("note", refusal) for refusal in report.notes],
-        "written_bytes": report.written_bytes,
-        "generation": report.generation,
-        "published": report.published,
         "recipe_id": plan.recipe.recipe_id.hex(),
         "recipe": plan.recipe.as_json(),
         "plan": {
@@ -115,6 +133,24 @@ def _payload(report: BuildReport) -> dict[str, Any]:
             "free_bytes": plan.free_bytes,
             "buckets": [{"height": s.height, "width": s.width, "entries": n} for s, n in plan.buckets.items()],
         },
+    }
+
+
+def _payload(report: BuildReport) -> dict[str, Any]:
+    """The JSON form."""
+    plan = report.plan
+    made = {"encoded": report.encoded, "cached": plan.entries_cached if report.dry_run else report.cached}
+    return {
+        **_about(plan),
+        "dry_run": report.dry_run,
+        "counts": {"samples": report.samples, **made, "quarantined": len(report.refused)},
+        "fields": {"latents": made},
+        "items": [_item("quarantined", refusal) for refusal in report.refused]
+        + [_item("note", refusal) for refusal in report.notes],
+        "written_bytes": report.written_bytes,
+        "generation": report.generation,
+        "published": report.published,
+        "allow_failed": report.allow_failed,
         "elapsed_s": round(report.elapsed_s, 3),
     }
 

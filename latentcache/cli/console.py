@@ -50,23 +50,43 @@ def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: Lat
     Raises:
         OutputError: It cannot be written.
     """
-    found = None if error is None else error.as_json()
-    value = {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
-    text = json.dumps(value, ensure_ascii=True) + "\n"
+    text = json.dumps(as_object(command, payload, exit_code=exit_code, error=error), ensure_ascii=True) + "\n"
     ignore_signals()
     _write(sys.stdout, text)
     flush()
 
 
+def as_object(
+    command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None
+) -> dict[str, Any]:
+    """What every object of a command begins with, and its own keys."""
+    found = None if error is None else error.as_json()
+    return {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
+
+
+def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
+    """As :func:`fail`, from a signal handler that ends the process: past the streams, which may be in use."""
+    ignore_signals()
+    texts = [(2, "".join(f"{line}\n" for line in _lines(error)))]
+    if as_json:
+        texts.append((1, json.dumps(as_object(command, {}, exit_code=error.exit_code, error=error)) + "\n"))
+    for descriptor, text in texts:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text.encode("ascii", "backslashreplace"))
+
+
 def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mapping[str, Any] | None = None) -> None:
     """Say an error: four lines on stderr, and the JSON object where it was asked for."""
-    say(f"error[{error.slug}]: {error.what}")
-    for name, text in (("where", error.where), ("why", error.why)):
-        if text:
-            say(f"  {name}: {text}")
-    say(f"  fix: {error.fix}")
+    for line in _lines(error):
+        say(line)
     if as_json:
         emit(command, payload or {}, exit_code=error.exit_code, error=error)
+
+
+def _lines(error: LatentcacheError) -> list[str]:
+    """An error for people."""
+    more = [f"  {name}: {text}" for name, text in (("where", error.where), ("why", error.why)) if text]
+    return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
 
 
 def say(text: str) -> None:

@@ -97,7 +97,15 @@ Alpha = Annotated[
         "--alpha", metavar="COLOUR", help="Colour under transparent pictures (#ffffff).", show_default=False
     ),
 ]
-AllowFailed = Annotated[str, typer.Option("--allow-failed", help="N or x%: quarantined files that are fine.")]
+AllowFailed = Annotated[
+    str | None,
+    typer.Option(
+        "--allow-failed",
+        metavar="N|x%",
+        help="Quarantined files that are fine (0; verify: as the build was told).",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
@@ -188,6 +196,17 @@ def parse_size(text: str) -> Size:
     if match is None:
         raise UsageError(f"--bucket {text!r} is no size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
     return Size(int(match[1]), int(match[2]))
+
+
+def checked_allowed(text: str | None) -> str | None:
+    """``--allow-failed`` as it was given, seen to be a number.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text is not None:
+        parse_allowed(text, 0)
+    return text
 
 
 def parse_allowed(text: str, samples: int) -> int:

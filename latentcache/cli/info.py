@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
-from latentcache.cli.console import counted, human_bytes, kept, out, table
+from latentcache.cli import console, flags, reports
+from latentcache.cli.console import counted, human_bytes, item, kept, out, table
+from latentcache.errors import LatentcacheError
 
 if TYPE_CHECKING:
     from latentcache.store.generation import Generation
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 def info(
     cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.", readable=False)],
     entries: Annotated[bool, typer.Option("--entries", help="List every entry; reads every payload.")] = False,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="Causes of what was refused, with examples and hints.")
+    ] = False,
     as_json: flags.Json = False,
 ) -> int:
     """What a cache holds."""
@@ -39,16 +45,44 @@ def info(
             "quarantined": len(generation.refused) if generation else 0,
         },
         "bytes": _bytes_on_disk(cache),
-        **(_facts(generation) if generation else {}),
+        "entries_lost": _lost(generation, stored) if generation else 0,
+        **(_facts(generation) if generation else _begun(layout.building)),
     }
+    if quarantine:
+        payload |= _quarantine(cache, generation)
     if entries:
         names = _names_by_key(generation) if generation else {}
-        payload["entries"] = [_entry(item, names.get(item.key, [])) for item in stored]
+        payload["entries"] = [_entry(one, names.get(one.key, [])) for one in stored]
     if as_json:
         console.emit("info", payload, exit_code=0)
     else:
-        _show(payload, entries=entries)
+        _show(payload, entries=entries, quarantine=quarantine)
     return 0
+
+
+def _quarantine(cache: Path, generation: Generation | None) -> dict[str, Any]:
+    """What was refused, by cause, and the command that looks again once it is mended."""
+    refused = generation.refused if generation else ()
+    items = [
+        item("quarantined", str(one["cause"]), str(one["name"]), found=str(one.get("detail", "")), hint=_hint(one))
+        for one in refused
+    ]
+    build = f"latentcache build {shlex.quote(generation.source_root)}" if generation else "latentcache build DATA"
+    fix = f"{build} --out {shlex.quote(str(cache))}" if refused else ""
+    return {"causes": reports.causes(items), "items": items, "fix": fix}
+
+
+def _hint(refusal: Mapping[str, Any]) -> str:
+    from latentcache.sources.causes import hint_for
+
+    return str(refusal.get("hint", "")) or hint_for(str(refusal["cause"]))
+
+
+def _lost(generation: Generation, stored: Sequence[Any]) -> int:
+    """Entries that the generation needs and that are in no shard that can be read."""
+    flat, width = generation.rows.key.tobytes(), generation.rows.key.shape[1]
+    needed = {flat[start : start + width] for start in range(0, len(flat), width)}
+    return len(needed.difference(one.key for one in stored))
 
 
 def _samples(building: Path, generation: Generation | None) -> int:
@@ -58,6 +92,19 @@ def _samples(building: Path, generation: Generation | None) -> int:
     if generation is not None:
         return len(generation.samples.names) + len(generation.refused)
     return int(read_json(building).get("samples", 0)) if building.exists() else 0
+
+
+def _begun(building: Path) -> dict[str, Any]:
+    """The recipe of a first build that has not ended, where its marker says it."""
+    from latentcache.recipe import Recipe
+    from latentcache.store.layout import read_json
+
+    try:
+        marker = read_json(building)
+        recipe = Recipe.from_json(marker["recipe"])
+        return {"recipe_id": recipe.recipe_id.hex(), "recipe": recipe.as_json(), "model": str(marker["model"])}
+    except (LatentcacheError, KeyError):
+        return {}
 
 
 def _bytes_on_disk(cache: Path) -> int:
@@ -81,7 +128,9 @@ def _facts(generation: Generation) -> dict[str, Any]:
         "source": generation.manifest["source"],
         "recipe_id": generation.recipe.recipe_id.hex(),
         "recipe": generation.recipe.as_json(),
+        "model": str(generation.manifest["provenance"]["model"]),
         "provenance": generation.manifest["provenance"],
+        "allow_failed": generation.allow_failed,
         "buckets": [{"height": s.height, "width": s.width, "entries": n} for s, n in sizes],
     }
 
@@ -108,7 +157,7 @@ def _entry(stored: Any, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _show(payload: dict[str, Any], *, entries: bool) -> None:
+def _show(payload: dict[str, Any], *, entries: bool, quarantine: bool) -> None:
     """The same for people."""
     counts = payload["counts"]
     state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to go on"
@@ -116,23 +165,44 @@ def _show(payload: dict[str, Any], *, entries: bool) -> None:
     size = human_bytes(payload["bytes"])
     held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
     out(f"{held}, {counts['quarantined']} quarantined, {size}")
+    if payload["entries_lost"]:
+        lost = counted(payload["entries_lost"], "entry", "entries")
+        out(f"{lost} of it cannot be found: `latentcache verify {shlex.quote(payload['cache'])}` says why")
     if "recipe" in payload:
         _show_recipe(payload)
+    if quarantine:
+        _show_quarantine(payload)
     for entry in payload.get("entries", ()) if entries else ():
         shape = "x".join(map(str, entry["shape"]))
         mark = entry["checksum"] or "DAMAGED"
         out(f"{entry['key']}  {entry['dtype']} {shape}  {mark}  {' '.join(entry['paths'])}")
 
 
+def _show_quarantine(payload: dict[str, Any]) -> None:
+    for cause in payload["causes"]:
+        out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
+        for example in cause["examples"]:
+            out(f"  {example['path']}{': ' + example['found'] if 'found' in example else ''}")
+        if cause["count"] > len(cause["examples"]):
+            out(f"  and {cause['count'] - len(cause['examples'])} more (all of them with --json)")
+    if payload["fix"]:
+        out("a refused file is tried again when it, the recipe or the decoders change, or with --retry-failed")
+        out(f"fix: {payload['fix']}")
+    else:
+        out("nothing is quarantined")
+
+
 def _show_recipe(payload: dict[str, Any]) -> None:
     encoder, pixels = payload["recipe"]["encoder"], payload["recipe"]["pixels"]
-    out(f"recipe {payload['recipe_id'][:8]}, made {payload['created']} from {payload['source']['root']}")
+    about = f", made {payload['created']} from {payload['source']['root']}" if "created" in payload else ""
+    out(f"recipe {payload['recipe_id'][:8]}{about}")
     shape = f"{encoder['channels']} channels, f{encoder['factor']}"
     kind = f"{encoder['storage_dtype']}{kept(encoder['posterior'])}"
     out(f"  encoder  {encoder['family']} {encoder['fingerprint'][:8]}, {shape}, {kind}")
-    out(f"  model    {payload['provenance']['model']}{'  (demo: not for training)' if payload['demo'] else ''}")
+    out(f"  model    {payload['model']}{'  (demo: not for training)' if payload.get('demo') else ''}")
     mirrored = ", each picture mirrored as well" if payload["recipe"]["geometry"].get("flip") else ""
     out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}{mirrored}")
-    rows = [("bucket", "entries"), *((f"{b['height']}x{b['width']}", b["entries"]) for b in payload["buckets"])]
-    for line in table(rows):
-        out(f"  {line}")
+    if "buckets" in payload:
+        rows = [("bucket", "entries"), *((f"{b['height']}x{b['width']}", b["entries"]) for b in payload["buckets"])]
+        for line in table(rows):
+            out(f"  {line}")

@@ -25,9 +25,14 @@ class BuildTalk:
         self._bar: Any = None
         self._task: Any = None
         self._reused = 0
+        self.plan: BuildPlan | None = None
+        """As it was told."""
+        self.progress: Progress | None = None
+        """As it was told last."""
 
     def planned(self, plan: BuildPlan) -> None:
         """The plan, before anything is decoded."""
+        self.plan = plan
         self._reused = plan.entries_cached
         if self._quiet:
             return
@@ -47,16 +52,17 @@ class BuildTalk:
 
     def advanced(self, progress: Progress) -> None:
         """How far it is; looks at the clock before it prints."""
+        self.progress = progress
         now = time.monotonic()
         interval = _BAR_S if sys.stderr.isatty() else _LINE_S
         if self._quiet or now - self._shown < interval:
             return
         self._shown = now
-        text = self._line(progress, max(now - self._started, 1e-6))
+        lines = self._lines(progress, max(now - self._started, 1e-6))
         if sys.stderr.isatty():
-            self._draw(progress, text)
+            self._draw(progress, lines)
         else:
-            say(f"{progress.done}/{progress.total} {text}")
+            say(f"{progress.done}/{progress.total} {lines[0]}")
 
     def warned(self, message: str) -> None:
         """Something the user should know; the bar makes way for it."""
@@ -69,25 +75,29 @@ class BuildTalk:
             self._bar.stop()
             self._bar = None
 
-    def _line(self, progress: Progress, elapsed: float) -> str:
+    def _lines(self, progress: Progress, elapsed: float) -> tuple[str, ...]:
+        """The same in fewer and fewer words; the time left is in all of them."""
         rate = progress.done / elapsed
-        left = _clock((progress.total - progress.done) / rate) if rate else "-:--"
-        speed = f"{rate:.1f} img/s, {human_bytes(progress.payload_bytes / elapsed)}/s"
-        counts = (
-            f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {progress.quarantined} quarantined"
-        )
-        return f"{speed}, {counts}, {left} left"
+        left = f"{_clock((progress.total - progress.done) / rate) if rate else '-:--'} left"
+        speed, refused = f"{rate:.1f} img/s", f"{progress.quarantined} quarantined"
+        counts = f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {refused}"
+        whole = f"{speed}, {human_bytes(progress.payload_bytes / elapsed)}/s, {counts}, {left}"
+        return whole, f"{speed}, {refused}, {left}", f"{speed}, {left}", left
 
-    def _draw(self, progress: Progress, text: str) -> None:
+    def _draw(self, progress: Progress, lines: tuple[str, ...]) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
         if self._bar is None:
-            columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            console = Console(stderr=True)
+            columns = BarColumn(min(40, console.width // 4)), MofNCompleteColumn(), TextColumn("{task.description}")
+            self._bar = Bar(*columns, console=console, transient=True)
             self._task = self._bar.add_task("", total=progress.total)
             self._bar.start()
+        width = self._bar.console.width
+        room = width - min(40, width // 4) - 2 * len(str(progress.total)) - 4  # bar, "12/40", the spaces between
+        text = next((line for line in lines if len(line) <= room), lines[-1])
         self._bar.update(self._task, completed=progress.done, description=text)
 
 

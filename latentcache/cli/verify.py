@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
+from latentcache.cli import console, flags, reports
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
+from latentcache.cli.failures import as_known
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def verify(
         bool, typer.Option("--drop-stale", help="Let --repair take out stale entries too.")
     ] = False,
     recipe: RecipeSettings,
-    allow_failed: flags.AllowFailed = "0",
+    allow_failed: flags.AllowFailed = None,
+    report_to: reports.Report = None,
     as_json: flags.Json = False,
     recipe_file: Annotated[
         Path | None,
@@ -70,22 +72,30 @@ def verify(
     from latentcache.verify.run import verify_cache
     from latentcache.verify.selection import Depth, parse_selection
 
-    flags.parse_allowed(allow_failed, 0)
+    flags.checked_allowed(allow_failed)
     whole = sample is None and max_duration is None and not untrusted
     repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
-    selection = None if sample is None else parse_selection(sample, seed)
-    depth = Depth(full=full, selection=selection, max_duration_s=max_duration, untrusted=untrusted)
     requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
     repaired = None
-    if repair:
-        repaired = repairing.repaired(cache, data=data, requested=requested, drop_stale=drop_stale, yes=yes)
-        report = repaired.plan.report
-    else:
-        report = verify_cache(cache, data=data, requested=requested, depth=depth, same_pixels=_same_pixels)
-    exit_code = report.exit_code(flags.parse_allowed(allow_failed, report.samples))
+    run = reports.Run(command="verify", cache=cache, wanted=report_to)
+    try:
+        if repair:
+            repaired = repairing.repaired(cache, data=data, requested=requested, drop_stale=drop_stale, yes=yes)
+            report = repaired.plan.report
+        else:
+            selection = None if sample is None else parse_selection(sample, seed)
+            depth = Depth(full=full, selection=selection, max_duration_s=max_duration, untrusted=untrusted)
+            report = verify_cache(cache, data=data, requested=requested, depth=depth, same_pixels=_same_pixels)
+    except BaseException as error:
+        known = as_known(error)
+        run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
+        raise
     findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
+    allowed = report.allow_failed if allow_failed is None else allow_failed
+    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
+    payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
+    run.leave(payload, exit_code=exit_code)
     if as_json:
-        payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
         console.emit("verify", payload, exit_code=exit_code)
     else:
         _show(report, findings)
@@ -124,6 +134,8 @@ def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> 
         "cache": str(cache),
         "mode": report.mode,
         "generation": report.generation,
+        "recipe_id": report.recipe_id,
+        "allow_failed": report.allow_failed,
         "counts": report.counts,
         "items": [_item(finding) for finding in findings],
         "building": report.building,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
+from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
@@ -28,6 +29,7 @@ from latentcache.pipeline.preflight import (
     check_places,
     check_resample,
     check_space,
+    decoders,
     default_threads,
     marker,
     read_before,
@@ -39,7 +41,7 @@ from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent
 from latentcache.pipeline.run import EncodeRun, RunResult
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
-from latentcache.pipeline.survey import Memory, Survey, survey
+from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
 from latentcache.pipeline.work import Progress
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
@@ -70,6 +72,7 @@ class _Build:
         """Take the lock, then look at everything that can refuse the build, before a picture is decoded."""
         check_places(self.settings.data, self.layout.root)
         if not self.settings.dry_run and os.path.isdir(self.settings.data):  # noqa: PTH112 - it never raises
+            EventLog(self.settings.events).close()  # refused now, not after an hour of planning
             self.take_lock(locks)  # for what is no folder nothing is made: the scan says what is wrong with it
         before = read_before(self.layout)
         check_damage(before, model_said=self.settings.recipe.model is not None)
@@ -101,12 +104,13 @@ class _Build:
             if not self.settings.dry_run:
                 self.recover(before)
             still = None if self.settings.retry_failed else stands_still(found, recipe, before, self.layout)
-            if still is not None and before.generation is not None:
-                return self.stand(found, recipe, description, before.generation, still)
+            last = before.generation
+            if still is not None and last is not None and self.same_terms(last, refused=bool(still)):
+                return self.stand(found, recipe, description, last, still)
             catalog = load_catalog(self.layout)
             for name in catalog.damaged:
                 self.observer.warned(f"shard {name} cannot be used: what is needed of it is made again")
-            memory = Memory.of(before.generation, recipe)
+            memory = Memory.of(before.generation, recipe, decoders())
             with self.stop.deferred():
                 work = survey(
                     found,
@@ -120,7 +124,7 @@ class _Build:
             plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
             self.observer.planned(plan)
             if self.settings.dry_run:
-                return build_report(plan, started=self.started, dry_run=True)
+                return build_report(plan, started=self.started, dry_run=True, allow_failed=self.settings.allow_failed)
             check_space(plan)
             return self.finish(found, recipe, description, before, work, plan, catalog)
 
@@ -170,6 +174,7 @@ class _Build:
         root = str(found.root.resolve())
         generation = before.generation
         same = unchanged(draft, recipe, generation, root) and not before.damage
+        same = same and generation is not None and self.same_terms(generation, refused=bool(draft.refused))
         if generation is None or not same:
             number = self.publish(draft, recipe, description, found)
         else:
@@ -186,7 +191,13 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
+            allow_failed=self.settings.allow_failed,
         )
+
+    def same_terms(self, generation: Generation, *, refused: bool) -> bool:
+        """Whether what was refused was refused by the decoders of today, and may be refused as before."""
+        judged = not refused or same_decoders(generation, decoders())
+        return judged and generation.allow_failed == self.settings.allow_failed
 
     def encode(
         self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
@@ -208,6 +219,7 @@ class _Build:
 
             def committed(entries: Sequence[NewEntry]) -> None:
                 events.commit([entry.key for entry in entries])
+                progress.committed += len(entries)
                 progress.payload_bytes += sum(len(entry.value) for entry in entries)
 
             run = EncodeRun(
@@ -238,16 +250,23 @@ class _Build:
             shards=draft.shards,
             refused=[refusal_json(item) for item in draft.refused],
             notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold),
+            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold)
+            | {"allow_failed": self.settings.allow_failed},
         )
 
 
-def build_cache(settings: BuildSettings, *, observer: Observer | None = None) -> BuildReport:
+def build_cache(
+    settings: BuildSettings,
+    *,
+    observer: Observer | None = None,
+    last_words: Callable[[InterruptedBuildError], None] | None = None,
+) -> BuildReport:
     """Make a cache true for a data folder: encode what is missing, reuse the rest, publish a generation.
 
     Args:
         settings: What to build, and from what.
         observer: Told of the plan and of progress; silent where it is not given.
+        last_words: Called when a second signal ends the process at once; must not touch streams.
 
     Raises:
         UsageError: Settings that cannot be, or an output folder inside the data.
@@ -258,7 +277,7 @@ def build_cache(settings: BuildSettings, *, observer: Observer | None = None) ->
         DeviceError: The device failed.
         InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
     """
-    with StopSignal() as stop:
+    with StopSignal(last_words) as stop:
         layout = CacheLayout(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()
 

@@ -53,6 +53,10 @@ class EventLog:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more will be said. The file stays, also where nothing was."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
@@ -23,9 +23,14 @@ PATIENCE_S, _AGAIN_S = 5.0, 0.5
 
 
 class StopSignal:
-    """Context manager that turns the two signals into a flag. Outside the main thread it only holds the flag."""
+    """Context manager that turns the two signals into a flag. Outside the main thread it only holds the flag.
 
-    def __init__(self) -> None:
+    Args:
+        last_words: Called with the error when a second signal ends the process at once; must not touch streams.
+    """
+
+    def __init__(self, last_words: Callable[[InterruptedBuildError], None] | None = None) -> None:
+        self._last_words = last_words
         self.number = 0
         self.orderly = False
         """Set once entries are in flight: from then on a signal only raises the flag."""
@@ -88,6 +93,9 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested and self.orderly:
+            self.number = number
+            if self._last_words is not None:
+                self._last_words(self.error())
             os._exit(128 + number)  # asked twice: commits are durable, there is nothing to tidy
         self.number = number
         if not self.orderly:

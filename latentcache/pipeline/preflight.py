@@ -25,11 +25,19 @@ from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import FORMAT_VERSION, Generation, format_version, load_generation
+from latentcache.store.generation import (
+    FORMAT_VERSION,
+    Generation,
+    format_version,
+    is_whole,
+    load_generation,
+    signed,
+)
 from latentcache.store.layout import CacheLayout, as_store_error, read_json
 
 #: Left free on the disk beyond what the plan needs, in bytes.
 RESERVE_BYTES = 64 << 20
+_DECODERS = ("latentcache", "pillow", "simplejpeg")
 _LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg", "lmdb")
 
 
@@ -121,13 +129,15 @@ def check_damage(before: Before, *, model_said: bool) -> None:
 
 def marker(recipe: Recipe, description: ModelDescription, samples: int) -> dict[str, Any]:
     """What BUILDING holds while a build runs: what it set out to do."""
-    return {
-        "format": format_version(recipe),
-        "recipe": recipe.as_json(),
-        "model": model_name(description),
-        "model_config": model_config(description),
-        "samples": samples,
-    }
+    return signed(
+        {
+            "format": format_version(recipe),
+            "recipe": recipe.as_json(),
+            "model": model_name(description),
+            "model_config": model_config(description),
+            "samples": samples,
+        }
+    )
 
 
 def remove_unused(layout: CacheLayout) -> None:
@@ -198,6 +208,11 @@ def source_facts(found: Scan, description: ModelDescription, cache: Path, *, fol
     }
 
 
+def decoders() -> dict[str, str]:
+    """Versions of what says whether a file is a picture."""
+    return {name: _version(name) for name in _DECODERS}
+
+
 def provenance(model: str) -> dict[str, Any]:
     """Versions and machine: shown, never part of a recipe."""
     return {
@@ -220,7 +235,9 @@ def _newest_whole(layout: CacheLayout) -> tuple[Generation | None, str]:
         try:
             return load_generation(layout.root, number), damage
         except CacheNotFoundError:
-            return None, damage
+            if layout.building.exists() or not layout.generations():
+                return None, damage
+            damage = f"{layout.current.name} is missing"
         except CacheDamagedError as error:
             damage = damage or f"{error.what}: {error.why}"
     return None, damage
@@ -240,6 +257,8 @@ def _unfinished(layout: CacheLayout) -> Before:
                 where=str(layout.building),
                 fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
             )
+        if not is_whole(found):
+            return Before()
         recipe = Recipe.from_json(found["recipe"])
         return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
     except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):

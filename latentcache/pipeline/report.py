@@ -68,6 +68,8 @@ class BuildReport:
     written_bytes: int = 0
     """Headers and payloads committed by this run."""
     buckets: dict[Size, int] = field(default_factory=dict)
+    allow_failed: str = "0"
+    """What may be quarantined, as this build was told."""
 
 
 class Observer(Protocol):
@@ -131,6 +133,7 @@ def build_report(
     generation: int = 0,
     published: bool = False,
     written_bytes: int = 0,
+    allow_failed: str = "0",
 ) -> BuildReport:
     """What a build did, from its plan and the generation it drew up."""
     elapsed = time.monotonic() - started
@@ -142,6 +145,7 @@ def build_report(
             refused=plan.refused,
             notes=plan.notes,
             elapsed_s=elapsed,
+            allow_failed=allow_failed,
         )
     made = encoded or set()
     counts = Counter(draft.rows.bucket.tolist())
@@ -155,6 +159,7 @@ def build_report(
         generation=generation,
         published=published,
         elapsed_s=elapsed,
+        allow_failed=allow_failed,
         written_bytes=written_bytes,
         buckets={size: counts[number] for number, size in enumerate(draft.buckets)},
     )

@@ -78,6 +78,9 @@ class BuildSettings:
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     events: Path | None = None
+    allow_failed: str = "0"
+    """Quarantined files that are fine: a number, or a share such as ``2%``. Recorded, so that ``verify`` agrees; the
+    build itself decides nothing by it."""
     retry_failed: bool = False
     dry_run: bool = False
 

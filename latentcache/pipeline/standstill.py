@@ -88,6 +88,7 @@ def still_report(plan: BuildPlan, generation: Generation, *, started: float, dry
         generation=0 if dry_run else generation.number,
         elapsed_s=time.monotonic() - started,
         buckets={} if dry_run else plan.buckets,
+        allow_failed=generation.allow_failed,
     )
 
 

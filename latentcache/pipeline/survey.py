@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
@@ -28,7 +29,10 @@ from latentcache.store.catalog import Catalog
 from latentcache.store.generation import Generation, unpack_memo
 
 #: Causes that other flags, another machine or time may take away while the file stays as it is.
-_LOOK_AGAIN = frozenset({"too-many-pixels", "out-of-memory", "entry-lost"})
+_LOOK_AGAIN = frozenset(
+    {"too-many-pixels", "out-of-memory", "entry-lost", "permission", "io-error", "changing", "vanished"}
+)
+_ANY: Mapping[str, str] = MappingProxyType({})
 #: Header reads wait for the disk, not for a core.
 _HEADER_THREADS = 8
 
@@ -52,8 +56,14 @@ class Memory:
     refused: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def of(cls, generation: Generation | None, recipe: Recipe) -> Memory:
-        """From the last generation; refusals count only while the recipe is the same."""
+    def of(cls, generation: Generation | None, recipe: Recipe, decoders: Mapping[str, str] = _ANY) -> Memory:
+        """From the last generation; refusals count only while the recipe and the decoders are the same.
+
+        Args:
+            generation: The last one.
+            recipe: Of the build.
+            decoders: Versions of the libraries that say whether a file is a picture; any, where none are given.
+        """
         if generation is None:
             return cls({}, {})
         samples = generation.samples
@@ -64,8 +74,15 @@ class Memory:
             name: (unpack_memo(stats[i]), contents[16 * i : 16 * i + 16], Size(*sizes[i]))
             for i, name in enumerate(samples.names)
         }
-        same = generation.recipe.as_json() == recipe.as_json()
+        same = generation.recipe.as_json() == recipe.as_json() and same_decoders(generation, decoders)
         return cls(known, {str(item["name"]): item for item in generation.refused} if same else {})
+
+
+def same_decoders(generation: Generation, decoders: Mapping[str, str]) -> bool:
+    """Whether files were refused by the decoders of today: another version may read what the last one could not."""
+    made = generation.manifest["provenance"]
+    then = {"latentcache": made.get("latentcache"), **made.get("libraries", {})}
+    return all(then.get(name) == number for name, number in decoders.items())
 
 
 def survey(

@@ -82,6 +82,8 @@ class Progress:
     encoded: int = 0
     cached: int = 0
     quarantined: int = 0
+    committed: int = 0
+    """Those of the encoded and cached entries that are durable."""
     payload_bytes: int = 0
     """Bytes of latents committed."""
 

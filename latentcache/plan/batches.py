@@ -149,11 +149,11 @@ def require_steps(report: PlanReport) -> PlanReport:
     if report.steps:
         return report
     batches = report.batches
-    short = ", ".join(f"{bucket.size}: {bucket.samples}" for bucket in report.buckets[:8]) or "no entries"
+    short = ", ".join(f"{bucket.size}: {bucket.samples}" for bucket in report.buckets[:8])
     raise EmptyPlanError(
         f"no full batch can be formed (0 steps per epoch) at batch size {batches.batch_size}"
         f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
-        where=f"buckets (height x width: samples) {short}",
+        where=f"buckets (height x width: samples) {short}" if short else "there are no entries",
         why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
         fix=_remedy(report),
     )

@@ -5,6 +5,7 @@ Cost: about 250 bytes of memory and 1 µs per entry.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import EntryKey
 from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, unpack_facts, unpack_header
 from latentcache.store.index import ShardIndex, load_index
-from latentcache.store.layout import CacheLayout, refuse_unreadable
+from latentcache.store.layout import CacheLayout, open_file, refuse_unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ class Catalog:
         """The payload of an entry, or None when it fails its check."""
         index = next(index for index in self._indexes if index.folder.name == entry.shard)
         try:
-            with index.data.open("rb") as file:
+            with os.fdopen(open_file(index.data), "rb") as file:
                 file.seek(entry.offset + HEADER_BYTES)
                 payload = file.read(entry.header.payload_bytes)
         except OSError:
@@ -105,8 +106,10 @@ def load_catalog(layout: CacheLayout) -> Catalog:
     """Open the index of every sealed shard; damaged shards are named, not fatal.
 
     Raises:
+        CacheDamagedError: The shards cannot be listed, so everything would seem to be missing.
         StoreError: The system refuses to read a shard: nobody knows whether it is damaged.
     """
+    layout.check_shards()
     indexes: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in layout.sealed_shards():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import FLIPPED, VARIANT_BYTE
-from latentcache.store.layout import write_atomically
+from latentcache.store.layout import read_file, write_atomically
 
 #: Type and width of each column of entries; a width of 0 is one value for each row.
 ROW_SHAPES: Mapping[str, tuple[str, int]] = {
@@ -161,7 +161,7 @@ def checked_bytes(path: Path, expected: Any) -> bytes:
         CacheDamagedError: It cannot be read, or its xxh3-64 is not ``expected`` (16 hex digits).
     """
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
     found = f"{checksum(data):016x}"

@@ -119,6 +119,11 @@ class Generation:
         return str(self.manifest["source"]["root"])
 
     @property
+    def allow_failed(self) -> str:
+        """What may be quarantined, as the last build was told: a number, or a share of all samples such as ``2%``."""
+        return str(self.manifest.get("allow_failed", "0"))
+
+    @property
     def demo(self) -> bool:
         """True where the entries are for trying the tool, not for training."""
         return bool(self.manifest.get("demo", False))
@@ -282,6 +287,16 @@ def _check_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
     unsigned = {name: value for name, value in manifest.items() if name != "checksum"}
     if manifest.get("checksum") != _manifest_checksum(unsigned):
         raise CacheDamagedError("the manifest is damaged", where=str(folder / "manifest.json"), why="checksum")
+
+
+def signed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its own checksum."""
+    return {**value, "checksum": _manifest_checksum(value)}
+
+
+def is_whole(value: Mapping[str, Any]) -> bool:
+    """Whether an object is the one that was signed."""
+    return value.get("checksum") == _manifest_checksum({k: v for k, v in value.items() if k != "checksum"})
 
 
 def _manifest_checksum(manifest: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.columns import checked_bytes, npy_array, npy_bytes
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, unpack_record
-from latentcache.store.layout import read_json, write_atomically, write_json
+from latentcache.store.layout import open_file, read_json, write_atomically, write_json
 from latentcache.store.pages import Meta, Slot, read_meta, slots
 
 INDEX_DTYPE = np.dtype(
@@ -150,7 +150,7 @@ def collect_rows(data: Path, meta: Meta | None = None) -> NDArray[Any]:
     if [slot.key for slot in heads] != [slot.key for slot in blobs]:
         raise CacheDamagedError("a shard's two databases disagree", where=str(data))
     rows = np.zeros(len(blobs), dtype=INDEX_DTYPE)
-    descriptor = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_file(data)
     try:
         for row, head, blob in zip(rows, heads, blobs, strict=True):
             record = os.pread(descriptor, min(head.length, RECORD_BYTES), head.offset)

@@ -47,8 +47,12 @@ def stored_entries(cache: Path, *, payloads: bool) -> Iterator[Stored]:
     Args:
         cache: The cache folder.
         payloads: Read every payload and check it.
+
+    Raises:
+        CacheDamagedError: The folder of the shards cannot be read.
     """
     layout = CacheLayout(cache)
+    layout.check_shards()
     looked: set[str] = set()
     seen: set[bytes] = set()
     # Sealed shards are looked at again in the end: a build beside us may have sealed the one that was open.

@@ -7,6 +7,7 @@ CACHE/shards/<id>/          sealed: data.mdb, index.npy, shard.json, never writt
 CACHE/shards/<id>.retired   a mark: no build takes entries from this shard any more, readers go on
 CACHE/scratch/              shards being copied and things being removed: of no worth to anybody
 CACHE/quarantine/           shards too damaged to be used, kept for a look
+CACHE/reports/              what the last run of each command said; nothing reads it back
 CACHE/BUILDING              present from the start of a build to its end: what it set out to do
 CACHE/builder.lock          our own lock, held by the process that builds
 """
@@ -19,6 +20,7 @@ import json
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +74,11 @@ class CacheLayout:
         """Folder of what is being made or removed; worth nothing once the builder lock is free."""
         return self.root / "scratch"
 
+    @property
+    def reports(self) -> Path:
+        """Folder of the reports."""
+        return self.root / "reports"
+
     def generation(self, number: int) -> Path:
         """Folder of one generation."""
         return self.root / "generations" / f"{number:06d}"
@@ -97,6 +104,19 @@ class CacheLayout:
         """Names of the shards that were taken out of use."""
         return {path.stem for path in self.shards.glob(f"*{RETIRED_SUFFIX}")}
 
+    def check_shards(self) -> None:
+        """See that the shards can be listed: what cannot be looked at must not pass for nothing.
+
+        Raises:
+            CacheDamagedError: There is a folder of shards, and it cannot be read.
+        """
+        try:
+            os.listdir(self.shards)  # noqa: PTH208 - nothing but the error is wanted
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _unreadable(self.shards, error) from error
+
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died.
 
@@ -113,7 +133,7 @@ class CacheLayout:
             CacheDamagedError: ``CURRENT`` does not name a generation.
         """
         try:
-            text = self.current.read_bytes()
+            text = read_file(self.current)
         except FileNotFoundError:
             if self.building.exists() or self.shards.is_dir():
                 return 0
@@ -161,6 +181,25 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
+def open_file(path: Path | str) -> int:
+    """Descriptor of a regular file, for reading; a pipe or a device in its place neither hangs nor goes on for ever.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a regular file. Errors as :func:`open_file`."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one.
 
@@ -204,7 +243,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CacheDamagedError: Missing, unreadable or no JSON object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, error) from error
     if not isinstance(value, dict):

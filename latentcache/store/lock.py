@@ -7,10 +7,13 @@ part in it: it may live on without holding the cache.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheLockedError
+from latentcache.errors import CacheDamagedError, CacheLockedError
 from latentcache.failpoint import failpoint
 from latentcache.store.layout import as_store_error
 
@@ -36,13 +39,19 @@ def builder_lock(path: Path) -> Iterator[None]:
         CacheLockedError: Another process holds it; ``holder`` says which.
         CacheReadOnlyError: The cache folder cannot be written.
         DiskFullError: No space for the lock file.
+        CacheDamagedError: Something else is in its place.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A link is not followed: what it leads to would be emptied.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _no_file(path) from error
         raise as_store_error(error, path) from error
     _held.add(descriptor)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_file(path)
         _take(descriptor, path)
         yield
     finally:
@@ -59,6 +68,15 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _no_file(path: Path) -> CacheDamagedError:
+    return CacheDamagedError(
+        f"{path.name} is no regular file",
+        where=str(path),
+        why="a link, a folder or a device is in its place",
+        fix=f"rm -r {shlex.quote(str(path))}, then run the same command again: it holds nothing",
+    )
 
 
 def _take(descriptor: int, path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError
+from latentcache.store.layout import open_file
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 #: Bytes of a page's header; a value with pages of its own begins behind it.
@@ -65,7 +66,7 @@ def read_meta(path: Path, *, whole: bool = True) -> Meta:
         CacheDamagedError: No valid meta page, another format, or the file is shorter than it must be.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_file(path), "rb") as file:
             front = file.read(2 * 65_536)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
@@ -97,7 +98,7 @@ def slots(path: Path, database: str, meta: Meta | None = None, *, passing: bool 
     """
     meta = read_meta(path) if meta is None else meta
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
     try:

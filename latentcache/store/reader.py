@@ -19,7 +19,7 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntr
 from latentcache.identity.content import checksum
 from latentcache.store.entry import HEADER_BYTES, EntryHeader, numpy_dtype, unpack_header
 from latentcache.store.generation import Generation
-from latentcache.store.layout import CacheLayout
+from latentcache.store.layout import CacheLayout, open_file
 
 
 class EntryReader:
@@ -86,7 +86,7 @@ class EntryReader:
         if shard not in self._files:
             path = self._path(shard)
             try:
-                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened = open_file(path)
             except FileNotFoundError:
                 raise MissingEntryError("a shard of this cache is gone", where=path) from None
             except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +85,10 @@ class VerifyReport:
     """Fields in which the cache differs from what was asked for: name, in the cache, asked for."""
     confidence: str = ""
     """What the samples that were drawn say of all."""
+    recipe_id: str = ""
+    """Of the generation, in hex."""
+    allow_failed: str = "0"
+    """What the build was told to put up with: a number of quarantined files, or a share such as ``2%``."""
 
     def exit_code(self, allowed_failed: int = 0) -> int:
         """0 when the cache can be trained on as it is, else 1."""
@@ -98,6 +103,16 @@ def count(findings: Iterable[Finding], num_ok: int) -> dict[str, int]:
         counts[finding.category] += 1
     counts["ok"] = num_ok
     return counts
+
+
+def spoken(value: Any) -> str:
+    """A value of a recipe as people write it: lists with commas, sizes as 64x96; anything else as in JSON."""
+    if isinstance(value, list | tuple):
+        parts = ("x".join(map(str, part)) if isinstance(part, list | tuple) else spoken(part) for part in value)
+        return ", ".join(parts) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {spoken(part)}" for name, part in value.items())
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:

@@ -30,7 +30,7 @@ from latentcache.verify.child import Limits
 from latentcache.verify.deep import Deep, read_payloads
 from latentcache.verify.entries import Checked, check_entries
 from latentcache.verify.files import SamePixels
-from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, worst
+from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, spoken, worst
 from latentcache.verify.selection import Deadline, Depth, confidence
 from latentcache.verify.sources import SourcesChecked, check_sources
 from latentcache.verify.untrusted import check_foreign
@@ -178,6 +178,8 @@ class _Look:
                 "sources_stat": sources.stats,
                 "sources_hashed": sources.hashed,
             },
+            recipe_id=generation.recipe.recipe_id.hex(),
+            allow_failed=generation.allow_failed,
             damage=tuple(chain.from_iterable(entries.damage.values())),
             confidence=confidence(seen, total) if self.depth.reads and drawn and seen and not problems else "",
         )
@@ -249,7 +251,7 @@ def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[t
     if requested is None:
         return []
     rows = sorted(differences(generation.recipe, requested), key=lambda row: row[2] in (None, [], ()))
-    return [(f"recipe:{name}", {"expected": str(theirs), "found": str(mine)}) for name, mine, theirs in rows]
+    return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
 
 
 def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:

@@ -5,13 +5,14 @@ import shlex
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from small_cache import build, damage_payload, draw, draw_four
+from small_cache import SMALL, build, damage_payload, draw, draw_four
 
 from latentcache.verify.findings import CATEGORIES
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "mode", "generation", "counts", "items", "building",
     "elapsed_s", "repair", "checked", "not_looked_at", "confidence", "recipe_diff",
+    "recipe_id", "allow_failed",
 }  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
@@ -240,3 +241,28 @@ def test_a_cache_from_elsewhere(run, cache, data):
     (cache / "shards" / "link").symlink_to("/")
     done = run("verify", cache, "--untrusted", "--json")
     assert (done.status, done.error["why"]) == (3, "it is a link to /")
+
+
+def test_what_the_build_was_allowed_verify_allows_until_something_else_is_said(run, data, tmp_path):
+    (data / "bad.png").write_bytes(b"")
+    cache = tmp_path / "c"
+    assert run("build", data, *SMALL, "--out", cache).status == 1
+    assert run("verify", cache).status == 1
+    done = run("build", data, "--out", cache, "--allow-failed", "20%", "--json")
+    assert (done.status, done.json["allow_failed"], done.json["counts"]["encoded"]) == (0, "20%", 0)
+    assert run("verify", cache, "--json").json["allow_failed"] == "20%"
+    assert run("verify", cache).status == 0
+    assert run("verify", cache, "--allow-failed", "0").status == 1
+    (data / "worse.png").write_bytes(b"")
+    assert run("build", data, "--out", cache, "--allow-failed", "20%").status == 1
+    assert run("verify", cache).status == 1
+    assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
+    assert run("build", data, "--out", cache).status == 1
+    assert run("verify", cache).status == 1
+    assert run("build", data, "--out", cache, "--allow-failed", "2").status == 0
+
+
+def test_values_of_a_recipe_are_said_as_people_write_them(run, shared):
+    words = ["--bucket", "64x64", "--bucket", "64x96"]
+    item = run("verify", shared[1], *words, "--json").json["items"][0]
+    assert (item["reason"], item["expected"], item["found"]) == ("recipe:geometry.buckets", "64x64, 64x96", "none")

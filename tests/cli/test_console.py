@@ -2,6 +2,7 @@ import base64
 import io
 import json
 import os
+import signal
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.cli import console
-from latentcache.errors import CacheLockedError, UsageError
+from latentcache.errors import CacheLockedError, InterruptedBuildError, UsageError
 
 
 @given(st.text())
@@ -140,3 +141,19 @@ def handlers():
 
 def test_the_mode_goes_without_saying():
     assert [f"float16{console.kept(name)}" for name in ("mode", "moments")] == ["float16", "float16 moments"]
+
+
+def test_last_words_go_past_the_streams(capfd):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    console.last_words("build", InterruptedBuildError("interrupted by SIGINT", signal_number=2), as_json=True)
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+    out, err = capfd.readouterr()
+    value = json.loads(out)
+    assert (value["schema"], value["command"], value["exit_code"], value["error"]["slug"]) == (
+        1,
+        "build",
+        130,
+        "interrupted",
+    )
+    assert err.startswith("error[interrupted]: interrupted by SIGINT\n  fix: ")

@@ -1,11 +1,14 @@
 import base64
 from pathlib import Path
 
-from small_cache import SMALL, damage_payload, draw
+from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
+
+from latentcache.cli.app import main
+from latentcache.store.layout import write_json
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "generation", "counts", "bytes", "created",
-    "demo", "source", "recipe_id", "recipe", "provenance", "buckets",
+    "demo", "source", "model", "allow_failed", "entries_lost", "recipe_id", "recipe", "provenance", "buckets",
 }  # fmt: skip
 
 
@@ -104,3 +107,57 @@ def test_names_with_control_characters_are_escaped(run, data, tmp_path):
     out = run("info", tmp_path / "c", "--entries").out
     assert "\x1b" not in out
     assert "x\\x07\\x1b]0;y.png" in out
+
+
+def test_a_first_build_that_goes_on_says_what_it_makes(run, data, tmp_path):
+    folder = tmp_path / "c"
+    recipe = run("build", data, *SMALL, "--out", folder, "--json").json["recipe"]
+    (folder / "CURRENT").unlink()
+    write_json(folder / "BUILDING", {"recipe": recipe, "model": "stub", "samples": 4})
+    value = run("info", folder, "--json").json
+    assert (value["complete"], value["recipe"], value["model"]) == (False, recipe, "stub")
+    assert "  encoder  stub " in run("info", folder).out
+
+
+def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):
+    done = main(["build", str(draw_four(open_folder / "data")), *SMALL, "--out", str(open_folder / "cache"), "-q"])
+    assert done == 0
+    (open_folder / "cache" / "shards").chmod(0o700)
+    found = as_nobody(["info", open_folder], ["info", open_folder / "cache", "--json"])
+    assert (found.status, found.error["slug"]) == (3, "cache-damaged")
+    assert found.error["what"] == "shards cannot be read"
+    assert found.error["fix"].startswith("chmod -R u+rX ")
+
+
+def test_entries_that_are_gone_are_counted(run, cache):
+    (shard,) = (cache / "shards").iterdir()
+    shard.rename(cache / "away")
+    value = run("info", cache, "--json").json
+    assert (value["counts"]["entries"], value["entries_lost"]) == (0, 4)
+    assert f"4 entries of it cannot be found: `latentcache verify {cache}` says why" in run("info", cache).out
+
+
+def test_what_is_quarantined_by_cause(run, data, tmp_path):
+    for number in range(5):
+        (data / f"empty{number}.png").touch()
+    (data / "page.jpg").write_bytes(b"<html>")
+    run("build", data, *SMALL, "--out", tmp_path / "c")
+    value = run("info", tmp_path / "c", "--quarantine", "--json").json
+    assert [(cause["reason"], cause["count"], len(cause["examples"])) for cause in value["causes"]] == [
+        ("empty", 5, 3),
+        ("html", 1, 1),
+    ]
+    assert all(cause["hint"] for cause in value["causes"])
+    assert len(value["items"]) == 6
+    assert value["fix"] == f"latentcache build {data} --out {tmp_path / 'c'}"
+    lines = run("info", tmp_path / "c", "--quarantine").out.splitlines()
+    assert lines[-1] == f"fix: {value['fix']}"
+    assert "5 empty: the file has no bytes: download or export it again, or remove it" in lines
+    assert "  empty0.png: it has 0 bytes" in lines
+    assert "  and 2 more (all of them with --json)" in lines
+
+
+def test_nothing_is_quarantined(run, cache):
+    assert run("info", cache, "--quarantine").out.endswith("nothing is quarantined\n")
+    value = run("info", cache, "--quarantine", "--json").json
+    assert (value["causes"], value["items"], value["fix"]) == ([], [], "")

@@ -120,3 +120,17 @@ def test_a_warning_makes_the_bar_go_away_first(capsys, monkeypatch):
     talk.close()
     talk.close()
     assert "warning: slow\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [26, 40, 60, 80, 120])
+def test_the_time_left_is_never_cut_off(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    talk = BuildTalk(quiet=False)
+    talk._shown -= 1
+    talk._started -= 100
+    talk.advanced(Progress(total=2000, looked=500, encoded=450, cached=45, quarantined=5, payload_bytes=5_000_000))
+    (task,) = talk._bar.tasks
+    talk.close()
+    assert task.description.endswith("5:00 left")
+    assert len(task.description) + min(40, columns // 4) + len(" 500/2000 ") <= columns

@@ -63,7 +63,11 @@ def objects(tmp_path_factory):
     (folder / "pictures" / "empty.png").touch()
     cache = f"{folder}/pictures.latentcache"
     build = run("build", f"{folder}/pictures", "--model", "stub", "--resolution", "64", "--json")
-    rest = run("verify", cache, "--json"), run("info", cache, "--entries", "--json"), run("gc", cache, "--json")
+    rest = (
+        run("verify", cache, "--json"),
+        run("info", cache, "--entries", "--quarantine", "--json"),
+        run("gc", cache, "--json"),
+    )
     plan = run("plan", cache, "--batch-size", "1", "--json")
     failed = run("plan", f"{folder}/nothing", "--batch-size", "1", "--json")
     names = ("build", "verify", "info", "gc", "plan", "error")

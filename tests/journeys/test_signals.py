@@ -1,11 +1,14 @@
 """SIGINT and SIGTERM end a build in order, and the same command goes on."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
-from commands import acknowledged, build, draw_folder, entries, finished, noise, start, start_build, wait_for
+from commands import ROOT, acknowledged, build, draw_folder, entries, finished, noise, start, start_build, wait_for
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
@@ -63,7 +66,8 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
     done = finished(process, 10)
     assert time.monotonic() - started < 8, "30 pictures of 400 ms were left"
     assert done.code == 128 + number
-    assert "Traceback" not in done.talk
+    assert (done.json["command"], done.json["error"]["slug"]) == ("build", "interrupted")
+    assert "error[interrupted]" in done.talk
     assert set(acknowledged(events)) <= set(entries(cache)) if (cache / "shards").exists() else True
     assert build(data, cache).code == 0
 
@@ -92,7 +96,7 @@ def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, 
 
 
 @both
-@pytest.mark.parametrize("after", [0.02, 0.15, 0.4])
+@pytest.mark.parametrize("after", [0.02, 0.06, 0.1, 0.15, 0.4])
 def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
     """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
     data = draw_folder(tmp_path / "data", 3)
@@ -112,3 +116,22 @@ def test_a_dry_run_is_interrupted_in_words_too(big_folder, tmp_path):
     time.sleep(0.8)
     stopped(process, signal.SIGTERM)
     assert not (tmp_path / "cache").exists()
+
+
+@both
+def test_a_signal_while_the_commands_are_loaded_waits_for_its_words(tmp_path, number):
+    """The first line of the program runs, and holds signals back, before anything of ours is imported."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Now:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == 'latentcache.cli.app': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Now())\n"
+        "sys.argv[1:] = ['info', 'x', '--json']\n"
+        "runpy.run_module('latentcache', run_name='__main__', alter_sys=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + number, done.stderr
+    assert json.loads(done.stdout)["error"]["slug"] == "interrupted"
+    assert "Traceback" not in done.stderr

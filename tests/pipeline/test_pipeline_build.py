@@ -34,6 +34,7 @@ from latentcache.identity.key import EntryKey
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.decode import decode
 from latentcache.pipeline.resize import pixel_hash, resize_crop
+from latentcache.pipeline.settings import BuildSettings
 from latentcache.store.catalog import load_catalog
 from latentcache.store.generation import load_generation
 from latentcache.store.inventory import stored_entries
@@ -474,3 +475,27 @@ def test_a_picture_whose_mirror_image_cannot_be_encoded_is_refused_whole(tmp_pat
     report = build_cache(settings(data, out=cache, recipe={"flip": True}))
     assert causes(report) == {"001.png": "non-finite"}
     assert len(load_generation(cache).rows.shard) == 2
+
+
+def test_an_event_file_that_cannot_be_is_said_also_where_nothing_is_to_do(data, encoder, tmp_path):
+    built(data)
+    with pytest.raises(UsageError, match="event file"):
+        built(data, events=tmp_path / "no" / "events")
+
+
+def test_refused_files_are_judged_once_by_each_version_of_the_decoders(data, encoder, monkeypatch):
+    (data / "bad.png").write_bytes(b"no picture")
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # every file can be trusted at once
+    assert built(data).published
+    assert not built(data).published
+    monkeypatch.setattr("latentcache.pipeline.preflight._version", lambda name: "99")
+    assert built(data).published
+    assert not built(data).published
+
+
+def test_a_cache_without_current_goes_on_with_its_newest_generation(data, encoder):
+    cache = built(data).plan.cache
+    (cache / "CURRENT").unlink()
+    report = within(30, lambda: build_cache(BuildSettings(data=data)))
+    assert (report.encoded, report.plan.recipe) == (0, load_generation(cache).recipe)
+    assert (cache / "CURRENT").exists()

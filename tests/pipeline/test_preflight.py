@@ -13,6 +13,7 @@ from latentcache.errors import CacheDamagedError, CacheFormatError, CacheReadOnl
 from latentcache.pipeline import preflight as preflight_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.preflight import (
+    Before,
     check_damage,
     check_places,
     check_resample,
@@ -254,3 +255,12 @@ def test_the_configuration_of_a_lone_weights_file_is_remembered(tmp_path):
     assert model_config(lone) == str(config)
     assert model_config(STUB) is None
     assert source_facts(scan(folder_of(tmp_path / "data", 1)), lone, tmp_path / "c")["provenance"]["model_config"]
+
+
+def test_a_damaged_marker_says_nothing(tmp_path):
+    layout = CacheLayout(tmp_path)
+    text = json.dumps(marker(recipe_of(), STUB, 1))
+    layout.building.write_text(text)
+    assert read_before(layout).recipe == recipe_of()
+    layout.building.write_text(text.replace("float16", "float32"))
+    assert read_before(layout) == Before()

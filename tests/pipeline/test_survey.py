@@ -14,6 +14,7 @@ from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
 from latentcache.identity.stat import RACY_NS
 from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.preflight import decoders
 from latentcache.pipeline.survey import Memory, keys_of, placements_for, survey
 from latentcache.recipe import GeometrySettings
 from latentcache.sources.causes import HINTS
@@ -173,3 +174,22 @@ def test_keys_name_content_bucket_and_recipe():
     unpacked = [EntryKey.unpack(key) for key in keys]
     assert [key.bucket for key in unpacked] == [Size(64, 64), Size(128, 128)]
     assert {(key.content, key.recipe) for key in unpacked} == {(b"c" * 16, recipe.key_part)}
+
+
+@pytest.mark.parametrize("cause", ["permission", "io-error", "changing", "vanished", "out-of-memory"])
+def test_what_was_no_fault_of_the_file_is_tried_again(built, monkeypatch, cause):
+    data, cache = built
+    generation = load_generation(cache)
+    refused = tuple({**item, "cause": cause} if item["name"] == "cut.jpg" else item for item in generation.refused)
+    memory = Memory.of(replace(generation, refused=refused), recipe_of())
+    found = survey(scan(data), recipe_of(), load_catalog(CacheLayout(cache)), memory, max_pixels=10**8)
+    assert [planned.sample.name for planned in found.todo] == ["cut.jpg"]
+    assert [failed.refusal.name for failed in found.failed] == ["bad.jpg"]
+
+
+def test_other_decoders_look_at_refused_files_again(built):
+    generation = load_generation(built[1])
+    now = decoders()
+    assert set(Memory.of(generation, recipe_of(), now).refused) == {"bad.jpg", "cut.jpg"}
+    for name in now:
+        assert Memory.of(generation, recipe_of(), now | {name: "99"}).refused == {}

@@ -121,7 +121,7 @@ def test_no_entries_at_all(policy):
     assert (report.steps, report.samples_used) == (0, 0)
     with pytest.raises(EmptyPlanError) as caught:
         require_steps(report)
-    assert caught.value.where == "buckets (height x width: samples) no entries"
+    assert caught.value.where == "there are no entries"
     assert caught.value.fix == "add pictures, then run `latentcache build` again"
 
 

@@ -11,7 +11,15 @@ from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoun
 from latentcache.identity.stat import StatMemo
 from latentcache.store import generation as generation_module
 from latentcache.store.columns import ROW_SHAPES
-from latentcache.store.generation import FORMAT_VERSION, Rows, load_generation, pack_memo, unpack_memo
+from latentcache.store.generation import (
+    FORMAT_VERSION,
+    Rows,
+    is_whole,
+    load_generation,
+    pack_memo,
+    signed,
+    unpack_memo,
+)
 from latentcache.store.layout import CacheLayout, write_json
 
 names_of_files = st.binary(min_size=1, max_size=30).map(os.fsdecode)
@@ -240,3 +248,10 @@ def test_a_build_that_has_not_ended_is_told_from_no_cache(tmp_path):
         load_generation(tmp_path)
     assert caught.value.slug == "cache-unfinished"
     assert "latentcache build" in caught.value.fix
+
+
+def test_a_signed_object_is_whole_until_it_is_changed():
+    value = signed({"a": 1.5, "b": [None]})
+    assert is_whole(value)
+    assert not is_whole({**value, "a": 1.25})
+    assert not is_whole({"a": 1.5})

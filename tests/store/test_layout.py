@@ -11,6 +11,7 @@ from latentcache.store.layout import (
     CacheLayout,
     as_store_error,
     make_folder,
+    read_file,
     read_json,
     refuse_unreadable,
     remove_durably,
@@ -245,3 +246,21 @@ def test_a_file_is_removed_durably(tmp_path, monkeypatch):
     remove_durably(tmp_path / "BUILDING")
     assert not (tmp_path / "BUILDING").exists()
     assert synced == [tmp_path]
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_file(path)
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    assert read_file(tmp_path / "file") == b"x" * 100_000
+
+
+def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
+    layout = CacheLayout(tmp_path)
+    layout.check_shards()
+    layout.shards.write_text("x")
+    with pytest.raises(CacheDamagedError, match="shards cannot be read"):
+        layout.check_shards()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from latentcache.errors import CacheLockedError, CacheReadOnlyError, DiskFullError
+from latentcache.errors import CacheDamagedError, CacheLockedError, CacheReadOnlyError, DiskFullError
 from latentcache.store import lock as lock_module
 from latentcache.store.lock import builder_lock
 
@@ -187,3 +187,19 @@ def test_a_holder_on_another_host_is_named_with_its_host(path):
             pytest.fail("held twice")
     assert caught.value.holder["host"] == "node-12"
     assert "2026-11-20" in caught.value.why
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_something_else_in_the_place_of_the_lock(tmp_path, make):
+    make(tmp_path / "builder.lock")
+    with pytest.raises(CacheDamagedError) as caught, builder_lock(tmp_path / "builder.lock"):
+        pass
+    assert caught.value.fix.startswith(f"rm -r {tmp_path / 'builder.lock'}")
+
+
+def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):
+    (tmp_path / "precious").write_text("words")
+    (tmp_path / "builder.lock").symlink_to("precious")
+    with pytest.raises(CacheDamagedError), builder_lock(tmp_path / "builder.lock"):
+        pass
+    assert (tmp_path / "precious").read_text() == "words"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.verify.findings import CATEGORIES, PROBLEMS, Finding, VerifyReport, count, worst
+from latentcache.verify.findings import CATEGORIES, PROBLEMS, Finding, VerifyReport, count, spoken, worst
 
 FINDINGS = st.builds(Finding, category=st.sampled_from(CATEGORIES[:-1]), reason=st.text(max_size=5))
 
@@ -56,3 +56,20 @@ def test_every_category_has_a_hint_and_problems_have_a_fix(category):
 def test_what_a_finding_says_itself_stays():
     finding = Finding(category="stale", reason="x", hint="h", fix="f").with_defaults("mend it")
     assert (finding.hint, finding.fix) == ("h", "f")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((512, 768), "512, 768"),
+        ([[64, 96], [96, 64]], "64x96, 96x64"),
+        ([], "none"),
+        (None, "null"),
+        (True, "true"),
+        (0.5, "0.5"),
+        ("float16", "float16"),
+        ({"kind": "none", "mean": ()}, "kind none, mean none"),
+    ],
+)
+def test_values_are_said_without_the_marks_of_a_language(value, text):
+    assert spoken(value) == text

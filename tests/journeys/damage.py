@@ -1,0 +1,213 @@
+"""Damage to the files of a cache, chosen by a seed, and what a cache gave before it."""
+
+import io
+import json
+import os
+import random
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import numpy as np
+
+from latentcache import LatentcacheError, open_cache
+from latentcache.cli.app import main
+from latentcache.identity.content import checksum
+
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    json: dict
+
+
+def say(*words):
+    """A command in this process, with ``--json``."""
+    out, talk = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(talk):
+        code = main([*map(str, words), "--json"])
+    assert out.getvalue().count("\n") == 1, (words, out.getvalue())
+    found = json.loads(out.getvalue())
+    assert found["exit_code"] == code
+    assert "Traceback" not in talk.getvalue()
+    if code in (2, 3):
+        assert found["error"]["fix"]
+    return Said(code, found)
+
+
+def files_of(cache):
+    """Every file of a cache that says or holds something, its reports aside."""
+    found = (path for path in sorted(cache.rglob("*")) if path.is_file())
+    return [path for path in found if "reports" not in path.relative_to(cache).parts]
+
+
+def kind_of(path):
+    """One word for all files of a kind, so that each kind is met equally often."""
+    return f"{path.parent.name}/{path.name}" if path.name == "refused.json" else path.name
+
+
+def served(cache, **options):
+    """key -> (latents, name, caption, sizes) as the loader gives them."""
+    found = {}
+    for batch in open_cache(cache).loader(batch_size=2, prefetch=0, **options):
+        facts = (batch[name] for name in ("names", "captions", "original_size", "crop_top_left", "target_size"))
+        rows = zip(batch["keys"], batch["latents"], *facts, strict=True)
+        for key, latents, *about in rows:
+            about = [part.tolist() if hasattr(part, "tolist") else part for part in about]
+            found[key, about[0]] = (checksum(np.ascontiguousarray(latents.numpy()).tobytes()), about)
+    return found
+
+
+def damage(cache, seed):
+    """Damage one file; gives words for what was done. The same seed does the same."""
+    chance = random.Random(seed)
+    kinds = {}
+    for path in files_of(cache):
+        kinds.setdefault(kind_of(path), []).append(path)
+    path = chance.choice(kinds[chance.choice(sorted(kinds))])
+    way = chance.choice(WAYS)
+    path.chmod(0o644)
+    return f"seed {seed}: {way.__name__.strip('_')} {path.relative_to(cache)} {way(path, chance) or ''}".strip()
+
+
+def _flip(path, chance):
+    data = bytearray(path.read_bytes())
+    if not data:
+        return "nothing to flip"
+    places = [chance.randrange(len(data)) for _ in range(chance.choice([1, 1, 1, 8]))]
+    for place in places:
+        data[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+    return f"at {places}"
+
+
+def _zeroed_page(path, chance):
+    data = bytearray(path.read_bytes())
+    start = chance.randrange(len(data) // PAGE + 1) * PAGE
+    data[start : start + PAGE] = bytes(len(data[start : start + PAGE]))
+    path.write_bytes(data)
+    return f"at {start}"
+
+
+def _swapped(path, chance):
+    data = path.read_bytes()
+    size = chance.choice([PAGE, 512, 16]) if len(data) > 2 * PAGE else max(len(data) // 4, 1)
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
+    if len(blocks) < 2:
+        return "nothing to swap"
+    one, other = chance.sample(range(len(blocks)), 2)
+    blocks[one], blocks[other] = blocks[other], blocks[one]
+    path.write_bytes(b"".join(blocks))
+    return f"blocks {one} and {other} of {size}"
+
+
+def _cut(path, chance):
+    size = chance.randrange(path.stat().st_size or 1)
+    os.truncate(path, size)
+    return f"to {size}"
+
+
+def _appended(path, chance):
+    with path.open("ab") as file:
+        file.write(chance.randbytes(chance.choice([1, 7, PAGE])))
+
+
+def _nonsense(path, chance):
+    path.write_bytes(
+        chance.choice([b"{}", b"[]", b"null", b"[" * 100_000, b"\xff\xfe\x00", b'{"format": {"version": 9}}'])
+    )
+
+
+def _emptied(path, chance):
+    path.write_bytes(b"")
+
+
+def _removed(path, chance):
+    path.unlink()
+
+
+def _folder(path, chance):
+    path.unlink()
+    path.mkdir()
+
+
+def _link(path, chance):
+    target = chance.choice(["nowhere", path.name, "/dev/null", "/dev/zero", "/"])
+    path.unlink()
+    path.symlink_to(target)
+    return f"to {target}"
+
+
+def _pipe(path, chance):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _older(path, chance):
+    """A file of another cache in its place."""
+    others = [other for other in files_of(path.parents[1]) if other != path and other.suffix == path.suffix]
+    if not others:
+        return "no other file"
+    other = chance.choice(others)
+    shutil.copyfile(other, path)
+    return f"by {other.name}"
+
+
+WAYS = (
+    _flip,
+    _flip,
+    _flip,
+    _zeroed_page,
+    _swapped,
+    _cut,
+    _appended,
+    _nonsense,
+    _emptied,
+    _removed,
+    _folder,
+    _link,
+    _pipe,
+    _older,
+)
+_STATUSES = {0, 1, 3}
+
+
+def check(cache, whole, data):
+    """Look at a damaged cache with every command; ``whole`` is what :func:`served` gave before."""
+    fast, full = say("verify", cache), say("verify", cache, "--full")
+    assert fast.code in _STATUSES, fast
+    assert full.code in _STATUSES, full
+    if fast.code:
+        assert full.code, "the full verify calls clean what the fast one does not"
+    info = say("info", cache, "--entries")
+    assert info.code in (0, 3), info
+    for mapped in (False, True):
+        try:
+            now = served(cache, mapped=mapped)
+        except LatentcacheError:
+            assert full.code, "clean, and the loader fails"
+            continue
+        assert all(whole.get(key) == value for key, value in now.items())
+        if full.code == 0:
+            assert now == whole, "clean, and the loader gives something else"
+    built = say("build", data, "--out", cache)
+    assert built.code in (0, 1, 2, 3), built
+    if built.code > 1:
+        return  # it says how: that is checked of every error
+    quarantined = {item["path"] for item in built.json["items"]}
+    assert quarantined == {"bad.png"}, "what was allowed may be lost with the manifest, and nothing else"
+    again = say("verify", cache, "--full", "--allow-failed", "1")
+    if again.code == 0:
+        assert served(cache) == whole
+    else:  # a build does not read payloads
+        assert {item["category"] for item in again.json["items"]} <= {
+            "corrupt",
+            "quarantined",
+            "orphan",
+            "provenance",
+        }
+        assert all(item["fix"] for item in again.json["items"] if item["category"] == "corrupt")

@@ -1,0 +1,325 @@
+"""A folder of hostile files: every name with the cause it must be refused for, or none where it must be built.
+
+All of it is made here, about 1 MB; bombs are made of a header and a stream of zeros. Run as a program it reads and
+decodes a folder under limits of memory and processor time, and says in JSON what came of each file.
+"""
+
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import zlib
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, PngImagePlugin
+
+SEED = 7
+FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "avif": "AVIF", "bmp": "BMP", "gif": "GIF", "tif": "TIFF"}
+#: Where a file is cut; a name ends in the number of its cut.
+CUTS = (lambda n: n - 2, lambda n: n - n // 10, lambda n: n // 2, lambda n: n // 8, lambda n: 20)
+#: Cuts that leave a whole picture: the last bytes of these formats hold no pixels.
+HARMLESS_CUTS = {"cut0.gif"}
+
+
+def pixels(height=64, width=80, channels=3, seed=SEED, dtype=np.uint8):
+    top = np.iinfo(dtype).max
+    shape = (height, width, channels)[: 2 + (channels > 1)]
+    return np.random.default_rng(seed).integers(0, top, shape, dtype=dtype)
+
+
+def saved(form, picture=None, **options):
+    """The bytes of a picture."""
+    buffer = io.BytesIO()
+    (picture or Image.fromarray(pixels())).save(buffer, format=form, **options)
+    return buffer.getvalue()
+
+
+def png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(height, width, *chunks, depth=8, colour=2, idat=b""):
+    """A PNG of any claimed size."""
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    body = b"".join(png_chunk(*chunk) for chunk in chunks) + png_chunk(b"IDAT", idat or zlib.compress(b""))
+    return b"\x89PNG\r\n\x1a\n" + head + body + png_chunk(b"IEND", b"")
+
+
+def flat_png(height, width):
+    """A whole PNG of one colour, whatever its size, from a few kilobytes."""
+    packer = zlib.compressobj(9)
+    row = bytes(1 + 3 * width)
+    return png(height, width, idat=b"".join(packer.compress(row) for _ in range(height)) + packer.flush())
+
+
+def bmp(height, width):
+    """The header of a BMP of any claimed size."""
+    return (
+        b"BM"
+        + struct.pack("<IHHI", 54, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    )
+
+
+def gif(height, width):
+    return (
+        b"GIF89a"
+        + struct.pack("<HHBBB", width, height, 0x80, 0, 0)
+        + bytes(6)
+        + b",\0\0\0\0"
+        + struct.pack("<HH", width, height)
+        + b"\0\x02\0;"
+    )
+
+
+def not_pictures():
+    """Bytes that are something else."""
+    heic = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00heicmif1"
+    return {
+        "empty.jpg": (b"", "empty"),
+        "zeros.jpg": (bytes(5000), "zeros"),
+        "one-zero.png": (b"\0", "zeros"),
+        "page.jpg": (b"<!DOCTYPE html><html><title>403</title></html>", "html"),
+        "page-bom.png": (b"\xef\xbb\xbf\n <HTML><body>", "html"),
+        "login.webp": (b"<head><meta></head>", "html"),
+        "pointer.jpg": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git-lfs"),
+        "vector.svg": (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>', "svg"),
+        "vector.png": (b"<svg></svg>", "svg"),
+        "phone.heic": (heic, "heic-needs-plugin"),
+        "phone.jpg": (heic, "heic-needs-plugin"),
+        "bare.jxl": (b"\xff\x0a" + bytes(20), "jxl-needs-plugin"),
+        "boxed.jxl": (b"\x00\x00\x00\x0cJXL \r\n\x87\n" + bytes(20), "jxl-needs-plugin"),
+        "print.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\nquit\n", "eps"),
+        "print-dos.png": (b"\xc5\xd0\xd3\xc6" + bytes(40), "eps"),
+        "paper.jpg": (b"%PDF-1.7\n", "pdf"),
+        "text.png": (b"hello", "unknown"),
+        "json.jpg": (b'{"error": "not found"}', "unknown"),
+        "xml.png": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "unknown"),
+        "zip.jpg": (b"PK\x03\x04" + bytes(60), "unknown"),
+        "pickle.png": (b"\x80\x04\x95" + bytes(60), "unknown"),
+        "gguf.png": (b"GGUF" + bytes(60), "unknown"),
+        "elf.jpg": (b"\x7fELF" + bytes(60), "unknown"),
+        "movie.jpg": (b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "unknown"),
+        "psd.png": (b"8BPS\0\x01" + bytes(60), "unknown"),
+        "ico.png": (b"\0\0\x01\0\x01\0\x10\x10" + bytes(60), "unknown"),
+        "ppm.png": (b"P6\n64 64\n255\n" + bytes(64 * 64 * 3), "unknown"),
+        "tga.png": (
+            bytes([0, 0, 2]) + bytes(9) + struct.pack("<HH", 64, 64) + b"\x18\0" + bytes(64 * 64 * 3),
+            "unknown",
+        ),
+        "fits.jpg": (b"SIMPLE  =                    T" + b" " * 2850, "unknown"),
+        "jp2.jpg": (saved("JPEG2000"), "unknown"),
+        "script.jpg": (b"#!/bin/sh\ntouch owned\n", "unknown"),
+        "noise.jpg": (np.random.default_rng(SEED).bytes(4000), "unknown"),
+        "only-magic.jpg": (b"\xff\xd8", "truncated"),
+        "only-magic.png": (b"\x89PNG\r\n\x1a\n", "truncated"),
+        "only-magic.webp": (b"RIFF\x10\0\0\0WEBP", "truncated"),
+        "only-magic.gif": (b"GIF89a", "truncated"),
+        "only-magic.bmp": (b"BM", "truncated"),
+        "only-magic.tif": (b"II*\0", "truncated"),
+        "only-magic.avif": (b"\x00\x00\x00\x18ftypavif\x00\x00\x00\x00avifmif1", "decoder-error"),
+    }
+
+
+def cut_short():
+    """Every format, cut at five places."""
+    for ending, form in FORMATS.items():
+        data = saved(form)
+        for number, cut in enumerate(CUTS):
+            name = f"cut{number}.{ending}"
+            yield name, (data[: cut(len(data))], None if name in HARMLESS_CUTS else "truncated")
+
+
+def damaged():
+    """Whole files with damage inside that a decoder can see."""
+    good = saved("PNG")
+    start = good.index(b"IDAT") + 40
+    flipped = bytearray(good)
+    flipped[start] ^= 0x10
+    zeroed = bytearray(good)
+    zeroed[start : start + 2000] = bytes(2000)
+    text = zlib.compress(bytes(70_000_000), 9)
+    return {
+        "flipped.png": (bytes(flipped), "decoder-error"),
+        "zeroed.png": (bytes(zeroed), "decoder-error"),
+        "chunk-of-4-gib.png": (good[:33] + struct.pack(">I", 0xFFFF_FFF0) + good[37:], "truncated"),
+        "no-pixels.png": (png(64, 64), "truncated"),
+        "text-bomb.png": (png(64, 64, (b"zTXt", b"k\0\0" + text)), "png-metadata-too-large"),
+        "itxt-bomb.png": (png(64, 64, (b"iTXt", b"k\0\x01\0\0\0" + text)), "png-metadata-too-large"),
+        "large-profile.png": (saved("PNG", icc_profile=bytes(5 << 20)), "png-metadata-too-large"),
+        "profile-bomb.png": (png(64, 64, (b"iCCP", b"k\0\0" + text)), "png-metadata-too-large"),
+    }
+
+
+def of_no_use():
+    """Whole pictures, or their headers, that cannot be trained on."""
+    floats = Image.fromarray(pixels(channels=1).astype(np.float32) / 255)
+    wide = Image.fromarray(pixels(channels=1).astype(np.int32) * 10_000_000)
+    return {
+        "float.tif": (saved("TIFF", floats), "float"),
+        "wide.tif": (saved("TIFF", wide), "float"),
+        "1x1.png": (saved("PNG", Image.new("RGB", (1, 1))), "too-small"),
+        "2x2.jpg": (saved("JPEG", Image.new("RGB", (2, 2))), "too-small"),
+        "15x64.png": (saved("PNG", Image.new("RGB", (15, 64))), "too-small"),
+        "1x65500.jpg": (saved("JPEG", Image.new("L", (65500, 1))), "extreme-aspect"),
+        "65500x1.jpg": (saved("JPEG", Image.new("L", (1, 65500))), "extreme-aspect"),
+        "16x4000.png": (saved("PNG", Image.new("RGB", (4000, 16))), "extreme-aspect"),
+        "4000x16.png": (saved("PNG", Image.new("RGB", (16, 4000))), "extreme-aspect"),
+        "101-mpx.png": (png(10_100, 10_000), "too-many-pixels"),
+        "178-mpx.png": (png(13_300, 13_400), "too-many-pixels"),
+        "178-mpx.bmp": (bmp(13_300, 13_400), "too-many-pixels"),
+        "400-mpx.png": (png(20_000, 20_000), "bomb"),
+        "2-gpx.png": (png(50_000, 50_000), "bomb"),
+        "2-gpx.bmp": (bmp(50_000, 50_000), "bomb"),
+        "4-gpx.gif": (gif(65_535, 65_535), "bomb"),
+    }
+
+
+def odd():
+    """Pictures that look wrong and are right."""
+    rgb = Image.fromarray(pixels())
+    exif, junk = Image.Exif(), b"Exif\0\0II*\0" + b"\xff" * 40
+    exif[0x0112] = 99
+    clear = rgb.copy()
+    clear.putalpha(128)
+    frames = [Image.fromarray(pixels(seed=seed)) for seed in (1, 2, 3)]
+    more = {"save_all": True, "append_images": frames[1:]}
+    palette = rgb.quantize(16)
+    late = PngImagePlugin.PngInfo()
+    late.add_text("parameters", "a cat" * 1000)
+    return {
+        "really-a-png.jpg": saved("PNG"),
+        "really-a-webp.png": saved("WEBP"),
+        "really-a-gif.jpeg": saved("GIF"),
+        "UPPER.JPG": saved("JPEG"),
+        "grey16.png": saved("PNG", Image.fromarray(pixels(channels=1, dtype=np.uint16))),
+        "grey16.tif": saved("TIFF", Image.fromarray(pixels(channels=1, dtype=np.uint16))),
+        "rgb16.png": png(64, 80, depth=16, idat=zlib.compress(bytes(64 * (1 + 80 * 6)))),
+        "bilevel.png": saved("PNG", rgb.convert("1")),
+        "rgba.png": saved("PNG", clear),
+        "la.png": saved("PNG", clear.convert("LA")),
+        "palette.png": saved("PNG", palette, transparency=bytes(range(16))),
+        "cmyk.jpg": saved("JPEG", rgb.convert("CMYK")),
+        "grey.jpg": saved("JPEG", rgb.convert("L")),
+        "progressive.jpg": saved("JPEG", progressive=True),
+        "animated.gif": saved("GIF", frames[0], **more),
+        "animated.webp": saved("WEBP", frames[0], **more),
+        "animated.png": saved("PNG", frames[0], **more),
+        "pages.tif": saved("TIFF", frames[0], **more),
+        "pages.mpo.jpg": saved("MPO", frames[0], **more),
+        "junk-profile.jpg": saved("JPEG", icc_profile=b"junk" * 100),
+        "junk-exif.jpg": saved("JPEG", exif=junk),
+        "turned-99.jpg": saved("JPEG", exif=exif),
+        "text.of.a.generator.png": saved("PNG", pnginfo=late),
+        "tail.jpg": saved("JPEG") + b"<?php evil ?>" * 10,
+        "tail.png": saved("PNG") + bytes(1000),
+        "half.png": flat_png(3000, 3000),
+        "new\nline.png": saved("PNG", frames[0]),
+        "bell\x07.png": saved("PNG", frames[0]),
+        "-rf.png": saved("PNG", frames[1]),
+        "e\u0301.png": saved("PNG", frames[1]),
+        "\u00e9.png": saved("PNG", frames[2]),
+        "x" * 251 + ".png": saved("PNG", frames[2]),
+        "\udcff\udcfe.png": saved("PNG", frames[0]),
+        "same.png": saved("PNG"),
+        "sub/same.png": saved("PNG"),
+    }
+
+
+def captions():
+    """Captions that no tokenizer takes, and some that only look so."""
+    return {
+        "cp1252": (b"caf\xe9", "caption-encoding"),
+        "nul": (b"a\0cat", "caption-unicode"),
+        "half-pair": (b"a \xed\xa0\x80 cat", "caption-unicode"),
+        "endless": (b"a" * ((1 << 20) + 1), "caption-too-large"),
+        "utf16": ("a cat".encode("utf-16"), None),
+        "bom": (b"\xef\xbb\xbfa cat", None),
+        "none": (b"", None),
+        "lines": (b"a\r\ncat\n", None),
+    }
+
+
+@cache
+def contents():
+    """name -> (bytes, cause) of every regular file."""
+    found = {**not_pictures(), **dict(cut_short()), **damaged(), **of_no_use()}
+    found |= {name: (data, None) for name, data in odd().items()}
+    return found | {f"caption-{name}.png": (saved("PNG"), cause) for name, (_, cause) in captions().items()}
+
+
+def make(folder):
+    """Make the folder; gives name -> cause, None for what is built."""
+    made = contents()
+    (folder / "sub").mkdir(parents=True)
+    for name, (data, _) in made.items():
+        (folder / name).write_bytes(data)
+    for name, (text, _) in captions().items():
+        (folder / f"caption-{name}.txt").write_bytes(text)
+    return {name: cause for name, (_, cause) in made.items()} | _special(folder)
+
+
+def _special(folder):
+    """What is no regular file. A folder with the name of a picture is a folder like any other."""
+    os.mkfifo(folder / "pipe.jpg")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(folder / "socket.jpg"))
+    (folder / "device.jpg").symlink_to("/dev/zero")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "broken.jpg").symlink_to("nowhere.jpg")
+    (folder / "outside.jpg").symlink_to("/etc/hostname")
+    (folder / "round").symlink_to(".")
+    (folder / "folder.jpg").mkdir()
+    return {
+        "pipe.jpg": "not-regular",
+        "socket.jpg": "not-regular",
+        "device.jpg": "outside-root",
+        "loop.jpg": "symlink-loop",
+        "broken.jpg": "not-found",
+        "outside.jpg": "outside-root",
+        "round": "symlink-loop",
+    }
+
+
+#: Processor seconds and bytes of address space that one file may cost.
+SECONDS, ROOM = 2, 700 << 20
+
+
+def read_all(folder):
+    """path -> cause, or None, of every regular file; ends the process where one of them costs too much."""
+    from latentcache.errors import UnusableSampleError
+    from latentcache.pipeline.decode import decode
+    from latentcache.pipeline.headers import picture_size
+    from latentcache.pipeline.survey import placements_for
+    from latentcache.recipe import GeometrySettings, PixelProfile
+    from latentcache.sources.reading import read_source
+
+    tables, profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or path.is_dir() or path.suffix == ".txt":
+            continue
+        sys.stderr.write(f"{name!a}\n")
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # SIGVTALRM ends the process
+        try:
+            data, _ = read_source(path)
+            placements_for(picture_size(data), tables)
+            decode(data, profile)
+            found[name] = None
+        except UnusableSampleError as error:
+            found[name] = error.slug
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return {"found": found, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(read_all(Path(sys.argv[1]))))

@@ -1,0 +1,109 @@
+"""Damage of any kind in any file of a cache: verify sees it, no loader serves it, a build mends it or says how."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+from commands import ROOT, acknowledged, start_build, wait_for
+from damage import WAYS, check, damage, files_of, kind_of, served
+from small_cache import build, draw, draw_four
+
+from latentcache.store.generation import signed
+from latentcache.store.layout import CacheLayout, write_json
+
+_HERE = Path(__file__).parent
+
+
+def make(folder):
+    """A data folder with a refused file, and a cache of two generations in which a third build died."""
+    data, cache = draw_four(folder / "data"), folder / "whole"
+    build(data, cache)
+    draw(data / "p4.png", seed=4)
+    (data / "bad.png").write_bytes(b"")
+    build(data, cache, allow_failed="1")
+    _killed(data, cache)
+    return data, cache, served(cache)
+
+
+def _killed(data, cache):
+    """Leave what a killed build leaves: a marker, and an open shard with one commit; its pictures are gone again."""
+    new, events = [draw(data / f"p{number}.png", seed=number) for number in (5, 6)], cache.with_name("events")
+    process = start_build(data, cache, "--batch-size", 1, "--bucket-step", 8, delay_ms=200, events=events)
+    wait_for(lambda: acknowledged(events), process)
+    process.kill()
+    process.communicate()
+    for path in new:
+        path.unlink()
+    marker = CacheLayout(cache).building
+    facts = {name: value for name, value in json.loads(marker.read_bytes()).items() if name != "checksum"}
+    write_json(marker, signed({**facts, "model": "stub"}))
+    assert CacheLayout(cache).open_shards()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Nothing here loses power, and the commands are put together once."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+
+
+def one(folder, made, seed):
+    """One damaged copy, looked at with every command."""
+    data, intact, whole = made
+    copy = folder / "cache"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(intact, copy)
+    done = damage(copy, seed)
+    try:
+        check(copy, whole, data)
+    except Exception as error:
+        error.add_note(done)
+        raise
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("damage"))
+
+
+def test_every_kind_of_file_is_met(made):
+    kinds = {kind_of(path) for path in files_of(made[1])}
+    assert {"data.mdb", "index.npy", "CURRENT", "builder.lock", "key.npy", "BUILDING", "lock.mdb"} <= kinds
+    assert len(kinds) >= 25
+    assert len(set(WAYS)) >= 12
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_damage_is_seen_or_does_no_harm(made, tmp_path, part, quick):
+    for seed in range(part * 20, part * 20 + 20):
+        one(tmp_path, made, seed)
+
+
+def run_seeds(first, last, folder):
+    """As a program: many seeds in one process, so that a signal costs a process of its own."""
+    made = make(folder)
+    for seed in range(first, last):
+        sys.stderr.write(f"seed {seed}\n")
+        one(folder, made, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_much_damage_and_no_signal(tmp_path, part):
+    first = 10_000 + part * 150
+    command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path)]
+    around = {**os.environ, "PYTHONPATH": f"{ROOT}:{_HERE}:{_HERE.parent}"}
+    done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    run_seeds(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,118 @@
+"""Every hostile file is refused for its cause, every good one beside it is built, and nothing else happens."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+
+import hostile
+import pytest
+from commands import ROOT, look, run, state_of
+
+from latentcache.sources.causes import HINTS
+
+MOST_BYTES = 500 << 20
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The folder, and name -> cause of what is in it."""
+    folder = tmp_path_factory.mktemp("hostile") / "data"
+    expected = hostile.make(folder)
+    return folder, expected
+
+
+def sandbox(folder):
+    """An empty folder to run in, with a Ghostscript that would say that it was called."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "tmp").mkdir()
+    for name in ("gs", "rsvg-convert", "inkscape", "heif-convert"):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\ntouch "{folder}/tmp/called"\n')
+        (folder / "bin" / name).chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return {"cwd": folder / "tmp", "env": {**os.environ, "PATH": path, "TMPDIR": str(folder / "tmp")}}
+
+
+def test_the_corpus_is_large_and_small(corpus):
+    folder, expected = corpus
+    assert len(expected) >= 134
+    assert sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()) < 6 << 20
+    assert sum(len(data) for data, _ in hostile.contents().values()) < 3_000_000
+    assert {cause for cause in expected.values() if cause} <= set(HINTS)
+    assert Counter(cause is None for cause in expected.values())[True] >= 35
+
+
+def test_reading_and_decoding_cost_little_and_leave_nothing(corpus, tmp_path):
+    folder, expected = corpus
+    around = sandbox(tmp_path / "box")
+    around["env"] |= {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, hostile.__file__, str(folder)]
+    done = subprocess.run(command, **around, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"ended by {-done.returncode} at {done.stderr[-300:]}"
+    said = json.loads(done.stdout)
+    wanted = {name: None if name.startswith("caption-") else expected[name] for name in said["found"]}
+    assert said["found"] == wanted
+    assert len(wanted) >= 140
+    assert said["peak_bytes"] < MOST_BYTES
+    assert list((tmp_path / "box" / "tmp").iterdir()) == []
+
+
+def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch):
+    folder, expected = corpus
+    around = sandbox(tmp_path / "box")
+    monkeypatch.setenv("PATH", around["env"]["PATH"])
+    monkeypatch.setenv("TMPDIR", around["env"]["TMPDIR"])
+    before = state_of(folder)
+    recipe = ["--model", "stub", "--resolution", 64, "--bucket-step", 8]
+    done = run("build", folder, "--out", tmp_path / "cache", *recipe, "--json", "--quiet", timeout=300)
+    assert done.code == 1, done.talk
+    assert list((tmp_path / "box" / "tmp").iterdir()) == []
+    refused = {item["path"]: item["reason"] for item in done.json["items"] if item["category"] == "quarantined"}
+    assert refused == {name: cause for name, cause in expected.items() if cause}
+    assert all(item["hint"] for item in done.json["items"])
+    built = {
+        path
+        for entry in look("info", tmp_path / "cache", "--entries", "--json").json["entries"]
+        for path in entry["paths"]
+    }
+    assert built == {name for name, cause in expected.items() if cause is None}
+    assert state_of(folder) == before
+    found = look("verify", tmp_path / "cache", "--full", "--json").json
+    assert found["counts"]["ok"] == len(built)
+    assert found["counts"]["quarantined"] == len(refused)
+    listed = look("info", tmp_path / "cache", "--quarantine", "--json").json
+    assert sum(cause["count"] for cause in listed["causes"]) == len(refused)
+    again = look("build", folder, "--out", tmp_path / "cache", "--json").json
+    assert again["counts"]["encoded"] == 0
+    assert {item["path"] for item in again["items"] if item["category"] == "quarantined"} == set(refused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_mutated_files_are_refused_or_read_and_nothing_else(corpus, tmp_path, seed):
+    """Two damaged copies of each file: bytes, cuts and pieces of other files."""
+    chance, folder = random.Random(seed), tmp_path / "data"
+    folder.mkdir()
+    sources = [data for data, _ in hostile.contents().values() if 0 < len(data) < 100_000]
+    for number, data in enumerate(sources * 2):
+        changed = bytearray(data)
+        for _ in range(chance.choice([1, 1, 4, 40])):
+            place = chance.randrange(len(changed))
+            if chance.random() < 0.7:
+                changed[place] = chance.randrange(256)
+            elif chance.random() < 0.5:
+                changed[place : place + 16] = chance.choice(sources)[:16]
+            else:
+                del changed[place + 1 :]
+        (folder / f"{number}.png").write_bytes(changed)
+    around = sandbox(tmp_path / "box")
+    around["env"] |= {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, hostile.__file__, str(folder)]
+    done = subprocess.run(command, **around, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, f"seed {seed}: ended by {-done.returncode} at {done.stderr[-300:]}"
+    said = json.loads(done.stdout)
+    assert {cause for cause in said["found"].values() if cause} <= set(HINTS)
+    assert said["peak_bytes"] < MOST_BYTES
+    assert list((tmp_path / "box" / "tmp").iterdir()) == []
