@@ -87,7 +87,7 @@ def _lost(generation: Generation, stored: Sequence[Any]) -> int:
 
 def _samples(building: Path, generation: Generation | None) -> int:
     """Usable and refused samples of the last build, or of the one that has not ended."""
-    from latentcache.store.layout import read_json
+    from latentcache.store.durable import read_json
 
     if generation is not None:
         return len(generation.samples.names) + len(generation.refused)
@@ -97,7 +97,7 @@ def _samples(building: Path, generation: Generation | None) -> int:
 def _begun(building: Path) -> dict[str, Any]:
     """The recipe of a first build that has not ended, where its marker says it."""
     from latentcache.recipe import Recipe
-    from latentcache.store.layout import read_json
+    from latentcache.store.durable import read_json
 
     try:
         marker = read_json(building)

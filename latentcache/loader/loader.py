@@ -17,9 +17,7 @@ from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
@@ -222,10 +220,10 @@ class CacheLoader:
         """
         plan, epoch, served = self._position.begin(), self.epoch, 0
 
-        def rows_of(step: int) -> NDArray[np.integer]:
-            return np.asarray(self._variants(plan.batch(step, self.rank).tolist(), epoch))
+        def variants(step: int) -> list[int]:
+            return self._variants(plan.batch(step, self.rank).tolist(), epoch)
 
-        coming = WillNeed(self._reader, rows_of, self._payload_bytes, len(plan))
+        coming = WillNeed(self._reader, variants, self._payload_bytes, len(plan))
 
         def send(step: int) -> Sent:
             coming.before(step)
@@ -286,8 +284,7 @@ class CacheLoader:
 
     def _shape(self, row: int) -> tuple[int, int, int]:
         """(C, h, w) of an entry as it is stored."""
-        generation = self._reader.generation
-        spec = generation.recipe.encoder
+        generation, spec = self._reader.generation, self._reader.generation.recipe.encoder
         cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
         return spec.stored_channels, cells.height, cells.width
 

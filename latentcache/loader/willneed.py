@@ -11,10 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable, Sequence
 
 from latentcache.errors import LatentcacheError
 from latentcache.store.entry import HEADER_BYTES
@@ -45,7 +42,7 @@ class WillNeed:
     def __init__(
         self,
         reader: EntryReader,
-        rows_of: Callable[[int], NDArray[np.integer]],
+        rows_of: Callable[[int], Sequence[int]],
         bytes_of: Callable[[int], int],
         steps: int,
         ahead: int = 2,
@@ -63,7 +60,7 @@ class WillNeed:
                 announce(places_of(self._reader, rows), HEADER_BYTES + self._bytes_of(int(rows[0])))
 
 
-def places_of(reader: EntryReader, rows: NDArray[np.integer]) -> list[Place]:
+def places_of(reader: EntryReader, rows: Sequence[int]) -> list[Place]:
     """Where entries lie.
 
     Raises:

@@ -48,8 +48,9 @@ from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.generation import Generation, publish
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, remove_durably, write_json, writing
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
 from latentcache.store.shard import NewEntry, ShardWriter
@@ -171,14 +172,11 @@ class _Build:
             result = self.encode(found, recipe, description, work, catalog)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
-        root = str(found.root.resolve())
         generation = before.generation
-        same = unchanged(draft, recipe, generation, root) and not before.damage
+        same = unchanged(draft, recipe, generation, str(found.root.resolve())) and not before.damage
         same = same and generation is not None and self.same_terms(generation, refused=bool(draft.refused))
-        if generation is None or not same:
-            number = self.publish(draft, recipe, description, found)
-        else:
-            number = generation.number
+        kept = generation.number if same and generation is not None else 0
+        number = kept or self.publish(draft, recipe, description, found)
         remove_durably(self.layout.building)
         if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
             raise self.stop.error()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from latentcache.errors import DiskFullError, LatentcacheError, UsageError
-from latentcache.store.layout import DISK_FULL
+from latentcache.store.durable import DISK_FULL
 
 
 class EventLog:

@@ -25,15 +25,10 @@ from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import (
-    FORMAT_VERSION,
-    Generation,
-    format_version,
-    is_whole,
-    load_generation,
-    signed,
-)
-from latentcache.store.layout import CacheLayout, as_store_error, read_json
+from latentcache.store.durable import as_store_error, read_json
+from latentcache.store.generation import Generation, load_generation
+from latentcache.store.layout import CacheLayout
+from latentcache.store.manifest import FORMAT_VERSION, format_version, is_whole, signed
 
 #: Left free on the disk beyond what the plan needs, in bytes.
 RESERVE_BYTES = 64 << 20

@@ -16,9 +16,10 @@ from latentcache.errors import CacheDamagedError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.identity.key import EntryKey
+from latentcache.store.durable import open_file, refuse_unreadable
 from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, unpack_facts, unpack_header
 from latentcache.store.index import ShardIndex, load_index
-from latentcache.store.layout import CacheLayout, open_file, refuse_unreadable
+from latentcache.store.layout import CacheLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

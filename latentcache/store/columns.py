@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import FLIPPED, VARIANT_BYTE
-from latentcache.store.layout import read_file, write_atomically
+from latentcache.store.durable import read_file, write_atomically
 
 #: Type and width of each column of entries; a width of 0 is one value for each row.
 ROW_SHAPES: Mapping[str, tuple[str, int]] = {

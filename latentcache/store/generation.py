@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, RecipeError
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import canonical_json, checksum
+from latentcache.identity.content import checksum
 from latentcache.identity.stat import StatMemo
 from latentcache.recipe import Recipe
 from latentcache.store.columns import (
@@ -31,19 +31,17 @@ from latentcache.store.columns import (
     load_columns,
     save_columns,
 )
-from latentcache.store.layout import (
-    CacheLayout,
+from latentcache.store.durable import (
     json_bytes,
     make_folder,
-    read_json,
     sync_folder,
     write_atomically,
     write_json,
     writing,
 )
+from latentcache.store.layout import CacheLayout
+from latentcache.store.manifest import format_version, load_manifest, own_checksum
 
-#: The newest version this release reads. Bumped when an older reader could misread a newer cache.
-FORMAT_VERSION = 2
 _STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
 
 
@@ -129,14 +127,6 @@ class Generation:
         return bool(self.manifest.get("demo", False))
 
 
-def format_version(recipe: Recipe) -> int:
-    """The oldest version that describes such a cache: mirrored entries are not for readers that know nothing of them.
-
-    They would serve every picture twice an epoch.
-    """
-    return 2 if recipe.geometry.flip else 1
-
-
 def pack_memo(memo: StatMemo) -> list[int]:
     """A stat memo as six unsigned 64-bit numbers."""
     return [getattr(memo, name) & 0xFFFF_FFFF_FFFF_FFFF for name in _STAT_FIELDS]
@@ -201,7 +191,7 @@ def publish(
         "lists": {"file": "refused.json", "bytes": len(lists), "checksum": f"{checksum(lists):016x}"},
         **facts,
     }
-    write_json(folder / "manifest.json", manifest | {"checksum": _manifest_checksum(manifest)})
+    write_json(folder / "manifest.json", manifest | {"checksum": own_checksum(manifest)})
     with writing(folder):
         sync_folder(folder.parent)
     write_atomically(layout.current, f"{number:06d}\n".encode("ascii"))
@@ -235,18 +225,6 @@ def load_generation(cache: Path, number: int | None = None) -> Generation:
         raise CacheDamagedError("a generation contradicts itself", where=str(folder), why=why) from error
 
 
-def load_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a generation, without its columns.
-
-    Raises:
-        CacheFormatError: Written by a newer version.
-        CacheDamagedError: It is not what was written.
-    """
-    manifest = read_json(folder / "manifest.json")
-    _check_manifest(manifest, folder)
-    return manifest
-
-
 def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generation:
     shards, buckets = manifest["shards"], manifest["buckets"]
     if manifest["generation"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
@@ -269,47 +247,6 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generat
         notes=tuple(lists["notes"]),
         manifest=manifest,
     )
-
-
-def _check_manifest(manifest: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what is newer or damaged; the version comes first, so that a newer checksum rule is not "damage"."""
-    form = manifest.get("format")
-    version = form.get("version") if isinstance(form, dict) else None
-    if not isinstance(version, int):
-        raise CacheFormatError("not a latentcache manifest", where=str(folder), fix="check the path")
-    if version > FORMAT_VERSION:
-        raise CacheFormatError(
-            f"this cache has format {version}; this version of latentcache reads up to {FORMAT_VERSION}",
-            where=str(folder),
-            why="it was written by a newer version",
-            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-        )
-    unsigned = {name: value for name, value in manifest.items() if name != "checksum"}
-    if manifest.get("checksum") != _manifest_checksum(unsigned):
-        raise CacheDamagedError("the manifest is damaged", where=str(folder / "manifest.json"), why="checksum")
-
-
-def signed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its own checksum."""
-    return {**value, "checksum": _manifest_checksum(value)}
-
-
-def is_whole(value: Mapping[str, Any]) -> bool:
-    """Whether an object is the one that was signed."""
-    return value.get("checksum") == _manifest_checksum({k: v for k, v in value.items() if k != "checksum"})
-
-
-def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """xxh3-64 over the manifest's canonical JSON, with floats by their shortest spelling."""
-    return f"{checksum(canonical_json(_spelled(manifest))):016x}"
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {name: _spelled(child) for name, child in value.items()}
-    return [_spelled(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 def _arrays(rows: Rows, samples: Samples) -> dict[str, NDArray[Any]]:

@@ -19,8 +19,8 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.columns import checked_bytes, npy_array, npy_bytes
+from latentcache.store.durable import open_file, read_json, write_atomically, write_json
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, unpack_record
-from latentcache.store.layout import open_file, read_json, write_atomically, write_json
 from latentcache.store.pages import Meta, Slot, read_meta, slots
 
 INDEX_DTYPE = np.dtype(

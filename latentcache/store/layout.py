@@ -1,4 +1,4 @@
-"""Where things lie inside a cache folder, and how a file is put there so that a crash leaves old or new, never half.
+"""Where things lie inside a cache folder.
 
 CACHE/generations/000007/   manifest.json and the columns
 CACHE/CURRENT               the generation that readers open
@@ -14,25 +14,14 @@ CACHE/builder.lock          our own lock, held by the process that builds
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import json
 import os
 import re
-import shlex
-import stat
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, CacheReadOnlyError, DiskFullError, StoreError
-from latentcache.failpoint import failpoint
+from latentcache.errors import CacheDamagedError, CacheNotFoundError
+from latentcache.store.durable import read_file, refuse_unreadable, unreadable
 
-#: Error numbers that mean "no space": LMDB reports a full disk as EIO.
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: Error numbers that mean "not yours to write".
-READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 OPEN_SUFFIX = ".open"
 RETIRED_SUFFIX = ".retired"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
@@ -115,7 +104,7 @@ class CacheLayout:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _unreadable(self.shards, error) from error
+            raise unreadable(self.shards, error) from error
 
     def open_shards(self) -> list[Path]:
         """Shards that are being written, or were when their builder died.
@@ -148,7 +137,7 @@ class CacheLayout:
                 f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
             ) from error
         except OSError as error:
-            raise _unreadable(self.current, error) from error
+            raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.generations(), default=0)
             raise CacheDamagedError(
@@ -179,181 +168,3 @@ def _listed(folder: Path) -> list[Path]:
     except OSError as error:
         refuse_unreadable(error, folder)
         return []
-
-
-def open_file(path: Path | str) -> int:
-    """Descriptor of a regular file, for reading; a pipe or a device in its place neither hangs nor goes on for ever.
-
-    Raises:
-        OSError: It cannot be opened, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
-
-
-def read_file(path: Path) -> bytes:
-    """All bytes of a regular file. Errors as :func:`open_file`."""
-    with os.fdopen(open_file(path), "rb") as file:
-        return file.read()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            failpoint("temporary-written")
-            os.fsync(file.fileno())
-        failpoint("after-fsync")
-        temporary.replace(path)
-        failpoint("after-rename")
-        sync_folder(path.parent)
-        failpoint("folder-synced")
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise as_store_error(error, path) from error
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """One JSON object, ASCII, put there atomically. Errors as :func:`write_atomically`."""
-    write_atomically(path, json_bytes(value))
-
-
-def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """One JSON object as it is written: ASCII, one value a line."""
-    return json.dumps(value, indent=1, ensure_ascii=True).encode("ascii") + b"\n"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object.
-
-    Raises:
-        CacheDamagedError: Missing, unreadable or no JSON object.
-    """
-    try:
-        value = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(value, dict):
-        raise CacheDamagedError(f"{path.name} holds no JSON object", where=str(path))
-    return value
-
-
-def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
-    """What cannot be read. Where permission is all that is missing, nothing may advise to remove it."""
-    fix = f"chmod -R u+rX {shlex.quote(str(path.parent))}" if isinstance(error, PermissionError) else ""
-    return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
-
-
-def refuse_unreadable(error: Exception, path: Path) -> None:
-    """Raise where the system refused to read: that says nothing of what is there, so it may not count as damage.
-
-    A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
-
-    Raises:
-        StoreError: ``error``, or what it came from, is an error of the system other than a file that is not there.
-    """
-    cause = error if isinstance(error, OSError) else error.__cause__
-    if not isinstance(cause, OSError) or isinstance(
-        cause, FileNotFoundError | NotADirectoryError | IsADirectoryError
-    ):
-        return
-    if cause.errno in DISK_FULL:
-        raise as_store_error(cause, path) from error
-    quoted = shlex.quote(str(path))
-    mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
-    raise StoreError(
-        "the system refuses to read a part of the cache",
-        where=str(path),
-        why=str(cause),
-        fix=f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build",
-    ) from error
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents, each durable in the folder above it.
-
-    Raises:
-        CacheReadOnlyError: The parent cannot be written, or is a file.
-        DiskFullError: No space.
-        StoreError: The disk fails.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        for folder in missing:
-            sync_folder(folder.parent)
-    except OSError as error:
-        raise as_store_error(error, path) from error
-
-
-def remove_durably(path: Path) -> None:
-    """Remove a file, if it is there, so that no power cut brings it back.
-
-    Raises:
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
-    """
-    with writing(path):
-        if path.exists():
-            path.unlink()
-            sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make names in a folder durable."""
-    sync_file(path)
-
-
-def sync_file(path: Path) -> None:
-    """Make durable what any process wrote to a file, the dead ones too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Work on a path of the cache whose trouble with the disk is told in our words.
-
-    Raises:
-        DiskFullError: No space.
-        CacheReadOnlyError: The folder cannot be written.
-        StoreError: The disk fails.
-    """
-    try:
-        yield
-    except StoreError:  # said already; some of them are errors of the system too
-        raise
-    except OSError as error:
-        raise as_store_error(error, path) from error
-
-
-def as_store_error(error: OSError, path: Path) -> StoreError:
-    """The error of ours that says what the operating system meant."""
-    if error.errno in DISK_FULL:
-        return DiskFullError("the disk is full", where=str(path), why=str(error))
-    if error.errno == errno.EIO:
-        fix = "check the disk, then run the same command again: committed work is kept"
-        return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
-    reason = "read-only" if error.errno in READ_ONLY else "not usable"
-    return CacheReadOnlyError(
-        f"the cache folder cannot be written: {path}",
-        where=str(path),
-        why=f"{reason}: {error}",
-        fix="give another folder with --out, or change its permissions",
-    )

@@ -23,7 +23,7 @@ from typing import Any
 
 from latentcache.errors import CacheDamagedError, CacheLockedError
 from latentcache.failpoint import failpoint
-from latentcache.store.layout import as_store_error
+from latentcache.store.durable import as_store_error
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError
-from latentcache.store.layout import open_file
+from latentcache.store.durable import open_file
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 #: Bytes of a page's header; a value with pages of its own begins behind it.

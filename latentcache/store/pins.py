@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import CacheDamagedError
+from latentcache.store.durable import READ_ONLY
 from latentcache.store.generation import Generation, load_generation
-from latentcache.store.layout import READ_ONLY, CacheLayout
+from latentcache.store.layout import CacheLayout
 
 #: How often, and how far apart in seconds, a generation is looked for that is not being removed.
 _TRIES, _WAIT_S = 50, 0.02

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError
 from latentcache.identity.content import checksum
+from latentcache.store.durable import open_file
 from latentcache.store.entry import HEADER_BYTES, EntryHeader, numpy_dtype, unpack_header
 from latentcache.store.generation import Generation
-from latentcache.store.layout import CacheLayout, open_file
+from latentcache.store.layout import CacheLayout
 
 
 class EntryReader:

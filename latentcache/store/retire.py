@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from latentcache.store.catalog import Located
+from latentcache.store.durable import make_folder, sync_folder, write_json
 from latentcache.store.generation import Generation, Rows, publish
-from latentcache.store.layout import CacheLayout, make_folder, sync_folder, write_json
+from latentcache.store.layout import CacheLayout
 
 #: What ``publish`` itself says in a manifest; the rest are facts that its caller gave.
 _OWN_FACTS = frozenset(

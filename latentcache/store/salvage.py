@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.store.catalog import load_catalog
 from latentcache.store.copying import PLACE_DTYPE
+from latentcache.store.durable import make_folder, sync_folder
 from latentcache.store.generation import Generation
 from latentcache.store.index import load_index
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout, make_folder, sync_folder
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.retire import retire
 from latentcache.store.shard import recover_shard, seal_folder
 

@@ -20,11 +20,8 @@ import lmdb
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.entry import HEADER_BYTES, pack_record
-from latentcache.store.index import write_index
-from latentcache.store.layout import (
+from latentcache.store.durable import (
     DISK_FULL,
-    OPEN_SUFFIX,
     as_store_error,
     make_folder,
     refuse_unreadable,
@@ -32,6 +29,9 @@ from latentcache.store.layout import (
     sync_folder,
     writing,
 )
+from latentcache.store.entry import HEADER_BYTES, pack_record
+from latentcache.store.index import write_index
+from latentcache.store.layout import OPEN_SUFFIX
 
 HEAD, BLOB = b"head", b"blob"
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.

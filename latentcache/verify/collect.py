@@ -17,8 +17,9 @@ from pathlib import Path
 from latentcache.errors import CacheReadOnlyError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.catalog import load_catalog
+from latentcache.store.durable import as_store_error
 from latentcache.store.generation import load_generation
-from latentcache.store.layout import CacheLayout, as_store_error
+from latentcache.store.layout import CacheLayout
 from latentcache.store.live import live_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.pins import Holder, holders, unpinned

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import StoreError
-from latentcache.store.generation import load_manifest
 from latentcache.store.layout import RETIRED_SUFFIX, CacheLayout
+from latentcache.store.manifest import load_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,11 @@ from latentcache.geometry.sizes import latent_size
 from latentcache.identity.key import KEY_BYTES
 from latentcache.recipe import DTYPES, Recipe
 from latentcache.store.catalog import Catalog, Located, index_or_none
+from latentcache.store.durable import write_atomically
 from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
-from latentcache.store.layout import CacheLayout, write_atomically
+from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.retire import moved, republish, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage

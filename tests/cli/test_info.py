@@ -4,7 +4,7 @@ from pathlib import Path
 from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
 
 from latentcache.cli.app import main
-from latentcache.store.layout import write_json
+from latentcache.store.durable import write_json
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "generation", "counts", "bytes", "created",

@@ -15,8 +15,9 @@ from commands import ROOT, acknowledged, start_build, wait_for
 from damage import WAYS, check, damage, files_of, kind_of, served
 from small_cache import build, draw, draw_four
 
-from latentcache.store.generation import signed
-from latentcache.store.layout import CacheLayout, write_json
+from latentcache.store.durable import write_json
+from latentcache.store.layout import CacheLayout
+from latentcache.store.manifest import signed
 
 _HERE = Path(__file__).parent
 

@@ -41,13 +41,13 @@ def opened(root):
 
 
 def open_files(folder):
-    """Files below a folder that this process has open or mapped."""
+    """Shards below a folder that this process has open or mapped; a cache holds its generation all the while."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the listing itself
             found.append(str(link.readlink()))
     maps = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
-    return [path for path in found + maps if path.startswith(str(folder))]
+    return [path for path in found + maps if path.startswith(str(folder)) and path.endswith(".mdb")]
 
 
 def num_descriptors():

@@ -30,7 +30,8 @@ from latentcache.pipeline.preflight import (
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.settings import RecipeSettings
 from latentcache.sources.resolve import scan
-from latentcache.store.layout import CacheLayout, write_json
+from latentcache.store.durable import write_json
+from latentcache.store.layout import CacheLayout
 
 STUB = describe_model("stub:delay_ms=3")
 

@@ -3,9 +3,9 @@ import pytest
 from made_entries import key_of, make_cache, make_shard, new_entry
 
 from latentcache.store.catalog import load_catalog
+from latentcache.store.durable import read_json
 from latentcache.store.generation import load_generation
 from latentcache.store.inventory import stored_entries
-from latentcache.store.layout import read_json
 from latentcache.store.reader import EntryReader
 from latentcache.store.retire import moved, republish, retire, to_scratch
 

@@ -1,0 +1,156 @@
+"""Old or new and never half, and what the system refuses in words of ours."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
+from latentcache.store import durable as durable_module
+from latentcache.store.durable import (
+    as_store_error,
+    make_folder,
+    read_file,
+    read_json,
+    refuse_unreadable,
+    remove_durably,
+    write_atomically,
+    write_json,
+    writing,
+)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_a_file_is_replaced_as_a_whole(tmp_path_factory, first, second):
+    path = tmp_path_factory.mktemp("atomic") / "file"
+    for data in (first, second):
+        write_atomically(path, data)
+        assert path.read_bytes() == data
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, call):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((durable_module.os, call) if call == "fsync" else (durable_module.Path, call)), fail)
+    with pytest.raises(DiskFullError, match="disk is full"):
+        write_atomically(path, b"new")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.text() | st.just("\udcff"), json_values, max_size=5))
+def test_json_comes_back_and_is_ascii(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("json") / "file.json"
+    write_json(path, value)
+    assert read_json(path) == value
+    assert path.read_bytes().isascii()
+    assert path.read_bytes().endswith(b"}\n")
+
+
+@pytest.mark.parametrize("data", [None, b"", b"{", b"[1]", b"\xff", b"null", b"[" * 100_000])
+def test_what_is_no_json_object_is_damage(tmp_path, data):
+    path = tmp_path / "manifest.json"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(CacheDamagedError, match=r"manifest\.json") as caught:
+        read_json(path)
+    assert caught.value.where == str(path)
+
+
+def test_new_folders_are_made_durable_from_the_top(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(durable_module, "sync_folder", synced.append)
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert set(synced) == {tmp_path, tmp_path / "a"}
+
+
+def test_a_folder_below_a_file_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CacheReadOnlyError, match="cannot be written"):
+            make_folder(path)
+
+
+@pytest.mark.parametrize(("code", "kind", "words"), [
+    (errno.ENOSPC, DiskFullError, "disk is full"),
+    (errno.EDQUOT, DiskFullError, "disk is full"),
+    (errno.EFBIG, DiskFullError, "disk is full"),
+    (errno.EROFS, CacheReadOnlyError, "read-only"),
+    (errno.EACCES, CacheReadOnlyError, "read-only"),
+    (errno.EPERM, CacheReadOnlyError, "read-only"),
+    (errno.ENOTDIR, CacheReadOnlyError, "not usable"),
+    (errno.EIO, StoreError, "Input/output error"),
+])  # fmt: skip
+def test_what_the_operating_system_meant(tmp_path, code, kind, words):
+    error = as_store_error(OSError(code, os.strerror(code)), tmp_path)
+    assert type(error) is kind
+    assert words in str(error)
+    assert error.exit_code == 3
+
+
+@pytest.mark.parametrize(("code", "kind", "fix"), [
+    (errno.EACCES, StoreError, "chmod -R u+rX"),
+    (errno.EIO, StoreError, "check the disk"),
+    (errno.ENOSPC, DiskFullError, "free some space"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, kind, fix):
+    system = OSError(code, os.strerror(code))
+    damaged = CacheDamagedError("a shard cannot be read")
+    damaged.__cause__ = system
+    for error in (system, damaged):
+        with pytest.raises(kind) as caught:
+            refuse_unreadable(error, tmp_path)
+        assert type(caught.value) is kind
+        assert fix in caught.value.fix
+
+
+def test_what_is_not_there_or_is_wrong_is_not_refused(tmp_path):
+    refuse_unreadable(FileNotFoundError(errno.ENOENT, "gone"), tmp_path)
+    refuse_unreadable(CacheDamagedError("the checksum is wrong"), tmp_path)
+
+
+def test_errors_of_ours_are_not_told_again(tmp_path):
+    full = DiskFullError("the disk is full")
+    with pytest.raises(DiskFullError) as caught, writing(tmp_path):
+        raise full
+    assert caught.value is full
+    with pytest.raises(CacheReadOnlyError), writing(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_a_file_is_removed_durably(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(durable_module, "sync_folder", synced.append)
+    (tmp_path / "BUILDING").touch()
+    remove_durably(tmp_path / "BUILDING")
+    remove_durably(tmp_path / "BUILDING")
+    assert not (tmp_path / "BUILDING").exists()
+    assert synced == [tmp_path]
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path, tmp_path / "pipe", tmp_path / "zero"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_file(path)
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    assert read_file(tmp_path / "file") == b"x" * 100_000
