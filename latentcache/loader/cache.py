@@ -38,8 +38,8 @@ from latentcache.store.views import combine, folder_repeats, select
 class Cache:
     """A finished cache. Builds that end later do not change what it serves.
 
-    It holds its generation until it is forgotten, so that nothing collects it. Its loaders hold the shards open, until
-    they are closed or forgotten; ``with`` closes them all.
+    It holds its generation until it is forgotten, so that nothing collects it. Its loaders hold the shards open
+    until they are closed or forgotten; ``with`` closes them all.
     """
 
     layout: CacheLayout

@@ -1,7 +1,7 @@
 """The manifest's own checksum, and which version a cache needs."""
 
 import pytest
-from small_cache import build
+from small_cache import build, draw_four
 
 from latentcache.errors import CacheFormatError
 from latentcache.store.durable import write_json
@@ -16,7 +16,8 @@ def test_a_signed_object_is_whole_until_it_is_changed():
     assert not is_whole({"a": 1.5})
 
 
-def test_only_mirror_images_need_the_newer_version(data, tmp_path):
+def test_only_mirror_images_need_the_newer_version(tmp_path):
+    data = draw_four(tmp_path / "data")
     for flip in (False, True):
         build(data, tmp_path / str(flip), flip=flip)
         generation = load_generation(tmp_path / str(flip))
