@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES, EntryKey
+from latentcache.store.durable import open_file
 from latentcache.store.entry import (
     FACTS_BYTES,
     HEADER_BYTES,
@@ -63,7 +64,7 @@ def copy_entries(source: Path, writer: ShardWriter, *, skip: set[bytes], hints: 
     """
     copied, seen = Copied(), set[bytes]()
     try:
-        descriptor = os.open(source / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(source / "data.mdb")
     except OSError:
         return copied
     try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import CacheDamagedError
-from latentcache.store.durable import READ_ONLY
+from latentcache.store.durable import READ_ONLY, open_file
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
 
@@ -43,7 +43,7 @@ class Pin:
 
     def __init__(self, manifest: Path) -> None:
         self.manifest, self._descriptor = manifest, -1
-        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(manifest)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,11 +180,11 @@ def _started(pid: int) -> str:
 def _open_for_locking(manifest: Path) -> int:
     """For writing where that is allowed: over a network only that takes an exclusive lock."""
     try:
-        return os.open(manifest, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(manifest, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in READ_ONLY:
             raise
-        return os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(manifest, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _is_still_there(descriptor: int, path: Path) -> bool:

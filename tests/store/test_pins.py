@@ -156,3 +156,10 @@ def test_a_forked_child_goes_on_holding(layout):
     assert not free(layout)  # the parent has closed its own
     process.communicate(b"end\n")
     assert free(layout)
+
+
+def test_a_pipe_in_the_place_of_the_manifest_is_damage_and_no_wait(layout):
+    manifest(layout).unlink()
+    os.mkfifo(manifest(layout))
+    with pytest.raises(CacheDamagedError):
+        open_pinned(layout.root)
