@@ -25,7 +25,7 @@ from disk_model import Disk
 
 from latentcache import failpoint
 
-_FOREIGN = {"collect-delete", "repair-delete"}  # not passed by a build
+_FOREIGN = {"collect-delete", "repair-delete", "scan-shard"}  # not passed by a build
 #: Exit status where this machine does not let a process be traced.
 CANNOT = 77
 _HISTORIES = ("whole", "resumed 1", "resumed 2", "added")

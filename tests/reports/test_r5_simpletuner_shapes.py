@@ -139,7 +139,7 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     def nearest_64(size, _):
         return type("Placed", (), {"bucket": WIDE if size.width >= 1088 + 1 else NARROW})
 
-    monkeypatch.setattr("latentcache.verify.sources.place", nearest_64)
+    monkeypatch.setattr("latentcache.verify.placements.place", nearest_64)
     report = verify_cache(built / "cache")
     moved = {
         f"w{w}.png" for w in WIDTHS if place(Size(704, w), table).bucket != nearest_64(Size(704, w), None).bucket
