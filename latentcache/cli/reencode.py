@@ -39,6 +39,13 @@ def opened(reencode: int | None, settings: RecipeSettings, device: str) -> Abstr
     return Reencoder(model=settings.model, config=settings.model_config, device_name=device)
 
 
+def with_flags(fix: str, words: str, device: str) -> str:
+    """A check and a build that find the same model, on the same device: both commands, with what was said of it."""
+    said = [part for part in (words, "" if device == "auto" else f"--device {device}") if part]
+    check, between, build = fix.partition("; latentcache build ")
+    return f"{' '.join([check, *said])}{between}{' '.join([build, *said])}"
+
+
 def as_json(found: Reencoded | None) -> dict[str, Any] | None:
     """The JSON form."""
     if found is None:

@@ -91,16 +91,15 @@ def verify(
     requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
     repaired = None
     run = reports.Run(command="verify", cache=cache, wanted=report_to)
-    selection = None if sample is None else parse_selection(sample, seed)
-    depth = Depth(
-        full=full or repair,
-        selection=selection,
-        max_duration_s=max_duration,
-        untrusted=untrusted,
-        reencode=reencode or 0,
-        seed=seed,
-    )
     try:
+        depth = Depth(
+            full=full or repair,
+            selection=None if sample is None else parse_selection(sample, seed),
+            max_duration_s=max_duration,
+            untrusted=untrusted,
+            reencode=reencode or 0,
+            seed=seed,
+        )
         with reencoding.opened(reencode, recipe, device) as encoder:
             look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
             if repair:
@@ -112,7 +111,7 @@ def verify(
         known = as_known(error)
         run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
         raise
-    findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
+    findings = [_with_flags(finding, flags.as_words(recipe), device) for finding in report.findings]
     allowed = report.allow_failed if allow_failed is None else allow_failed
     exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
     payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
@@ -144,8 +143,10 @@ def _same_pixels(data: bytes, recipe: Recipe, size: Size, wanted: Sequence[tuple
     return same_pixels(data, recipe, size, wanted)
 
 
-def _with_flags(finding: Finding, words: str) -> Finding:
-    """A build without the flags that were asked for would not mend what they make stale."""
+def _with_flags(finding: Finding, words: str, device: str) -> Finding:
+    """A build without the flags that were asked for would not mend what they make stale, or not find the model."""
+    if finding.category == "drift":
+        return replace(finding, fix=reencoding.with_flags(finding.fix, words, device))
     needs_flags = finding.reason.startswith("recipe:") and words
     return replace(finding, fix=f"{finding.fix} {words}") if needs_flags else finding
 

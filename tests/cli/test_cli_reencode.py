@@ -1,6 +1,11 @@
 import pytest
 from small_cache import build, draw_four
 
+from latentcache.cli.reencode import with_flags
+from latentcache.encoders.protocol import EncodedBatch
+from latentcache.encoders.stub import StubEncoder
+from latentcache.pipeline import reencode as reencode_module
+
 KEYS = {
     "asked", "seed", "samples", "entries", "drifted", "device", "largest", "mean", "tolerance", "confidence",
 }  # fmt: skip
@@ -31,6 +36,30 @@ def test_with_repair(run, cache):
     done = run("verify", cache, "--reencode", "300", "--repair", "--yes", "--json")
     assert (done.status, done.json["mode"], done.json["repair"]["done"]) == (0, "full", False)
     assert done.json["reencode"]["samples"] == 4
+
+
+def test_the_mending_commands_find_the_model():
+    fix = "latentcache verify c --reencode 3 --seed 0 --repair --yes; latentcache build d --out c"
+    assert with_flags(fix, "", "auto") == fix
+    check, build = with_flags(fix, "--model m", "cpu").split("; ")
+    assert check == "latentcache verify c --reencode 3 --seed 0 --repair --yes --model m --device cpu"
+    assert build == "latentcache build d --out c --model m --device cpu"
+
+
+def test_drift_is_shown_with_its_command(run, cache, data):
+    class Other(StubEncoder):
+        def encode(self, pixels, *, precise=False):
+            encoded = super().encode(pixels, precise=precise)
+            return EncodedBatch(latents=-encoded.latents, finite=encoded.finite)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reencode_module, "open_encoder", lambda description, **_: Other())
+        done = run("verify", cache, "--reencode", "2", "--device", "cpu", "--json")
+    assert (done.status, done.json["counts"]["drift"], done.json["counts"]["ok"]) == (1, 2, 2)
+    assert (done.json["reencode"]["drifted"], done.json["reencode"]["confidence"]) == (2, "")
+    fixes = {item["fix"] for item in done.json["items"]}
+    flags = "--reencode 2 --seed 0 --repair --yes --device cpu"
+    assert fixes == {f"latentcache verify {cache} {flags}; latentcache build {data} --out {cache} --device cpu"}
 
 
 @pytest.mark.parametrize(
