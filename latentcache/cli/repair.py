@@ -14,7 +14,9 @@ from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
     from latentcache.recipe import Recipe
+    from latentcache.verify.drift import Reencode
     from latentcache.verify.repair import RepairPlan, RepairReport
+    from latentcache.verify.selection import Depth
 
 
 def check_flags(*, repair: bool, yes: bool, drop_stale: bool, whole: bool = True) -> None:
@@ -45,6 +47,8 @@ def repaired(
     *,
     data: Path | None,
     requested: Recipe | Callable[[Recipe], Recipe] | None,
+    depth: Depth | None = None,
+    reencode: Reencode | None = None,
     drop_stale: bool,
     yes: bool,
 ) -> RepairReport:
@@ -55,7 +59,15 @@ def repaired(
         _show_plan(plan)
         return yes or typer.confirm("Remove them?", err=True)
 
-    report = repair_cache(cache, data=data, requested=requested, drop_stale=drop_stale, confirm=confirm)
+    report = repair_cache(
+        cache,
+        data=data,
+        requested=requested,
+        drop_stale=drop_stale,
+        depth=depth,
+        reencode=reencode,
+        confirm=confirm,
+    )
     _show_result(report)
     return report
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from latentcache.cli import console, flags, reports
+from latentcache.cli import reencode as reencoding
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
 from latentcache.cli.failures import as_known
@@ -64,6 +65,17 @@ def verify(
         float | None,
         typer.Option("--max-duration", metavar="SECONDS", min=0, help="Stop reading then.", show_default=False),
     ] = None,
+    reencode: Annotated[
+        int | None,
+        typer.Option(
+            "--reencode",
+            metavar="N",
+            min=1,
+            help="Encode N samples again and compare (needs the model).",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="Of --reencode: auto|cpu|cuda|cuda:N")] = "auto",
     untrusted: Annotated[
         bool, typer.Option("--untrusted", help="The cache is from elsewhere: believe nothing, follow nothing.")
     ] = False,
@@ -72,6 +84,7 @@ def verify(
     from latentcache.verify.run import verify_cache
     from latentcache.verify.selection import Depth, parse_selection
 
+    reencoding.check_flags(reencode, device=device, untrusted=untrusted)
     flags.checked_allowed(allow_failed)
     whole = sample is None and max_duration is None and not untrusted
     repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
@@ -79,18 +92,26 @@ def verify(
     repaired = None
     run = reports.Run(command="verify", cache=cache, wanted=report_to)
     try:
-        if repair:
-            repaired = repairing.repaired(cache, data=data, requested=requested, drop_stale=drop_stale, yes=yes)
-            report = repaired.plan.report
-        else:
-            selection = None if sample is None else parse_selection(sample, seed)
-            depth = Depth(full=full, selection=selection, max_duration_s=max_duration, untrusted=untrusted)
-            report = verify_cache(cache, data=data, requested=requested, depth=depth, same_pixels=_same_pixels)
+        depth = Depth(
+            full=full or repair,
+            selection=None if sample is None else parse_selection(sample, seed),
+            max_duration_s=max_duration,
+            untrusted=untrusted,
+            reencode=reencode or 0,
+            seed=seed,
+        )
+        with reencoding.opened(reencode, recipe, device) as encoder:
+            look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
+            if repair:
+                repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes)
+                report = repaired.plan.report
+            else:
+                report = verify_cache(cache, **look, same_pixels=_same_pixels)
     except BaseException as error:
         known = as_known(error)
         run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
         raise
-    findings = [_with_flags(finding, flags.as_words(recipe)) for finding in report.findings]
+    findings = [_with_flags(finding, flags.as_words(recipe), device) for finding in report.findings]
     allowed = report.allow_failed if allow_failed is None else allow_failed
     exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
     payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
@@ -122,8 +143,10 @@ def _same_pixels(data: bytes, recipe: Recipe, size: Size, wanted: Sequence[tuple
     return same_pixels(data, recipe, size, wanted)
 
 
-def _with_flags(finding: Finding, words: str) -> Finding:
-    """A build without the flags that were asked for would not mend what they make stale."""
+def _with_flags(finding: Finding, words: str, device: str) -> Finding:
+    """A build without the flags that were asked for would not mend what they make stale, or not find the model."""
+    if finding.category == "drift":
+        return replace(finding, fix=reencoding.with_flags(finding.fix, words, device))
     needs_flags = finding.reason.startswith("recipe:") and words
     return replace(finding, fix=f"{finding.fix} {words}") if needs_flags else finding
 
@@ -142,6 +165,7 @@ def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> 
         "checked": dict(report.checked),
         "not_looked_at": report.not_looked_at,
         "confidence": report.confidence,
+        "reencode": reencoding.as_json(report.reencoded),
         "recipe_diff": [
             {"field": name, "cached": cached, "requested": asked} for name, cached, asked in report.recipe_diff
         ],
@@ -171,6 +195,8 @@ def _show(report: VerifyReport, findings: Sequence[Finding]) -> None:
         out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
     if report.confidence:
         out(report.confidence)
+    for line in reencoding.lines(report.reencoded):
+        out(line)
     if report.building:
         out("a build has been started here and has not ended: this is the generation before it")
     fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)

@@ -72,6 +72,11 @@ class DemoEncoder:
         """What this encoder is."""
         return self._spec
 
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return "cpu"
+
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
         """(B, H, W, 3) as (B, 16, H/8, W/8). ``precise`` changes nothing: the arithmetic is exact."""
         batch, height, width, _ = pixels.shape

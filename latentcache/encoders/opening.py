@@ -7,12 +7,15 @@ fixed picture, so a model that gives nothing usable is an error before the first
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.encoders.demo import DemoEncoder
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.storage import from_bfloat16
 from latentcache.encoders.stub import StubEncoder
 from latentcache.errors import EncoderError
 
@@ -69,6 +72,29 @@ def check_encoder(encoder: Encoder) -> None:
             why="the weights are all zero, or not those of this class",
             fix="download the weights again",
         )
+
+
+def noise_floor(encoder: Encoder) -> tuple[float, float]:
+    """How far the latents of the fixed picture, encoded alone, lie from those it has among two others.
+
+    Returns:
+        The largest and the mean difference, as parts of the latents' standard deviation.
+
+    Raises:
+        DeviceError: The device failed.
+        DeviceMemoryError: Three small pictures do not fit into its memory.
+    """
+    picture = sample_picture(math.lcm(_STEP, encoder.spec.multiple))
+    together = np.concatenate([picture, picture[:, ::-1], picture[:, :, ::-1]])
+    pair = [_means(encoder, encoder.encode(pixels).latents[0]) for pixels in (picture, together)]
+    apart, scale = np.abs(pair[0] - pair[1]), float(pair[0].std())
+    return float(apart.max()) / scale, float(apart.mean()) / scale
+
+
+def _means(encoder: Encoder, latents: NDArray[Any]) -> NDArray[np.float32]:
+    """The latent itself, or the means of its moments, as floats."""
+    floats = from_bfloat16(latents) if latents.dtype == np.uint16 else latents.astype(np.float32)
+    return floats[: encoder.spec.channels]
 
 
 def sample_picture(side: int) -> Pixels:

@@ -37,6 +37,10 @@ class Encoder(Protocol):
     def spec(self) -> EncoderSpec:
         """What this encoder is."""
 
+    @property
+    def device(self) -> str:
+        """Where it runs: ``cpu``, or the kind and the name of a device. Others may round otherwise."""
+
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
         """Encode one batch of pictures of one size."""
 

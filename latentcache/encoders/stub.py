@@ -57,6 +57,11 @@ class StubEncoder:
         """What this encoder is."""
         return self._spec
 
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return "cpu"
+
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments. ``precise`` changes nothing."""
         batch, height, width, colours = pixels.shape

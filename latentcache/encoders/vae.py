@@ -93,6 +93,13 @@ class VaeEncoder:
         """What this encoder is."""
         return self._description.spec
 
+    @property
+    def device(self) -> str:
+        """Where it runs, with the name of the card where it is one."""
+        if self._device.type != "cuda":
+            return self._device.type
+        return f"cuda {torch.cuda.get_device_name(self._device)}"
+
     def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
         """Encode (B, H, W, 3) to raw latents (B, C, H/f, W/f), or to moments (B, 2C, H/f, W/f).
 

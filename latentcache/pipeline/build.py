@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.encoders.opening import check_encoder, open_encoder
@@ -20,6 +21,7 @@ from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
+from latentcache.pipeline.calibrate import known_noise, measured_noise
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
@@ -68,6 +70,7 @@ class _Build:
     stop: StopSignal
     layout: CacheLayout
     started: float = field(default_factory=time.monotonic)
+    noise: dict[str, Any] = field(default_factory=dict)
 
     def plan(self, locks: ExitStack) -> tuple[Scan, Recipe, ModelDescription, Before]:
         """Take the lock, then look at everything that can refuse the build, before a picture is decoded."""
@@ -88,6 +91,7 @@ class _Build:
             cached_config=before.model_config,
             has_cuda=has_cuda,
         )
+        self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
 
     def take_lock(self, locks: ExitStack) -> None:
@@ -225,7 +229,7 @@ class _Build:
                 catalog=catalog,
                 pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
                 writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
-                open_encoder=_encoder_opener(description, settings),
+                open_encoder=lambda: self.opened(description),
                 batch_size=settings.batch_size or DEFAULT_BATCH,
                 stop=self.stop,
                 progress=progress,
@@ -236,6 +240,14 @@ class _Build:
         if self.stop.requested:
             raise self.stop.error()
         return result
+
+    def opened(self, description: ModelDescription) -> Encoder:
+        """The encoder; a real model has encoded a test picture, so that it works and its noise is known."""
+        encoder = open_encoder(description, device=self.settings.device, fold=self.settings.fold)
+        if description.kind == "diffusers":
+            check_encoder(encoder)
+            self.noise = measured_noise(encoder, self.noise)
+        return encoder
 
     def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
         """Write the next generation."""
@@ -248,7 +260,7 @@ class _Build:
             shards=draft.shards,
             refused=[refusal_json(item) for item in draft.refused],
             notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold)
+            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold, noise=self.noise)
             | {"allow_failed": self.settings.allow_failed},
         )
 
@@ -285,15 +297,3 @@ def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
         return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
 
     return make
-
-
-def _encoder_opener(description: ModelDescription, settings: BuildSettings) -> Callable[[], Encoder]:
-    """Opens the encoder and, where it is a real model, has it encode one test picture first."""
-
-    def opened() -> Encoder:
-        encoder = open_encoder(description, device=settings.device, fold=settings.fold)
-        if description.kind == "diffusers":
-            check_encoder(encoder)
-        return encoder
-
-    return opened

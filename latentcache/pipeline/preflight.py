@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -188,8 +189,15 @@ def default_threads() -> int:
     return max(len(os.sched_getaffinity(0)) - 1, 2)
 
 
-def source_facts(found: Scan, description: ModelDescription, cache: Path, *, fold: bool = True) -> dict[str, Any]:
-    """What the manifest says of where the entries come from."""
+def source_facts(
+    found: Scan,
+    description: ModelDescription,
+    cache: Path,
+    *,
+    fold: bool = True,
+    noise: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What the manifest says of where the entries come from; ``noise`` is that of ``calibrate``."""
     root = found.root.resolve()
     relative = os.path.relpath(root, cache.resolve())
     return {
@@ -199,6 +207,7 @@ def source_facts(found: Scan, description: ModelDescription, cache: Path, *, fol
             **provenance(model_name(description)),
             "model_config": model_config(description),
             "fold": fold,
+            **(noise or {}),
         },
     }
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from latentcache.recipe import Recipe, differences
 
 CATEGORIES = (
     "corrupt",
@@ -62,6 +66,38 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """What is still noise, in std."""
+
+    largest: float
+    mean: float
+
+    def __str__(self) -> str:
+        return f"at most {self.largest:.2g} std, {self.mean:.2g} on average"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reencoded:
+    """What encoding again came to."""
+
+    samples: int = 0
+    """Encoded again, all their entries."""
+    entries: int = 0
+    asked: int = 0
+    seed: int = 0
+    drifted: int = 0
+    """Entries."""
+    device: str = ""
+    largest: float = 0.0
+    """Largest difference of all, in std."""
+    mean: float = 0.0
+    """Largest mean difference of an entry, in std."""
+    tolerance: Tolerance
+    confidence: str = ""
+    """What clean samples say of all; empty where one was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
     """What a verification found."""
 
@@ -85,6 +121,8 @@ class VerifyReport:
     """Fields in which the cache differs from what was asked for: name, in the cache, asked for."""
     confidence: str = ""
     """What the samples that were drawn say of all."""
+    reencoded: Reencoded | None = None
+    """What encoding again came to, where it was asked for."""
     recipe_id: str = ""
     """Of the generation, in hex."""
     allow_failed: str = "0"
@@ -118,3 +156,40 @@ def spoken(value: Any) -> str:
 def worst(findings: Sequence[Finding]) -> Finding | None:
     """The finding that decides a sample's category."""
     return min(findings, key=lambda finding: CATEGORIES.index(finding.category), default=None)
+
+
+def recipe_findings(cached: Recipe, requested: Recipe | None) -> list[tuple[str, dict[str, str]]]:
+    """One entry per field that differs: reason, and both sides. What was asked for comes before what it replaces."""
+    if requested is None:
+        return []
+    rows = sorted(differences(cached, requested), key=lambda row: row[2] in (None, [], ()))
+    return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
+
+
+def mender(cache: Path, data: Path, reencode: str = "") -> Callable[[Finding], str]:
+    """Gives the command that mends a finding. A build looks at no payload, so damaged ones are taken out before it.
+
+    Args:
+        cache: The cache.
+        data: Its data folder.
+        reencode: The flags that encode the same samples again.
+    """
+    folder = shlex.quote(str(cache))
+    build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
+
+    def command(finding: Finding) -> str:
+        if finding.category == "unverifiable" and finding.reason == "shard":
+            return f"latentcache verify {folder} --full"
+        if finding.category == "unverifiable" and finding.reason == "not-encoded":
+            return f"latentcache verify {folder}{reencode} --device cpu"
+        if finding.category == "unverifiable":
+            return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
+        if finding.category == "orphan":
+            return f"latentcache gc {folder} --apply"
+        if finding.category == "drift":
+            return f"latentcache verify {folder}{reencode} --repair --yes; {build}"
+        if finding.category != "corrupt" or finding.reason == "shard":
+            return build
+        return f"latentcache verify {folder} --repair --yes; {build}"
+
+    return command

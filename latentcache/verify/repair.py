@@ -1,7 +1,7 @@
 """``repair_cache``: takes what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: nothing is removed but what a full verification calls corrupt, and, where it is asked for, what is stale;
-no entry is changed, nothing is encoded, sources are not touched. Damaged shards are copied entry by entry, as far as
+Guarantee: nothing is removed but what a full verification calls corrupt, and, where asked for, what is stale or has
+drifted; no entry is changed, sources are not touched. Damaged shards are copied entry by entry, as far as
 they are whole, and retired; readers of the generation before go on. Killed at any point, the cache is the old one or
 the new one, and the same command goes on. Cost: a full verification, and a copy of every damaged shard.
 """
@@ -30,8 +30,10 @@ from latentcache.store.lock import builder_lock
 from latentcache.store.retire import moved, republish, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage
 from latentcache.store.variants import in_pairs
+from latentcache.verify.drift import Reencode
 from latentcache.verify.findings import Finding, VerifyReport
 from latentcache.verify.run import verify_cache
+from latentcache.verify.selection import Depth
 
 #: Reasons of ``corrupt`` that condemn a shard and not yet its entries: those are looked at one by one.
 _OF_SHARDS = frozenset({"shard", "pages"})
@@ -88,6 +90,8 @@ def repair_cache(
     data: Path | None = None,
     requested: Recipe | Callable[[Recipe], Recipe] | None = None,
     drop_stale: bool = False,
+    depth: Depth | None = None,
+    reencode: Reencode | None = None,
     confirm: Callable[[RepairPlan], bool],
 ) -> RepairReport:
     """Verify everything, then take out what is corrupt.
@@ -97,6 +101,8 @@ def repair_cache(
         data: The data folder, where it is not the recorded one.
         requested: As for :func:`verify_cache`; what differs from it is reported and kept.
         drop_stale: Take out entries whose source or geometry is no longer the same, too.
+        depth: A full one, that may ask for samples to be encoded again; what has drifted is then taken out, too.
+        reencode: As for :func:`verify_cache`.
         confirm: Shown the plan, where there is anything to do; False leaves all as it is.
 
     Raises:
@@ -111,7 +117,9 @@ def repair_cache(
     layout = CacheLayout(cache)
     layout.current_generation()  # no lock is left in a folder that is no cache
     with builder_lock(layout.lock):
-        report = verify_cache(cache, data=data, requested=requested, full=True)
+        report = verify_cache(
+            cache, data=data, requested=requested, depth=depth or Depth(full=True), reencode=reencode
+        )
         generation = load_generation(cache, report.generation)
         plan = _plan(generation, report, drop_stale=drop_stale)
         if not plan.needed or not confirm(plan):
@@ -120,7 +128,7 @@ def repair_cache(
 
 
 def _plan(generation: Generation, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
-    corrupt = [f for f in (*report.damage, *report.findings) if f.category == "corrupt"]
+    corrupt = [f for f in (*report.damage, *report.findings) if f.category in ("corrupt", "drift")]
     named = {finding.file.split("/")[1] for finding in corrupt if finding.file.startswith("shards/")}
     condemned = {finding.key: finding.reason for finding in corrupt if finding.reason not in _OF_SHARDS}
     reasons = dict(_rows_of_keys(generation, condemned))
@@ -201,7 +209,7 @@ def _saved(
     layout: CacheLayout, generation: Generation, plan: RepairPlan
 ) -> tuple[tuple[Salvaged, ...], dict[int, Located]]:
     """Copy what is whole of the damaged shards; gives what became of them, and the new place of each row."""
-    wrong = {bytes.fromhex(finding.key) for finding in plan.report.damage if finding.reason == "non-finite"}
+    wrong = {bytes.fromhex(finding.key) for finding in plan.report.damage if _is_whole_and_wrong(finding)}
     rows = _rows_in(generation, plan.shards)
     elsewhere = _elsewhere(layout, generation, rows, plan.shards)
     skip = wrong | elsewhere.keys()
@@ -216,6 +224,11 @@ def _saved(
         if found is not None and found.header.shape == _shape_of(generation, row):
             placed[row] = found
     return salvaged, placed
+
+
+def _is_whole_and_wrong(finding: Finding) -> bool:
+    """Whether its checksum would let an entry through that must not be kept."""
+    return finding.reason == "non-finite" or finding.category == "drift"
 
 
 def _rows_in(generation: Generation, shards: Sequence[str]) -> list[int]:

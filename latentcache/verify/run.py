@@ -19,20 +19,29 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, EmptySourceError, SourceNotFoundError
+from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
-from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Scan
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
 from latentcache.verify.child import Limits
 from latentcache.verify.deep import Deep, read_payloads
+from latentcache.verify.drift import Encoding, Reencode, fine_samples, with_model
 from latentcache.verify.entries import Checked, check_entries
 from latentcache.verify.files import SamePixels
-from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, spoken, worst
+from latentcache.verify.findings import (
+    PROBLEMS,
+    Finding,
+    Reencoded,
+    VerifyReport,
+    count,
+    mender,
+    recipe_findings,
+    worst,
+)
 from latentcache.verify.selection import Deadline, Depth, confidence
-from latentcache.verify.sources import SourcesChecked, check_sources
+from latentcache.verify.sources import SourcesChecked, check_sources, scan_now
 from latentcache.verify.untrusted import check_foreign
 
 
@@ -44,6 +53,7 @@ def verify_cache(
     full: bool = False,
     depth: Depth | None = None,
     same_pixels: SamePixels | None = None,
+    reencode: Reencode | None = None,
 ) -> VerifyReport:
     """Check a cache against its sources and against itself.
 
@@ -55,14 +65,18 @@ def verify_cache(
         full: Read every payload and every source; short for a ``depth`` that says so.
         depth: How much to look at.
         same_pixels: Tells a metadata edit from a change of pixels; without it other bytes are only other bytes.
+        reencode: Encodes what ``depth.reencode`` asks for.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
         SourceNotFoundError: The data folder is gone; say where it is with ``data``.
+        EncoderError: The model that is to encode again is not at hand, or cannot be used.
+        DeviceError: Its device failed, or is not there.
     """
-    look = _Look(cache=cache, depth=depth or Depth(full=full), requested=requested, same_pixels=same_pixels)
+    depth = depth or Depth(full=full)
+    look = _Look(cache=cache, depth=depth, requested=requested, same_pixels=same_pixels, reencode=reencode)
     return look(data)
 
 
@@ -74,6 +88,7 @@ class _Look:
     depth: Depth
     requested: Recipe | Callable[[Recipe], Recipe] | None
     same_pixels: SamePixels | None
+    reencode: Reencode | None
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self, data: Path | None) -> VerifyReport:
@@ -83,8 +98,10 @@ class _Look:
         limits = check_foreign(layout) if self.depth.untrusted else None
         generation = _load(self.cache)
         asked = self.requested(generation.recipe) if callable(self.requested) else self.requested
+        if self.reencode is not None:
+            asked = with_model(generation, asked, self.reencode)
         # A stranger does not say which folder of ours is looked at.
-        found = None if self.depth.untrusted and data is None else _scan(data or find_data(self.cache, generation))
+        found = None if self.depth.untrusted and data is None else scan_now(data or find_data(self.cache, generation))
         names = generation.samples.names
         chosen = np.ones(len(names), dtype=np.bool_)
         if self.depth.selection is not None:
@@ -99,7 +116,20 @@ class _Look:
             except BaseException:
                 deadline.cancel()
                 raise
-        return self._report(layout, generation, asked, found, chosen, entries, sources, deep)
+        again = None
+        if self.reencode is not None and found is not None:
+            looked, same_recipe = _looked(generation, chosen, sources, deep), asked in (None, generation.recipe)
+            encoding = Encoding(
+                layout=layout,
+                generation=generation,
+                root=found.root,
+                checked=entries,
+                sources=sources,
+                reencode=self.reencode,
+            )
+            fine = fine_samples(looked, entries, sources, same_recipe=same_recipe)
+            again = encoding(fine, self.depth.reencode, self.depth.seed, deadline)
+        return self._report(layout, generation, asked, found, chosen, entries, sources, deep, again)
 
     def _sources(
         self, generation: Generation, found: Scan | None, chosen: NDArray[np.bool_], deadline: Deadline
@@ -149,14 +179,14 @@ class _Look:
         entries: Checked,
         sources: SourcesChecked,
         deep: Deep,
+        again: Reencoded | None,
     ) -> VerifyReport:
-        looked = chosen.copy()
-        looked[generation.rows.sample[~deep.read]] = False
-        looked[sources.unasked] = False
+        looked = _looked(generation, chosen, sources, deep)
         own = self._by_sample(generation, asked, chosen, looked, entries, sources)
         looked[list(own)] = True
         findings = [*own.values(), *sources.others, *entries.loose, *_provenance(generation)]
-        fix = _mend(self.cache, found.root if found is not None else Path("DATA"))
+        flags = f" --reencode {self.depth.reencode} --seed {self.depth.seed}"
+        fix = mender(self.cache, found.root if found is not None else Path("DATA"), flags)
         total, seen = len(looked), int(looked.sum())
         problems = any(finding.category in PROBLEMS for finding in own.values())
         drawn = self.depth.selection is not None or self.depth.max_duration_s is not None
@@ -177,10 +207,12 @@ class _Look:
                 "payload_bytes": deep.payload_bytes,
                 "sources_stat": sources.stats,
                 "sources_hashed": sources.hashed,
+                "reencoded": again.samples if again is not None else 0,
             },
             recipe_id=generation.recipe.recipe_id.hex(),
             allow_failed=generation.allow_failed,
             damage=tuple(chain.from_iterable(entries.damage.values())),
+            reencoded=again,
             confidence=confidence(seen, total) if self.depth.reads and drawn and seen and not problems else "",
         )
 
@@ -194,7 +226,7 @@ class _Look:
         sources: SourcesChecked,
     ) -> dict[int, Finding]:
         """What each sample comes to that is not fine; of one not looked at whole, only what must be mended."""
-        recipe = _recipe_findings(generation, asked)[:1]
+        recipe = recipe_findings(generation.recipe, asked)[:1]
         numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
         decided: dict[int, Finding] = {}
         for number in numbers:
@@ -206,6 +238,16 @@ class _Look:
             if finding is not None and (looked[number] or finding.category in PROBLEMS):
                 decided[number] = finding
         return decided
+
+
+def _looked(
+    generation: Generation, chosen: NDArray[np.bool_], sources: SourcesChecked, deep: Deep
+) -> NDArray[np.bool_]:
+    """(S,) the samples of which all is known that was asked for."""
+    looked = chosen.copy()
+    looked[generation.rows.sample[~deep.read]] = False
+    looked[sources.unasked] = False
+    return looked
 
 
 def find_data(cache: Path, generation: Generation) -> Path:
@@ -236,41 +278,6 @@ def _load(cache: Path) -> Generation:
             current = shlex.quote(str(cache / "CURRENT"))
             error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
         raise
-
-
-def _scan(data: Path) -> Scan:
-    """The data folder as it is; an empty one is a scan without samples, not an error."""
-    try:
-        return scan(data)
-    except EmptySourceError:
-        return Scan(root=data, samples=())
-
-
-def _recipe_findings(generation: Generation, requested: Recipe | None) -> list[tuple[str, dict[str, str]]]:
-    """One entry per field that differs: reason, and both sides. What was asked for comes before what it replaces."""
-    if requested is None:
-        return []
-    rows = sorted(differences(generation.recipe, requested), key=lambda row: row[2] in (None, [], ()))
-    return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
-
-
-def _mend(cache: Path, data: Path) -> Callable[[Finding], str]:
-    """The command that mends a finding. A build looks at no payload, so damaged ones are taken out before it."""
-    folder = shlex.quote(str(cache))
-    build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
-
-    def command(finding: Finding) -> str:
-        if finding.category == "unverifiable" and finding.reason == "shard":
-            return f"latentcache verify {folder} --full"
-        if finding.category == "unverifiable":
-            return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
-        if finding.category == "orphan":
-            return f"latentcache gc {folder} --apply"
-        if finding.category != "corrupt" or finding.reason == "shard":
-            return build
-        return f"latentcache verify {folder} --repair --yes; {build}"
-
-    return command
 
 
 def _provenance(generation: Generation) -> list[Finding]:

@@ -64,6 +64,10 @@ class Depth:
     """Read payloads in a process of its own, so that a shard cannot end this one."""
     untrusted: bool = False
     """The cache is from elsewhere: believe nothing of it, see ``verify.untrusted``."""
+    reencode: int = 0
+    """How many samples to encode again, by who is asked to."""
+    seed: int = 0
+    """Of the samples that are encoded again."""
 
     @property
     def mode(self) -> str:

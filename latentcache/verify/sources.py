@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UnusableSampleError
+from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.identity.stat import RACY_NS
 from latentcache.sources.reading import read_source
+from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
 from latentcache.store.generation import Generation, unpack_memo
 from latentcache.verify.files import UNREADABLE, FileCheck, Question, SamePixels, removed, unusable_now
@@ -85,6 +86,14 @@ def check_sources(
     return SourcesChecked(
         by_sample=by_sample, others=others, unasked=unasked, stats=len(present), hashed=check.hashed
     )
+
+
+def scan_now(data: Path) -> Scan:
+    """The data folder as it is; an empty one is a scan without samples, not an error."""
+    try:
+        return scan(data)
+    except EmptySourceError:
+        return Scan(root=data, samples=())
 
 
 def _places(names: Sequence[str], columns: SampleColumns) -> NDArray[np.intp]:

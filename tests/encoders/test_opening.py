@@ -11,7 +11,7 @@ from made_weights import rewrite
 
 from latentcache.encoders.demo import DemoEncoder
 from latentcache.encoders.describe import describe_model
-from latentcache.encoders.opening import check_encoder, open_encoder, sample_picture
+from latentcache.encoders.opening import check_encoder, noise_floor, open_encoder, sample_picture
 from latentcache.encoders.protocol import EncodedBatch
 from latentcache.encoders.stub import StubEncoder, stub_spec
 from latentcache.encoders.vae import VaeEncoder
@@ -121,3 +121,32 @@ def test_weights_of_zeros_are_found_by_the_preflight(copied):
     rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
     with pytest.raises(EncoderError, match="gives the same latent for every part of a picture"):
         check_encoder(opened(model.folder))
+
+
+@pytest.mark.parametrize(("model", "_"), MODELS)
+def test_exact_encoders_have_no_noise(model, _):
+    assert noise_floor(opened(model)) == (0.0, 0.0)
+    assert opened(model).device == "cpu"
+
+
+def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
+    encoder = opened(tiny("AutoencoderKL"), posterior="moments", storage_dtype="bfloat16")
+    largest, mean = noise_floor(encoder)
+    assert 0 <= mean <= largest < 0.05
+    assert encoder.device == "cpu"
+
+
+class Unsteady(StubEncoder):
+    """Adds one to a value of the first picture of a batch that is not alone."""
+
+    def encode(self, pixels, *, precise=False):
+        encoded = super().encode(pixels, precise=precise)
+        encoded.latents[0, 0, 0, 0] += len(pixels) > 1
+        return encoded
+
+
+def test_noise_is_measured_in_std():
+    alone = StubEncoder(storage_dtype="float32").encode(sample_picture(64)).latents
+    largest, mean = noise_floor(Unsteady(storage_dtype="float32"))
+    assert largest == pytest.approx(1 / alone.std(), rel=1e-5)
+    assert mean == pytest.approx(largest / alone.size, rel=1e-5)

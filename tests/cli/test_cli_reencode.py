@@ -1,0 +1,94 @@
+import pytest
+from small_cache import build, draw_four
+
+from latentcache.cli.reencode import with_flags
+from latentcache.encoders.protocol import EncodedBatch
+from latentcache.encoders.stub import StubEncoder
+from latentcache.pipeline import reencode as reencode_module
+
+KEYS = {
+    "asked", "seed", "samples", "entries", "drifted", "device", "largest", "mean", "tolerance", "confidence",
+}  # fmt: skip
+
+
+def test_the_object(run, shared):
+    done = run("verify", shared[1], "--reencode", "3", "--seed", "4", "--json")
+    assert done.status == 0
+    found = done.json["reencode"]
+    assert set(found) == KEYS
+    assert (found["asked"], found["seed"], found["samples"], found["device"]) == (3, 4, 3, "cpu")
+    assert found["confidence"].startswith("3 clean: 95 % sure")
+    assert found["tolerance"] == {"largest": 0.1, "mean": 0.02}
+    assert done.json["checked"]["reencoded"] == 3
+    assert run("verify", shared[1], "--json").json["reencode"] is None
+
+
+def test_the_words(run, shared):
+    done = run("verify", shared[1], "--reencode", "300")
+    assert done.status == 0
+    assert (
+        "encoded again: 4 samples, 4 entries, up to 0 std apart, 0 on average (noise is at most 0.1 std" in done.out
+    )
+    assert "4 clean: that is all of them" in done.out
+
+
+def test_with_repair(run, cache):
+    done = run("verify", cache, "--reencode", "300", "--repair", "--yes", "--json")
+    assert (done.status, done.json["mode"], done.json["repair"]["done"]) == (0, "full", False)
+    assert done.json["reencode"]["samples"] == 4
+
+
+def test_the_mending_commands_find_the_model():
+    fix = "latentcache verify c --reencode 3 --seed 0 --repair --yes; latentcache build d --out c"
+    assert with_flags(fix, "", "auto") == fix
+    check, build = with_flags(fix, "--model m", "cpu").split("; ")
+    assert check == "latentcache verify c --reencode 3 --seed 0 --repair --yes --model m --device cpu"
+    assert build == "latentcache build d --out c --model m --device cpu"
+
+
+def test_drift_is_shown_with_its_command(run, cache, data):
+    class Other(StubEncoder):
+        def encode(self, pixels, *, precise=False):
+            encoded = super().encode(pixels, precise=precise)
+            return EncodedBatch(latents=-encoded.latents, finite=encoded.finite)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reencode_module, "open_encoder", lambda description, **_: Other())
+        done = run("verify", cache, "--reencode", "2", "--device", "cpu", "--json")
+    assert (done.status, done.json["counts"]["drift"], done.json["counts"]["ok"]) == (1, 2, 2)
+    assert (done.json["reencode"]["drifted"], done.json["reencode"]["confidence"]) == (2, "")
+    fixes = {item["fix"] for item in done.json["items"]}
+    flags = "--reencode 2 --seed 0 --repair --yes --device cpu"
+    assert fixes == {f"latentcache verify {cache} {flags}; latentcache build {data} --out {cache} --device cpu"}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--reencode", "3", "--untrusted"), ("--device", "cpu"), ("--reencode", "0")],
+    ids=" ".join,
+)
+def test_flags_that_cannot_be(run, shared, flags):
+    done = run("verify", shared[1], *flags, "--json")
+    assert done.status == 2
+    assert done.error["fix"]
+
+
+def test_a_model_that_is_gone(run, tmp_path):
+    from diffusers import AutoencoderKL
+
+    blocks = {"down_block_types": ("DownEncoderBlock2D",), "up_block_types": ("UpDecoderBlock2D",)}
+    model = AutoencoderKL(**blocks, block_out_channels=(8,), norm_num_groups=4)
+    model.save_pretrained(tmp_path / "model")
+    build(draw_four(tmp_path / "data"), tmp_path / "cache", model=str(tmp_path / "model"), device="cpu")
+    (tmp_path / "model").rename(tmp_path / "moved")
+    done = run("verify", tmp_path / "cache", "--reencode", "3", "--json")
+    assert (done.status, done.error["slug"]) == (2, "model-not-found")
+    done = run("verify", tmp_path / "cache", "--reencode", "3", "--model", tmp_path / "moved", "--device", "cpu")
+    assert done.status == 0
+    assert run("verify", tmp_path / "cache").status == 0
+
+
+def test_nothing_is_fine(run, shared):
+    done = run("verify", shared[1], "--reencode", "3", "--storage-dtype", "float32")
+    assert done.status == 1
+    assert "encoded again: nothing" in done.out
