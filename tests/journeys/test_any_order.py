@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from hypothesis import Phase, settings
@@ -26,7 +25,6 @@ from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.generation import load_generation
 from latentcache.store.inventory import stored_entries
 from latentcache.store.layout import CacheLayout
-from latentcache.verify import repair as repair_module
 from latentcache.verify.collect import collect
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.run import verify_cache
@@ -41,6 +39,11 @@ PASSED += ["result-received", "before-put", "after-put", "after-commit"]
 crashes = st.tuples(st.sampled_from(PASSED), st.integers(1, 4))
 #: Memory: what is tested is order, not the disk; power cuts have tests of their own.
 PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def repaired(cache, data):
+    """A repair that looks itself: in a process of its own, which is tested elsewhere, it takes ten times as long."""
+    return repair_cache(cache, data=data, depth=Depth(full=True, isolate=False), confirm=lambda plan: True)
 
 
 def killed(where, work):
@@ -61,8 +64,6 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(dir=PLACE))
-        # A check in a process of its own takes ten times as long; that it survives damage is tested elsewhere.
-        repair_module.verify_cache = partial(verify_cache, depth=Depth(full=True, isolate=False))
         self.data, self.cache = self.root / "data", self.root / "cache"
         self.files, self.captions, self.recipe = {}, {}, 0
         self.built, self.built_recipe, self.moved = None, None, set()
@@ -70,7 +71,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.readers = []
 
     def teardown(self):
-        repair_module.verify_cache = verify_cache
         shutil.rmtree(self.root)
 
     @initialize(content=contents)
@@ -177,9 +177,9 @@ class AnyOrder(RuleBasedStateMachine):
     def repair(self):
         """What is damaged is taken out, nothing else; the second time there is nothing to do."""
         before = {name for name, category in self.truth(full=True).items() if category == "corrupt"}
-        repaired = repair_cache(self.cache, data=self.data, confirm=lambda plan: True)
-        assert {removal.path for removal in repaired.removals} == before
-        assert not repair_cache(self.cache, data=self.data, confirm=lambda plan: True).done
+        done = repaired(self.cache, self.data)
+        assert {removal.path for removal in done.removals} == before
+        assert not repaired(self.cache, self.data).done
         self.lost |= before
         self.look_again()
 
@@ -187,7 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.built and self.damaged)
     def killed_repair(self, where):
         """A repair that dies: the cache is the old one or the new one, and a repair goes on."""
-        killed(where, lambda: repair_cache(self.cache, data=self.data, confirm=lambda plan: True))
+        killed(where, lambda: repaired(self.cache, self.data))
         if not load_generation(self.cache).complete:
             self.lost |= {name for name, category in self.truth(full=True).items() if category == "corrupt"}
         self.look_again()
