@@ -1,8 +1,9 @@
 """How long it takes to check a cache, and to find that a build has nothing to do.
 
 Makes caches with the store's own writer: many small entries with one real file each for the fast form and the second
-build, and payloads of 128 KiB for the full one. Each measure runs in a process of its own; rounds of the full form
-take turns with plain sequential reading and hashing of the same file. Prints Markdown tables. Cost: minutes.
+build, and payloads of 128 KiB for the full one. Each measure runs in a process of its own, none of which made the
+cache; rounds of the full form take turns with plain sequential reading and hashing of the same file. Prints Markdown
+tables. Cost: minutes; 1,000,000 entries are as many files, 5 GB of disk and a quarter of an hour.
 
     python tools/bench_verify.py [--entries 20000 100000] [--payloads 4000] [--rounds 5] [--json FILE]
 """
@@ -124,37 +125,43 @@ def make_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:
 
 
 def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Rates of the fast form, of its parts, and of a second build; MiB of memory at the peak."""
-    data, cache = make_cache(folder, count, 64)
+    """Rates of the fast form, of its parts, and of a second build; memory of a process that only checks."""
+    made = _alone("make", count, rounds, folder)
+    data, cache = Path(made["data"]), Path(made["cache"])
+    memory = _alone("memory", count, rounds, folder)
     layout, generation, found = CacheLayout(cache), load_generation(cache), scan(data)
-    small = _peak_mib()
     stages: dict[str, Callable[[], Any]] = {
         "fast verify": lambda: verify_cache(cache),
         "walk and stat": lambda: scan(data),
         "stat columns compared": lambda: check_sources(generation, found, full=False),
         "headers": lambda: check_entries(layout, generation),
+        "second build": lambda: build_cache(BuildSettings(data=data, out=cache, recipe=settings_of(64))),
     }
-    times: dict[str, list[float]] = {name: [] for name in (*stages, "second build")}
-    report = verify_cache(cache)
-    if report.counts["ok"] != count:
-        raise SystemExit(f"the made cache is not clean: {report.counts}")
+    times: dict[str, list[float]] = {name: [] for name in stages}
     for _ in range(rounds):
         for name, stage in stages.items():
             times[name].append(_seconds(stage))
-    peak = _peak_mib()
-    settings = BuildSettings(data=data, out=cache, recipe=settings_of(64))
-    for _ in range(rounds):
-        times["second build"].append(_seconds(lambda: build_cache(settings)))
     return {
         "entries": count,
         "rates": {name: count / statistics.median(found) for name, found in times.items()},
-        "mib_before": small,
-        "mib": peak,
+        **memory,
     }
 
 
+def measure_memory(count: int, folder: Path) -> dict[str, Any]:
+    """Peak memory in MiB of this process before and after one fast check of a cache that another process made."""
+    before = _peak_mib()
+    report = verify_cache(folder / "cache")
+    if report.counts["ok"] != count:
+        raise SystemExit(f"the made cache is not clean: {report.counts}")
+    return {"mib_before": before, "mib": _peak_mib()}
+
+
 def measure_full(payloads: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Bytes per second of payload checks, alone and with pages, beside plain reading and hashing in 1 MiB pieces."""
+    """Bytes per second of payload checks, alone and with pages, beside plain reading and hashing in 1 MiB pieces.
+
+    ``share`` is of wall time, ``work`` of processor time, which other work on the machine moves less.
+    """
     _, cache = make_cache(folder, payloads, 1024)
     layout, generation = CacheLayout(cache), load_generation(cache)
     file = layout.shards / generation.shards[0] / "data.mdb"
@@ -164,20 +171,28 @@ def measure_full(payloads: int, rounds: int, folder: Path) -> dict[str, Any]:
         "payloads and pages": lambda: list(scan_shards(layout, generation, [0])),
     }
     times: dict[str, list[float]] = {name: [] for name in stages}
+    work: dict[str, list[float]] = {name: [] for name in stages}
     for number in range(rounds + 1):
         for name, stage in stages.items():
+            before = time.process_time()
             taken = _seconds(stage)
             if number:  # the first round fills the page cache
                 times[name].append(taken)
+                work[name].append(time.process_time() - before)
     size = file.stat().st_size
-    plain = times["plain read and xxh3"]
     return {
         "bytes": size,
         "rates": {name: size / statistics.median(found) / 1e9 for name, found in times.items()},
-        "share": {
-            name: statistics.median(one / other for one, other in zip(plain, found, strict=True))
-            for name, found in times.items()
-        },
+        "share": _shares(times, "plain read and xxh3"),
+        "work": _shares(work, "plain read and xxh3"),
+    }
+
+
+def _shares(times: dict[str, list[float]], of: str) -> dict[str, float]:
+    """How quick each stage is as a share of one of them: median of the rounds' pairs."""
+    return {
+        name: statistics.median(one / other for one, other in zip(times[of], found, strict=True))
+        for name, found in times.items()
     }
 
 
@@ -189,20 +204,30 @@ def tables(many: Sequence[dict[str, Any]], full: dict[str, Any]) -> str:
     for row in many:
         rates = " | ".join(f"{row['rates'][name]:,.0f}" for name in names)
         lines.append(f"| {row['entries']:,} | {rates} | {row['mib']:.0f} ({row['mib_before']:.0f}) |")
+    least, most = min(many, key=lambda row: row["entries"]), max(many, key=lambda row: row["entries"])
+    if least is not most:
+        slope = (most["mib"] - least["mib"]) * _MIB / (most["entries"] - least["entries"])
+        lines += ["", f"Memory of a check grows by {slope:,.0f} bytes per entry."]
     lines += [
         "",
-        f"| of {full['bytes'] / _MIB:,.0f} MiB | GB/s | share of plain, median of pairs |",
-        "|---|---:|---:|",
+        f"| of {full['bytes'] / _MIB:,.0f} MiB | GB/s | share of plain, median of pairs | in processor time |",
+        "|---|---:|---:|---:|",
     ]
-    lines += [f"| {name} | {rate:.2f} | {full['share'][name]:.2f} |" for name, rate in full["rates"].items()]
+    shares = [(name, f"{full['share'][name]:.2f} | {full['work'][name]:.2f}") for name in full["rates"]]
+    lines += [f"| {name} | {full['rates'][name]:.2f} | {both} |" for name, both in shares]
     return "\n".join(lines)
 
 
 def in_own_process(kind: str, count: int, rounds: int) -> dict[str, Any]:
     """One measure in a fresh interpreter and a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--alone", kind, str(count), folder, "--rounds", str(rounds)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        return _alone(kind, count, rounds, Path(folder))
+
+
+def _alone(kind: str, count: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """One step in a fresh interpreter, in a folder that is there."""
+    command = [sys.executable, __file__, "--alone", kind, str(count), str(folder), "--rounds", str(rounds)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -217,14 +242,23 @@ def main() -> None:
     options = parser.parse_args()
     if options.alone:
         kind, count, folder = options.alone
-        measure = measure_many if kind == "many" else measure_full
-        print(json.dumps(measure(int(count), options.rounds, Path(folder))))
+        print(json.dumps(_step(kind, int(count), options.rounds, Path(folder))))
         return
     many = [in_own_process("many", count, options.rounds) for count in options.entries]
     full = in_own_process("full", options.payloads, options.rounds)
     print(tables(many, full))
     if options.json:
         options.json.write_text(json.dumps({"many": many, "full": full}, indent=1))
+
+
+def _step(kind: str, count: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """What a fresh interpreter is asked for."""
+    if kind == "make":
+        data, cache = make_cache(folder, count, 64)
+        return {"data": str(data), "cache": str(cache)}
+    if kind == "memory":
+        return measure_memory(count, folder)
+    return (measure_many if kind == "many" else measure_full)(count, rounds, folder)
 
 
 def _make_files(data: Path, count: int) -> tuple[list[str], list[bytes], NDArray[np.uint64]]:
@@ -265,6 +299,11 @@ def _seconds(stage: Callable[[], Any]) -> float:
 
 
 def _peak_mib() -> float:
+    """Peak memory of this process; what the system counts for a child begins with its parent's."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

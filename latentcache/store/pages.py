@@ -25,9 +25,13 @@ _DB = struct.Struct("<IHHQQQQQ")  # pad, flags, depth, branch, leaf, overflow pa
 _META_BYTES = _META.size + 2 * _DB.size + 16
 _NODE = struct.Struct("<HHHH")  # low, high, flags, key length
 _POINTER = struct.Struct("<Q")  # page number of a value kept outside its leaf
-_BRANCH, _LEAF = 0x01, 0x02
-_BIG, _SUB = 0x01, 0x02
-_NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
+#: Flags of a page.
+BRANCH_PAGE, LEAF_PAGE = 0x01, 0x02
+#: Flag of a node whose value has pages of its own.
+BIG_VALUE = 0x01
+_SUB = 0x02
+#: Root of a database that was never made.
+NO_PAGE = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +106,31 @@ def slots(path: Path, database: str, meta: Meta | None = None, *, passing: bool 
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(path), why=str(error)) from error
     try:
-        root = _sub_root(_Pages(descriptor, meta, path, passing), database)
+        root = tree_root(descriptor, path, database, meta, passing=passing)
         for key, offset, length, _ in _Pages(descriptor, meta, path, passing).leaves(root):
             yield Slot(key=key, offset=offset, length=length)
     finally:
         os.close(descriptor)
+
+
+def tree_root(descriptor: int, path: Path, database: str, meta: Meta, *, passing: bool = False) -> int:
+    """Root page of a named database; ``NO_PAGE`` where a builder died before it made the database.
+
+    Args:
+        descriptor: The open LMDB file.
+        path: Its name, for what is said of damage.
+        database: Name of the database.
+        meta: Which state of the file to look at.
+        passing: Pass over broken pages and nodes.
+
+    Raises:
+        CacheDamagedError: The pages contradict themselves.
+    """
+    for key, offset, length, flags in _Pages(descriptor, meta, path, passing).leaves(meta.main_root):
+        if key.rstrip(b"\0") == database.encode() and flags & _SUB and length == _DB.size:
+            root: int = _DB.unpack(os.pread(descriptor, _DB.size, offset))[-1]
+            return root
+    return NO_PAGE
 
 
 def _parse_meta(front: bytes, offset: int) -> Meta | None:
@@ -137,15 +161,6 @@ def _find_second(front: bytes) -> Meta | None:
     return next((meta for meta in found if meta is not None), None)
 
 
-def _sub_root(pages: _Pages, database: str) -> int:
-    """Root page of a named database; no page where a builder died before it made the database."""
-    for key, offset, length, flags in pages.leaves(pages.meta.main_root):
-        if key.rstrip(b"\0") == database.encode() and flags & _SUB and length == _DB.size:
-            root: int = _DB.unpack(os.pread(pages.descriptor, _DB.size, offset))[-1]
-            return root
-    return _NO_PAGE
-
-
 class _Pages:
     """One walk over a B+tree. A tree has no loops, so a page that is met twice means damage."""
 
@@ -155,7 +170,7 @@ class _Pages:
 
     def leaves(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
         """(key, offset of the value, its length, node flags) of every leaf node below ``page``, in order."""
-        waiting = [] if page == _NO_PAGE else [page]
+        waiting = [] if page == NO_PAGE else [page]
         while waiting:
             number = waiting.pop()
             try:
@@ -192,9 +207,9 @@ class _Pages:
         if len(data) != self.meta.page_size:
             raise self._broken(f"page {number} ends early")
         flags, lower = struct.unpack_from("<HH", data, 10)
-        if not flags & (_BRANCH | _LEAF) or not PAGE_HEADER_BYTES <= lower <= len(data) or lower % 2:
+        if not flags & (BRANCH_PAGE | LEAF_PAGE) or not PAGE_HEADER_BYTES <= lower <= len(data) or lower % 2:
             raise self._broken(f"page {number} is neither branch nor leaf")
-        return data, bool(flags & _BRANCH)
+        return data, bool(flags & BRANCH_PAGE)
 
     def _nodes(self, number: int, data: bytes) -> list[tuple[int, int, int, int, int]]:
         """(place in the page, low, high, flags, key length) of every node, in order."""
@@ -210,10 +225,10 @@ class _Pages:
         """One leaf node, after checking that its value lies inside its page or inside the file."""
         pointer, low, high, flags, key_length = node
         value, length = pointer + _NODE.size + key_length, low | high << 16
-        if value + (_POINTER.size if flags & _BIG else length) > len(data):
+        if value + (_POINTER.size if flags & BIG_VALUE else length) > len(data):
             raise self._broken(f"a value of page {number} leaves its page")
         key = data[pointer + _NODE.size : value]
-        if not flags & _BIG:
+        if not flags & BIG_VALUE:
             return key, number * len(data) + value, length, flags
         (overflow,) = _POINTER.unpack_from(data, value)
         offset = overflow * len(data) + PAGE_HEADER_BYTES

@@ -3,7 +3,7 @@
 Guarantee: what passes here cannot fail in a loader: headers are held by the same function, and a batch in which
 anything is odd is read again, entry by entry, by the reader of single entries, which says why. Nothing is mapped.
 Memory does not grow with the number of payloads: each of two threads has one buffer.
-Cost beside reading and xxh3: two passes for the largest exponent, and 6 µs per entry for the pages.
+Cost beside reading and xxh3: two passes for the largest exponent, and 1 µs per entry for the pages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import latent_size
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, numpy_dtype, pack_record
+from latentcache.store.entry import HEADER_BYTES, numpy_dtype
 from latentcache.store.generation import Generation
 from latentcache.store.headers import KEYED_BYTES, headers_hold, keyed_headers, payload_checksums
-from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.layout import CacheLayout
-from latentcache.store.pages import read_meta, slots
 from latentcache.store.reader import EntryReader
-from latentcache.verify.entries import words
+from latentcache.verify.trees import pages_found
 
 Message = dict[str, Any]
 """``{"shard": n}`` before a shard; ``{"row", "category", "reason", "found"}`` and ``{"pages": n, "found"}``: damage;
@@ -42,11 +40,12 @@ _EXPONENT = {
     "bfloat16": ("<u2", "<i2", 0x7F80, 0xFF80),
     "float32": ("<u4", "<i4", 0x7F80_0000, 0xFF80_0000),
 }
+#: Rows that are looked at together: a read has three parts for each, and no system lets it have more than 1024.
 _BATCH = 256
 #: Reading and hashing let go of the interpreter's lock.
 _THREADS = 2
 #: Bytes read at once, and the largest gap between two entries that is read over.
-_READ_BYTES, _GAP_BYTES = 1 << 20, 1 << 15
+_READ_BYTES, _GAP_BYTES = 1 << 21, 1 << 15
 
 
 def scan_shards(
@@ -77,7 +76,7 @@ def scan_shards(
             yield from _payloads(reader, rows, over)
             if over():
                 return
-            found = _pages(layout, generation.shards[number], over) if pages else ""
+            found = pages_found(layout, generation.shards[number], over) if pages else ""
             if found:
                 yield {"pages": number, "found": found}
             yield {"end": number}
@@ -101,7 +100,10 @@ def not_finite(words_of: NDArray[Any], dtype: str) -> bool:
         dtype: The storage type.
     """
     unsigned, signed, plus, minus = _EXPONENT[dtype]
-    return bool(words_of.view(signed).max() >= plus or words_of.view(unsigned).max() >= minus)
+    largest = np.maximum.reduce
+    return bool(
+        largest(words_of.view(signed), axis=None) >= plus or largest(words_of.view(unsigned), axis=None) >= minus
+    )
 
 
 def _payloads(reader: EntryReader, rows: NDArray[np.intp], over: Callable[[], bool]) -> Iterator[Message]:
@@ -136,8 +138,9 @@ def _look(reader: EntryReader, batch: NDArray[np.intp], own: threading.local) ->
     cells = latent_size(generation.buckets[int(generation.rows.bucket[batch[0]])], spec.factor)
     out = np.empty((spec.stored_channels, cells.height, cells.width), dtype=numpy_dtype(spec.storage_dtype))
     length = HEADER_BYTES + out.nbytes
-    if getattr(own, "buffer", None) is None or len(own.buffer) < _READ_BYTES + length:
-        own.buffer = bytearray(_READ_BYTES + length)
+    wanted = max(_READ_BYTES, length) + _GAP_BYTES
+    if len(getattr(own, "buffer", b"")) < wanted:
+        own.buffer = bytearray(wanted)
     well = _all_well(reader, batch, out.shape, length, memoryview(own.buffer))
     found = [] if well else list(_one_by_one(reader, batch, out))
     return [*found, {"bytes": len(batch) * length}]
@@ -148,37 +151,57 @@ def _all_well(
 ) -> bool:
     """Whether a batch of one shape is whole and finite. Says nothing of which entry is not."""
     generation, dtype = reader.generation, reader.generation.recipe.encoder.storage_dtype
-    keyed = keyed_headers(generation.rows.key[rows])
-    heads, sums = keyed.reshape(-1).data, list[int]()
+    distinct = _distinct(generation.rows.offset[rows], generation.rows.key[rows])
+    if distinct is None:
+        return False
+    rows = rows[distinct]
+    keyed, sums = keyed_headers(generation.rows.key[rows]), list[int]()
     try:
         file = reader.descriptor(int(generation.rows.shard[rows[0]]))
-        for run in _runs(generation.rows.offset[rows].tolist(), length):
-            span = run[-1] + length - run[0]
-            if os.preadv(file, [buffer[:span]], run[0]) != span:
+        for run in _runs(generation.rows.offset[rows].astype(np.int64), length):
+            heads = keyed[len(sums) : len(sums) + len(run)]
+            payloads = _read_run(file, run, heads, length, buffer)
+            if payloads is None:
                 return False
-            for offset in run:
-                start = offset - run[0]
-                place = len(sums) * KEYED_BYTES + KEY_BYTES
-                heads[place : place + HEADER_BYTES] = buffer[start : start + HEADER_BYTES]
-                payload = buffer[start + HEADER_BYTES : start + length]
-                sums.append(checksum(payload))
-                if not_finite(np.frombuffer(payload, dtype=_EXPONENT[dtype][0]), dtype):
-                    return False
+            sums += map(checksum, payloads)
+            values = buffer[: len(run) * (length - HEADER_BYTES)]
+            if not_finite(np.frombuffer(values, dtype=_EXPONENT[dtype][0]), dtype):
+                return False
     except (OSError, StoreError):
         return False
     return payload_checksums(keyed) == sums and headers_hold(keyed, shape, dtype)
 
 
-def _runs(offsets: list[int], length: int) -> Iterator[list[int]]:
+def _distinct(offsets: NDArray[np.uint64], keys: NDArray[np.uint8]) -> NDArray[np.bool_] | None:
+    """(B,) the rows to be read where several share an entry, by offset; None where their keys contradict that."""
+    again = offsets[1:] == offsets[:-1]
+    if (keys[1:] != keys[:-1])[again].any():
+        return None
+    return np.concatenate(([True], ~again))
+
+
+def _read_run(
+    file: int, run: list[int], heads: NDArray[np.uint8], length: int, buffer: memoryview
+) -> list[memoryview] | None:
+    """Entries read at once: headers into their rows, payloads one behind the other. None where the file ends."""
+    payload_bytes, end, parts = length - HEADER_BYTES, run[0], list[memoryview]()
+    payloads = [buffer[at : at + payload_bytes] for at in range(0, len(run) * payload_bytes, payload_bytes)]
+    flat, between = heads.reshape(-1).data, buffer[-_GAP_BYTES:]
+    for place, offset, payload in zip(range(KEY_BYTES, len(flat), KEYED_BYTES), run, payloads, strict=True):
+        parts += between[: offset - end], flat[place : place + HEADER_BYTES], payload
+        end = offset + length
+    return payloads if os.preadv(file, parts, run[0]) == end - run[0] else None
+
+
+def _runs(offsets: NDArray[np.int64], length: int) -> Iterator[list[int]]:
     """Entries that lie so close together that they are read at once, as far as the buffer goes."""
-    run: list[int] = []
-    for offset in offsets:
-        if run and (offset + length - run[0] > _READ_BYTES or offset - run[-1] > length + _GAP_BYTES):
-            yield run
-            run = []
-        run.append(offset)
-    if run:
-        yield run
+    gaps = np.diff(offsets) - length
+    for part in np.split(offsets, np.flatnonzero((gaps < 0) | (gaps > _GAP_BYTES)) + 1):
+        first = 0
+        while first < len(part):
+            last = int(np.searchsorted(part, part[first] + (_READ_BYTES - length), side="right"))
+            yield part[first : max(last, first + 1)].tolist()
+            first = max(last, first + 1)
 
 
 def _one_by_one(reader: EntryReader, rows: NDArray[np.intp], out: NDArray[Any]) -> Iterator[Message]:
@@ -195,37 +218,3 @@ def _one_by_one(reader: EntryReader, rows: NDArray[np.intp], out: NDArray[Any]) 
             if not_finite(out.view(_EXPONENT[dtype][0]), dtype):
                 why = "it holds NaN or infinity"
                 yield {"row": row, "category": "corrupt", "reason": "non-finite", "found": why}
-
-
-def _pages(layout: CacheLayout, shard: str, over: Callable[[], bool]) -> str:
-    """What is wrong with the pages of a shard, held against its index; empty where nothing is."""
-    try:
-        index = load_index(layout.shards / shard)
-        return "" if _pages_agree(index, over) else "pages and index disagree"
-    except (OSError, StoreError) as error:
-        return words(error)
-
-
-def _pages_agree(index: ShardIndex, over: Callable[[], bool]) -> bool:
-    """Whether both databases of a shard hold what its index says, entry by entry, and no more; or time is over."""
-    meta, count = read_meta(index.data), 0
-    keys = index.keys()
-    offsets = index.rows["offset"].tolist()
-    with index.data.open("rb", buffering=0) as file:
-        walks = zip(slots(index.data, "head", meta), slots(index.data, "blob", meta), strict=True)
-        try:
-            for head, blob in walks:
-                if count >= len(keys) or not head.key == blob.key == keys[count] or blob.offset != offsets[count]:
-                    return False
-                row = index.rows[count]
-                header, facts = row["header"].tobytes(), row["facts"][:FACTS_BYTES].tobytes()
-                record = os.pread(file.fileno(), min(head.length, RECORD_BYTES + 1), head.offset)
-                payload_bytes = int.from_bytes(header[16:24], "little")
-                if record != pack_record(header, facts, blob.key) or blob.length != HEADER_BYTES + payload_bytes:
-                    return False
-                count += 1
-                if not count % _BATCH and over():
-                    return True
-        except ValueError:  # one database has more entries than the other
-            return False
-    return count == len(keys)
