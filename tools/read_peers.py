@@ -14,7 +14,7 @@ installed is left out, and :func:`left_out` says why. All of them, on top of thi
 ``mosaicml-streaming`` and ``litdata`` ask for torchvision, which there may be no build of for the torch in use, and
 the former for an older numpy. Then ``pip install --no-deps`` both, and of their needs ``lightning-utilities obstore
 boto3 tifffile transformers brotli zstd python-snappy catalogue``; the classes for pictures, the only ones of MDS that
-touch torchvision, are left out here. Workers of MDS (0.13.0) need ``filelock<3.20``: later ones refuse after a fork.
+touch torchvision, are left out here. Workers of MDS (0.13.0) need ``filelock<3.20``: 3.32 refuses after a fork.
 """
 
 from __future__ import annotations
@@ -197,9 +197,6 @@ def files(suffix: str, save: Callable[[Path, NDArray[np.uint8]], None], load: Ca
     return Peer(library="safetensors" if suffix == ".safetensors" else "torch", write=write, open=open_)
 
 
-# MDS
-
-
 def as_batch(samples: list[dict[str, bytes]]) -> torch.Tensor:
     """One copy, straight into the batch (in a worker: into fresh memory that is copied once more)."""
     return torch.from_numpy(np.stack([np.frombuffer(sample[NAME], np.uint8) for sample in samples]))
@@ -231,9 +228,6 @@ def open_mds(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
     return _per_worker_count(serve)
 
 
-# litdata
-
-
 def write_litdata(folder: Path, payloads: NDArray[np.uint8]) -> None:
     writer = importlib.import_module("litdata.streaming.writer").BinaryWriter(str(folder), chunk_bytes=SHARD_BYTES)
     for row, payload in enumerate(payloads):
@@ -253,9 +247,6 @@ def open_litdata(folder: Path, shape: Shape, batch: int) -> dict[str, Epoch]:
         )
 
     return _per_worker_count(serve)
-
-
-# webdataset
 
 
 def write_tars(folder: Path, payloads: NDArray[np.uint8]) -> None:
