@@ -250,7 +250,7 @@ def _show_datasets(datasets: Sequence[dict[str, Any]]) -> None:
     rows: list[tuple[object, ...]] = [("data set", "entries", "samples", "share", "each served")]
     for dataset in datasets:
         least, most = dataset["least"], dataset["most"]
-        times = f"{least} times" if least == most else f"{least} or {most} times"
+        times = counted(least, "time") if least == most else f"{least} or {most} times"
         rows.append(
             (dataset["path"], dataset["entries"], dataset["samples"], f"{dataset['samples'] / total:.1%}", times)
         )

@@ -14,7 +14,6 @@ import copy
 import math
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -90,17 +89,16 @@ class CacheLoader:
         device: str | torch.device = "cpu",
     ) -> None:
         if not 0 <= rank < report.batches.world_size:
-            raise UsageError(
-                f"rank {rank} of {report.batches.world_size}",
-                why="ranks count from 0",
-                fix="pass rank and world_size of this process",
-            )
+            what = f"rank {rank} of {report.batches.world_size}"
+            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
         if prefetch < 0:
             raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.report, self.seed, self.rank = report, seed, rank
         self._position = Position(reader.generation, report, seed=seed)
-        names = copy.copy(reader)  # of pictures, not mirror images; it opens no file, so closing need not reach it
-        self._substitutes = Substitutes(names, on_bad=on_bad, limit=max_substitutes, mixture=report.mixture)
+        # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
+        self._substitutes = Substitutes(
+            copy.copy(reader), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
+        )
         self._flips = checked_flip(flip, reader.generation.rows)
         if self._flips:
             reader = EntryReader(reader.layout, doubled(reader.generation))
@@ -223,7 +221,8 @@ class CacheLoader:
         def variants(step: int) -> list[int]:
             return self._variants(plan.batch(step, self.rank).tolist(), epoch)
 
-        coming = WillNeed(self._reader, variants, self._payload_bytes, len(plan))
+        num_bytes = self._stored.itemsize
+        coming = WillNeed(self._reader, variants, lambda row: num_bytes * math.prod(self._shape(row)), len(plan))
 
         def send(step: int) -> Sent:
             coming.before(step)
@@ -260,10 +259,14 @@ class CacheLoader:
 
     def _send(self, rows: list[int], epoch: int) -> Sent:
         """A batch on its way to the device."""
-        read = partial(self._latents, epoch=epoch)
-        rows, latents = self._substitutes.read(rows, read, seed=self._position.seed, epoch=epoch)
-        facts = described(self._reader.generation, self._variants(rows, epoch))
-        return self._transfer.send(formatted({"latents": latents, **facts}, self._format))
+
+        def read(pictures: list[int]) -> tuple[list[int], torch.Tensor]:
+            variants = self._variants(pictures, epoch)
+            return variants, self._latents(variants, epoch)
+
+        _, (variants, latents) = self._substitutes.read(rows, read, seed=self._position.seed, epoch=epoch)
+        batch = {"latents": latents, **described(self._reader.generation, variants)}
+        return self._transfer.send(formatted(batch, self._format))
 
     def _variants(self, rows: list[int], epoch: int) -> list[int]:
         """For each picture its own row, or that of its mirror image where this epoch serves that."""
@@ -271,7 +274,6 @@ class CacheLoader:
 
     def _latents(self, rows: list[int], epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
-        rows = self._variants(rows, epoch)
         spec = self._reader.generation.recipe.encoder
         latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))
         if spec.storage_dtype == "bfloat16":
@@ -287,9 +289,6 @@ class CacheLoader:
         generation, spec = self._reader.generation, self._reader.generation.recipe.encoder
         cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
         return spec.stored_channels, cells.height, cells.width
-
-    def _payload_bytes(self, row: int) -> int:
-        return math.prod(self._shape(row)) * self._stored.itemsize
 
     def _finished(self, latents: torch.Tensor, facts: Normalisation) -> torch.Tensor:
         """Normalised and of the type asked for, in place where the type stays."""

@@ -82,8 +82,21 @@ def read_payloads(
             deadline,
             here if limits is None else None,
         )
+    if checked.whole_shards:
+        _take(messages, deep, generation, checked, chosen)
+    return deep
+
+
+def _take(
+    messages: Iterator[Message],
+    deep: Deep,
+    generation: Generation,
+    checked: Checked,
+    chosen: NDArray[np.bool_],
+) -> None:
+    """Enter what was read into ``deep``, and what is wrong into ``checked``."""
     rows, upto = np.empty(0, dtype=np.intp), 0
-    for message in messages if checked.whole_shards else ():
+    for message in messages:
         if "shard" in message:
             rows, upto = reading_order(generation, message["shard"], chosen), 0
         elif "upto" in message:
@@ -99,7 +112,6 @@ def read_payloads(
         elif "pages" in message:
             file = f"shards/{generation.shards[message['pages']]}/data.mdb"
             checked.loose.append(Finding(category="corrupt", reason="pages", file=file, found=message["found"]))
-    return deep
 
 
 def _died(generation: Generation, checked: Checked, message: Message, rows: NDArray[np.intp]) -> None:

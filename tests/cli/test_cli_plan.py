@@ -142,7 +142,7 @@ def test_the_text_says_how_often_each_is_served(run, two):
     head = next(number for number, line in enumerate(out) if line.startswith("data set"))
     assert out[head].split() == ["data", "set", "entries", "samples", "share", "each", "served"]
     assert out[head + 1].split()[1:] == ["4", "6", "75.0%", "1", "or", "2", "times"]
-    assert out[head + 2].split()[1:] == ["2", "2", "25.0%", "1", "times"]
+    assert out[head + 2].split()[1:] == ["2", "2", "25.0%", "1", "time"]
 
 
 @pytest.mark.parametrize(
