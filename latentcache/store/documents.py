@@ -1,0 +1,85 @@
+"""The documents of a token cache as columns: where each one's ids lie, and which of its tokens carry loss.
+
+Labels and masks are never stored as tensors: a label is a run of tokens that carry loss, a mask is a length. The
+same documents can lie in blocks of a cache or, as a twin for trying things, in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """D documents in the order of their sources, S runs of tokens with loss."""
+
+    content: NDArray[np.uint8]
+    """(D, 16) hash of each record after its fields were mapped."""
+    block: NDArray[np.int32]
+    """(D,) which block holds it."""
+    start: NDArray[np.uint32]
+    """(D,) its first token in the block."""
+    length: NDArray[np.uint32]
+    """(D,) its tokens."""
+    span_ends: NDArray[np.int64]
+    """(D,) where its runs end in ``spans``; they begin where those of the document before end."""
+    spans: NDArray[np.uint32]
+    """(S, 2) first token, counted in the document, and number of tokens of each run; rising, not touching."""
+    source: NDArray[np.int32]
+    """(D,) which file of the manifest's list it came from."""
+    line: NDArray[np.uint32]
+    """(D,) its line, or its row, in that file, from 1."""
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def runs(self, document: int) -> NDArray[np.uint32]:
+        """(n, 2) the runs of one document."""
+        return self.spans[int(self.span_ends[document - 1]) if document else 0 : int(self.span_ends[document])]
+
+
+class TokenStore(Protocol):
+    """Documents and their ids."""
+
+    @property
+    def documents(self) -> Documents:
+        """The columns."""
+
+    def ids(self, document: int) -> NDArray[Any]:
+        """(n,) ids of one document, uint16 or uint32, read-only. Damaged ones raise ``CorruptEntryError``."""
+
+
+class MemoryTokens:
+    """A :class:`TokenStore` in memory.
+
+    Args:
+        ids: The ids of each document.
+        spans: The runs with loss of each document; all of it where they are not given.
+    """
+
+    def __init__(
+        self, ids: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]] | None = None
+    ) -> None:
+        self._ids = [np.array(document, dtype=np.uint32) for document in ids]
+        runs = [[(0, len(document))] for document in ids] if spans is None else spans
+        lengths = np.array([len(document) for document in ids], dtype=np.uint32)
+        count = np.arange(len(ids), dtype=np.int32)
+        self.documents = Documents(
+            content=np.zeros((len(ids), 16), dtype=np.uint8),
+            block=count,
+            start=np.zeros_like(lengths),
+            length=lengths,
+            span_ends=np.cumsum([len(some) for some in runs], dtype=np.int64),
+            spans=np.array([run for some in runs for run in some], dtype=np.uint32).reshape(-1, 2),
+            source=np.zeros_like(count),
+            line=count.astype(np.uint32) + 1,
+        )
+
+    def ids(self, document: int) -> NDArray[Any]:
+        """The ids of one document."""
+        return self._ids[document]
