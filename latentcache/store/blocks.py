@@ -3,7 +3,7 @@
 Decides how documents are put together: in their order, as many as fit a block; one that fits none has a block of its
 own. Guarantee: the same documents in the same order give the same blocks, whoever tokenised them and however often a
 build was killed; a block holds what is needed to find its documents again without any column; a payload that
-contradicts itself is refused. Cost: 2 or 4 bytes a token, 24 a document, 8 a run, half a page a block.
+contradicts itself is refused. Cost: 2 or 4 bytes a token, 28 a document, 8 a run, half a page a block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from latentcache.token_recipe import TokenRecipe
 #: Bytes of a value at most: 64 pages of LMDB, whose first 16 bytes are its own.
 BLOCK_BYTES = 64 * 4096 - 16
 #: What a block costs beside ids: per document, per run.
-_DOCUMENT_BYTES, _RUN_BYTES = HASH_BYTES + 4 + 4, 8
+_DOCUMENT_BYTES, _RUN_BYTES = HASH_BYTES + 3 * 4, 8
 _ONE = Size(1, 1)
 _FACTS = struct.Struct("<4I")
 
@@ -43,6 +43,8 @@ class Tokenised:
     """(n,) at least one, of the recipe's type."""
     runs: NDArray[np.uint32]
     """(r, 2) first token and number of tokens of each run with loss; rising, not touching."""
+    control_strings: int = 0
+    """Control strings that stand in the record as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Block:
     """(D, 16)"""
     length: NDArray[np.uint32]
     """(D,)"""
+    control: NDArray[np.uint32]
+    """(D,) control strings that stand in each record as text."""
     span_ends: NDArray[np.int64]
     """(D,) where the runs of each document end in ``spans``."""
     spans: NDArray[np.uint32]
@@ -104,7 +108,7 @@ def pack_block(documents: Sequence[Tokenised], recipe: TokenRecipe) -> NewEntry:
     contents = b"".join(document.content for document in documents)
     if len(contents) != HASH_BYTES * len(documents) or not documents:
         raise ValueError(f"{len(documents)} documents with {len(contents)} bytes of content hashes")
-    numbers = np.array([[len(one.ids) for one in documents], [len(one.runs) for one in documents]], dtype="<u4")
+    numbers = np.array([(len(one.ids), len(one.runs), one.control_strings) for one in documents], dtype="<u4").T
     runs = np.concatenate([one.runs.reshape(-1, 2) for one in documents]).astype("<u4")
     tokens = np.concatenate(ids)
     payload = b"".join([tokens.tobytes(), contents, numbers.tobytes(), runs.tobytes()])
@@ -160,13 +164,14 @@ def _table(payload: bytes | memoryview, documents: int, tokens: int, dtype: str)
     ids = np.frombuffer(payload, dtype=numpy_dtype(dtype), count=tokens)
     content = np.frombuffer(payload, dtype=np.uint8, count=documents * HASH_BYTES, offset=place)
     place += documents * HASH_BYTES
-    numbers = np.frombuffer(payload, dtype="<u4", count=2 * documents, offset=place).reshape(2, documents)
-    spans = np.frombuffer(payload, dtype="<u4", count=2 * num_runs, offset=place + 8 * documents)
+    numbers = np.frombuffer(payload, dtype="<u4", count=3 * documents, offset=place).reshape(3, documents)
+    spans = np.frombuffer(payload, dtype="<u4", count=2 * num_runs, offset=place + 12 * documents)
     ends = np.cumsum(numbers[1], dtype=np.int64)
     return Block(
         ids=ids,
         content=content.reshape(-1, HASH_BYTES),
         length=numbers[0],
+        control=numbers[2],
         span_ends=ends,
         spans=spans.reshape(-1, 2),
     )

@@ -2,7 +2,7 @@
 
 Decides what a reader of tokens sees. It is written and switched to as a generation of pictures is, by the same
 function; its format version is 3, so that a release that knows no tokens refuses it. Guarantee: columns that
-contradict each other are refused when it is opened, before an id is read. Cost: 44 bytes a document, 8 a run.
+contradict each other are refused when it is opened, before an id is read. Cost: 48 bytes a document, 8 a run.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ _DOCUMENT_SHAPES: Mapping[str, tuple[str, int]] = {
     "span_ends": ("<i8", 0),
     "source": ("<i4", 0),
     "line": ("<u4", 0),
+    "control": ("<u4", 0),
 }
 _BLOCK_SHAPES: Mapping[str, tuple[str, int]] = {
     "key": ("|u1", 32),
@@ -108,6 +109,8 @@ class TokenGeneration:
     number: int
     recipe: TokenRecipe
     documents: Documents
+    control: NDArray[np.uint32]
+    """(D,) control strings that stand in the record of each document as text."""
     blocks: Blocks
     sources: Sources
     shards: tuple[str, ...]
@@ -167,6 +170,7 @@ def publish_tokens(
     *,
     recipe: TokenRecipe,
     documents: Documents,
+    control: NDArray[np.uint32],
     blocks: Blocks,
     sources: Sources,
     shards: Sequence[str],
@@ -181,6 +185,7 @@ def publish_tokens(
         layout: The cache, whose builder lock the caller holds.
         recipe: What the documents were made by.
         documents: In the order of their sources.
+        control: (D,) control strings that stand in each record as text.
         blocks: What ``documents.block`` points into.
         sources: What ``documents.source`` points into.
         shards: The shard names that ``blocks.shard`` points into.
@@ -204,7 +209,7 @@ def publish_tokens(
             "shards": list(shards),
             "counts": counts,
         },
-        columns=_arrays(documents, blocks, sources),
+        columns=_arrays(documents, blocks, sources) | {"control": control},
         lists={"refused": list(refused), "notes": list(notes)},
         facts=facts,
         complete=complete,
@@ -247,6 +252,7 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> TokenGe
         number=number,
         recipe=TokenRecipe.from_json(manifest["recipe"]),
         documents=Documents(**{name: columns[name] for name in Documents.__dataclass_fields__}),
+        control=columns["control"],
         blocks=Blocks(**{name: columns[name] for name in Blocks.__dataclass_fields__}),
         sources=Sources(
             names=StringColumn(columns["sources_bytes"], columns["sources_ends"]),
