@@ -34,6 +34,8 @@ class Documents:
     """(D,) which file of the manifest's list it came from."""
     line: NDArray[np.uint32]
     """(D,) its line, or its row, in that file, from 1."""
+    sources: tuple[str, ...] = ()
+    """The files that ``source`` points into, relative to the data folder."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -41,6 +43,12 @@ class Documents:
     def runs(self, document: int) -> NDArray[np.uint32]:
         """(n, 2) the runs of one document."""
         return self.spans[int(self.span_ends[document - 1]) if document else 0 : int(self.span_ends[document])]
+
+    def where(self, document: int) -> str:
+        """File and line of one document's record, for messages: ``chats.jsonl:17``."""
+        source = int(self.source[document])
+        name = self.sources[source] if source < len(self.sources) else f"source {source}"
+        return f"{name}:{int(self.line[document])}"
 
 
 def take_spans(
@@ -61,14 +69,39 @@ def take_spans(
 
 
 class TokenStore(Protocol):
-    """Documents and their ids."""
+    """Documents and their ids. Picklable; usable in forked children; closing or forgetting it lets go of files."""
 
-    @property
-    def documents(self) -> Documents:
-        """The columns."""
+    documents: Documents
+    """The columns."""
 
     def ids(self, document: int) -> NDArray[Any]:
-        """(n,) ids of one document, uint16 or uint32, read-only. Damaged ones raise ``CorruptEntryError``."""
+        """(n,) ids of one document, uint16 or uint32, read-only.
+
+        Raises:
+            CorruptEntryError: Its block fails its check; ``sample`` is ``documents.where(document)``.
+            MissingEntryError: Its shard is gone.
+        """
+
+    def gather(
+        self,
+        document: NDArray[np.integer],
+        start: NDArray[np.integer],
+        length: NDArray[np.integer],
+        out: NDArray[Any],
+    ) -> None:
+        """Copy pieces of documents one after the other. Called from one thread at a time, many times a second.
+
+        Args:
+            document: (P,) which document each piece is of.
+            start: (P,) first token of the piece in its document.
+            length: (P,) tokens in the piece; pieces lie inside their documents.
+            out: (sum of ``length``,) uint16 or uint32, as the recipe's ``dtype`` says. Not all of it is written
+                when an error is raised.
+
+        Raises:
+            CorruptEntryError: A block fails its check.
+            MissingEntryError: A shard is gone.
+        """
 
 
 class MemoryTokens:
@@ -95,8 +128,22 @@ class MemoryTokens:
             spans=np.array([run for some in runs for run in some], dtype=np.uint32).reshape(-1, 2),
             source=np.zeros_like(count),
             line=count.astype(np.uint32) + 1,
+            sources=("memory",),
         )
 
     def ids(self, document: int) -> NDArray[Any]:
         """The ids of one document."""
         return self._ids[document]
+
+    def gather(
+        self,
+        document: NDArray[np.integer],
+        start: NDArray[np.integer],
+        length: NDArray[np.integer],
+        out: NDArray[Any],
+    ) -> None:
+        """Copy pieces one after the other."""
+        place = 0
+        for number, first, count in zip(document.tolist(), start.tolist(), length.tolist(), strict=True):
+            out[place : place + count] = self._ids[number][first : first + count]
+            place += count

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 
 from latentcache.store.documents import MemoryTokens
@@ -14,3 +16,16 @@ def test_the_twin_in_memory():
 
 def test_without_runs_everything_carries_loss():
     assert MemoryTokens([[1, 2], [3]]).documents.spans.tolist() == [[0, 2], [0, 1]]
+
+
+def test_pieces_come_one_after_the_other():
+    tokens = MemoryTokens([[1, 2, 3], [4], [5, 6]])
+    out = np.zeros(5, dtype=np.uint16)
+    tokens.gather(np.array([2, 0, 2]), np.array([0, 1, 1]), np.array([2, 2, 1]), out)
+    assert out.tolist() == [5, 6, 2, 3, 6]
+
+
+def test_where_a_document_came_from():
+    documents = MemoryTokens([[1], [2]]).documents
+    assert documents.where(1) == "memory:2"
+    assert replace(documents, sources=()).where(0) == "source 0:1"
