@@ -6,6 +6,7 @@ the data and on the blocks that are there, not on who tokenised them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.identity.content import HASH_BYTES
+from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.token_known import Known
+from latentcache.pipeline.token_settings import TokenSettings, options_json
 from latentcache.pipeline.token_survey import TokenSurvey, refused_rows, token_refusal_json
 from latentcache.sources.sample import Refusal
 from latentcache.store.columns import StringColumn
 from latentcache.store.documents import Documents, take_spans
 from latentcache.store.generation import pack_memo
+from latentcache.store.token_accounts import fingerprint, token_accounts
 from latentcache.store.token_generation import Blocks, Sources, TokenGeneration
 from latentcache.token_recipe import TokenRecipe
 
@@ -125,3 +130,36 @@ def says_the_same(draft: TokenDraft, recipe: TokenRecipe, old: TokenGeneration, 
     pairs += [(getattr(draft.documents, name), getattr(old.documents, name)) for name in names]
     pairs += [(getattr(draft.blocks, name), getattr(old.blocks, name)) for name in Blocks.__dataclass_fields__]
     return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+def manifest_facts(
+    draft: TokenDraft, description: TokeniserDescription, settings: TokenSettings, listing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the manifest says beside the columns.
+
+    Args:
+        draft: What is published.
+        description: What tokenised it.
+        settings: Of the build, nothing unsaid.
+        listing: The files of DATA, as ``token_survey`` lists them.
+    """
+    data, cache = settings.data.resolve(), settings.cache.resolve()
+    template = settings.chat_template
+    made = provenance("") | {
+        "tokenizer": settings.tokenizer,
+        "chat_template": None if template is None else str(template.resolve()),
+        "parts": dict(description.parts),
+        "fast": description.fast,
+    }
+    return {
+        "source": {
+            "root": str(data),
+            "relative": os.path.relpath(data, cache),
+            "options": options_json(settings),
+            "listing": dict(listing),
+        },
+        "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
+        "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
+        "provenance": {name: value for name, value in made.items() if name != "model"},
+        "allow_failed": settings.allow_failed,
+    }

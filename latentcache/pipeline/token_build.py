@@ -7,31 +7,26 @@ columns but places do not depend on the number of workers; sources are only read
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import EmptySourceError, InterruptedBuildError, SourceNotFoundError
 from latentcache.failpoint import failpoint
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.preflight import check_places, provenance, remove_unused
-from latentcache.pipeline.token_assemble import TokenDraft, assemble_tokens, says_the_same
+from latentcache.pipeline.preflight import check_places, remove_unused
+from latentcache.pipeline.token_assemble import TokenDraft, assemble_tokens, manifest_facts, says_the_same
 from latentcache.pipeline.token_checks import (
     check_room,
-    documents_in,
     is_chat,
     nothing_changed,
     refused_before,
-    relative_to,
 )
 from latentcache.pipeline.token_inputs import (
     TokenBefore,
@@ -42,40 +37,36 @@ from latentcache.pipeline.token_inputs import (
     token_marker,
 )
 from latentcache.pipeline.token_known import known_documents
-from latentcache.pipeline.token_pool import TokenPool, default_workers, units
-from latentcache.pipeline.token_report import SilentTokens, TokenObserver, TokenPlan, TokenProgress, TokenReport
+from latentcache.pipeline.token_report import (
+    SilentTokens,
+    TokenObserver,
+    TokenPlan,
+    TokenProgress,
+    TokenReport,
+    token_plan,
+    with_work,
+)
+from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_settings import TokenSettings
 from latentcache.pipeline.token_survey import (
     Listing,
-    TokenSurvey,
     as_refusals,
     first_of_each,
     list_files,
-    record_size,
     refused_rows,
     survey_records,
     todo_of,
     todo_records,
     token_refusal_json,
 )
-from latentcache.pipeline.token_worker import Result
-from latentcache.pipeline.writing import WriterThread
-from latentcache.recipe import DTYPES
-from latentcache.sources.records import Record, RecordScan
+from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
-from latentcache.store.blocks import BlockFiller, Tokenised
 from latentcache.store.catalog import load_catalog
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
+from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
-from latentcache.store.shard import NewEntry, ShardWriter
-from latentcache.store.token_accounts import fingerprint, token_accounts
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
-from latentcache.token_recipe import TokenRecipe
-
-#: Characters a token stands for, about; only for what a plan says of room.
-_CHARACTERS_PER_TOKEN = 3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,14 +129,15 @@ class _Build:
         old = before.generation
         if old is None or self.settings.retry_failed or old.allow_failed != self.settings.allow_failed:
             return None
-        if not nothing_changed(before, listing, self.settings.data, self.layout):
+        if not nothing_changed(before, listing, self.settings, self.layout):
             return None
         recipe = describe(self.settings, chat=bool(old.recipe.chat_template)).recipe
         if recipe.as_json() != old.recipe.as_json():
             return None
         refused, notes = (tuple(as_refusals(items)) for items in (old.refused, old.notes))
         distinct = len(first_of_each(old.documents.content))
-        plan = self.plan(recipe, samples=len(old.documents) + len(refused), refused=refused, notes=notes)
+        samples = len(old.documents) + len(refused)
+        plan = token_plan(self.settings, recipe, samples=samples, refused=refused, notes=notes)
         plan = replace(plan, reused=distinct, sources=len(old.sources))
         self.observer.planned(plan)
         if self.stop.requested:
@@ -184,10 +176,10 @@ class _Build:
         again = refused_rows(work, self.refused)
         characters = int(work.size[todo].sum(dtype=np.int64))
         samples = len(work.content) + len(work.refused)
-        plan = self.plan(recipe, samples=samples, refused=(*work.refused, *again), notes=work.notes)
+        plan = token_plan(self.settings, recipe, samples=samples, refused=(*work.refused, *again), notes=work.notes)
         reused = int((known.find(work.content[first_of_each(work.content)]) >= 0).sum())
         plan = replace(plan, reused=reused, sources=len(work.sources))
-        plan = self.with_work(plan, int(todo.sum()), characters)
+        plan = with_work(plan, int(todo.sum()), characters, self.settings.workers)
         self.observer.planned(plan)
         if self.settings.dry_run:
             return TokenReport(
@@ -198,108 +190,19 @@ class _Build:
             write_json(self.layout.building, token_marker(recipe, self.settings, plan.samples))
             with writing(self.layout.building):
                 failpoint("plan-written")
-            self.encode(plan, description, scan, work, todo)
+            run = TokenRun(
+                description=description,
+                layout=self.layout,
+                settings=self.settings,
+                stop=self.stop,
+                progress=self.progress,
+                refused=self.refused,
+                advanced=self.observer.advanced,
+            )
+            run(todo_records(scan, work, todo), plan.workers)
             known = known_documents(load_catalog(self.layout), old, recipe)
         draft = assemble_tokens(work, known, self.refused)
         return self.publish(plan, draft, description, old, before, listing)
-
-    def plan(
-        self, recipe: TokenRecipe, *, samples: int, refused: tuple[Refusal, ...], notes: tuple[Refusal, ...]
-    ) -> TokenPlan:
-        """The plan of a build that has nothing to tokenise."""
-        root = self.layout.root
-        existing = next(path for path in (root, *root.resolve().parents) if path.exists())
-        return TokenPlan(
-            cache=root,
-            data=self.settings.data,
-            tokenizer=str(self.settings.tokenizer),
-            recipe=recipe,
-            samples=samples,
-            free_bytes=shutil.disk_usage(existing).free,
-            refused=refused,
-            notes=notes,
-        )
-
-    def with_work(self, plan: TokenPlan, todo: int, characters: int) -> TokenPlan:
-        """The plan with what is to be tokenised."""
-        itemsize = DTYPES[plan.recipe.dtype][1]
-        workers = default_workers(characters) if self.settings.workers is None else self.settings.workers
-        return replace(
-            plan,
-            todo=todo,
-            characters=characters,
-            workers=workers if todo else 0,
-            bytes_to_write=characters * itemsize // _CHARACTERS_PER_TOKEN + 40 * todo,
-        )
-
-    def encode(
-        self,
-        plan: TokenPlan,
-        description: TokeniserDescription,
-        scan: RecordScan,
-        work: TokenSurvey,
-        todo: NDArray[np.bool_],
-    ) -> None:
-        """Tokenise what is to do, block by block, in the order of the records."""
-        self.progress.total, self.progress.characters_total = plan.todo, plan.characters
-        filler = BlockFiller(description.recipe)
-        self.stop.orderly = True
-        with EventLog(self.settings.events) as events, TokenPool(description, plan.workers) as pool:
-
-            def committed(entries: Sequence[NewEntry]) -> None:
-                events.commit([entry.key for entry in entries])
-                self.progress.written_bytes += sum(len(entry.value) for entry in entries)
-                self.progress.committed += sum(documents_in(entry) for entry in entries)
-
-            writer = WriterThread(_new_shard(self.layout), committed, commit_every=self.settings.commit_every)
-            for unit, results in pool.results(units(todo_records(scan, work, todo))):
-                for record, result in zip(unit, results, strict=True):
-                    self.take(record, result, filler, writer)
-                self.observer.advanced(self.progress)
-                if self.stop.requested:
-                    break
-            # A block that is not full is not written when the build is to end: the next one begins where this began.
-            last = None if self.stop.requested else filler.finish()
-            if last is not None:
-                writer.put([last])
-            writer.finish()
-        self.observer.advanced(self.progress)
-        if self.stop.requested:
-            raise self.stop.error()
-
-    def take(self, record: Record, result: Result, filler: BlockFiller, writer: WriterThread) -> None:
-        """One record's document goes into its block, or its refusal to the others."""
-        self.progress.done += 1
-        self.progress.characters += record_size(record)
-        if isinstance(result, Refusal):
-            self.refuse(replace(result, content=record.content))
-        elif not len(result.ids):
-            self.refuse(
-                Refusal(
-                    name=record.source,
-                    line=record.line,
-                    content=record.content,
-                    cause="no-tokens",
-                    detail="the tokenizer makes nothing of it",
-                    hint="take the record out, or let every text end with a token (--add-eos)",
-                )
-            )
-        else:
-            document = Tokenised(
-                content=record.content,
-                ids=result.ids,
-                runs=result.runs,
-                control_strings=result.control_strings,
-            )
-            self.progress.tokens += len(result.ids)
-            full = filler.add(document)
-            if full is not None:
-                writer.put([full])
-
-    def refuse(self, refusal: Refusal) -> None:
-        """One more record that cannot be used."""
-        self.progress.refused += 1
-        self.refused[refusal.content] = refusal
 
     def publish(
         self,
@@ -311,7 +214,7 @@ class _Build:
         listing: dict[str, Any],
     ) -> TokenReport:
         """Write the next generation, unless the current one says the same."""
-        facts = self.facts(draft, description, listing)
+        facts = manifest_facts(draft, description, self.settings, listing)
         terms = {name: facts[name] for name in ("source", "fingerprint", "tokens", "allow_failed")}
         same = old is not None and not before.damage and says_the_same(draft, description.recipe, old, terms)
         number = old.number if same and old is not None else 0
@@ -347,24 +250,6 @@ class _Build:
             allow_failed=self.settings.allow_failed,
         )
 
-    def facts(self, draft: TokenDraft, description: TokeniserDescription, listing: dict[str, Any]) -> dict[str, Any]:
-        """What the manifest says beside the columns."""
-        data, cache = self.settings.data.resolve(), self.layout.root.resolve()
-        template = self.settings.chat_template
-        made = provenance("") | {
-            "tokenizer": self.settings.tokenizer,
-            "chat_template": None if template is None else str(template.resolve()),
-            "parts": dict(description.parts),
-            "fast": description.fast,
-        }
-        return {
-            "source": {"root": str(data), "relative": relative_to(data, cache), "listing": listing},
-            "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
-            "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
-            "provenance": {name: value for name, value in made.items() if name != "model"},
-            "allow_failed": self.settings.allow_failed,
-        }
-
     @property
     def elapsed(self) -> float:
         """Seconds since the build began."""
@@ -397,10 +282,3 @@ def build_tokens(
     with StopSignal(last_words) as stop:
         layout = CacheLayout(settings.cache)
         return _Build(settings=settings, observer=observer or SilentTokens(), stop=stop, layout=layout).run()
-
-
-def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
-    def make() -> ShardWriter:
-        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
-
-    return make

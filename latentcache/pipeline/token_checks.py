@@ -5,9 +5,7 @@ Guarantee: a doubt is a no: where it cannot be seen that nothing changed, the bu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -15,13 +13,12 @@ from latentcache.errors import CacheDamagedError, DiskFullError
 from latentcache.pipeline.preflight import RESERVE_BYTES
 from latentcache.pipeline.token_inputs import TokenBefore
 from latentcache.pipeline.token_report import TokenPlan
+from latentcache.pipeline.token_settings import TokenSettings, options_json
 from latentcache.pipeline.token_survey import Listing, as_refusals
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
-from latentcache.store.entry import HEADER_BYTES, unpack_header
 from latentcache.store.index import holds, load_index
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import NewEntry
 from latentcache.store.token_generation import TokenGeneration
 from latentcache.token_recipe import TokenRecipe
 
@@ -36,16 +33,17 @@ def is_chat(scan: RecordScan) -> bool:
     return first is not None and first.messages is not None
 
 
-def nothing_changed(before: TokenBefore, listing: Listing, data: Path, layout: CacheLayout) -> bool:
+def nothing_changed(before: TokenBefore, listing: Listing, settings: TokenSettings, layout: CacheLayout) -> bool:
     """Whether every file is the one that the last build read, and every block is where it says."""
     old = before.generation
     if old is None or before.damage or not old.complete or not layout.retired().isdisjoint(old.shards):
         return False
     if layout.building.exists() or layout.open_shards():
         return False
-    said = old.manifest["source"]["listing"]
-    same = said["hash"] == listing.hash and old.source_root == str(data.resolve())
-    return same and not said["racy"] and _all_there(old, layout)
+    source = old.manifest["source"]
+    same = source["root"] == str(settings.data.resolve()) and source["options"] == options_json(settings)
+    said = source["listing"]
+    return same and said["hash"] == listing.hash and not said["racy"] and _all_there(old, layout)
 
 
 def _all_there(generation: TokenGeneration, layout: CacheLayout) -> bool:
@@ -82,13 +80,3 @@ def check_room(plan: TokenPlan) -> None:
             why=f"the plan needs about {plan.bytes_to_write:,} bytes and a tenth, {plan.free_bytes:,} are free",
             fix="free some space, or give another disk with --out",
         )
-
-
-def documents_in(entry: NewEntry) -> int:
-    """How many documents a block holds."""
-    return unpack_header(bytes(entry.value[:HEADER_BYTES]), entry.key).original_size.height
-
-
-def relative_to(path: Path, cache: Path) -> str:
-    """The way from the cache to its data."""
-    return os.path.relpath(path, cache)

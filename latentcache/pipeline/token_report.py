@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from latentcache.pipeline.token_pool import default_workers
+from latentcache.pipeline.token_settings import TokenSettings
+from latentcache.recipe import DTYPES
 from latentcache.sources.sample import Refusal
 from latentcache.token_recipe import TokenRecipe
+
+#: Characters a token stands for, about, and bytes that a document costs beside its ids: what a plan says of room.
+_CHARACTERS_PER_TOKEN, _DOCUMENT_BYTES = 3, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +109,54 @@ class SilentTokens:
 
     def warned(self, message: str) -> None:
         """Nothing."""
+
+
+def token_plan(
+    settings: TokenSettings,
+    recipe: TokenRecipe,
+    *,
+    samples: int,
+    refused: tuple[Refusal, ...],
+    notes: tuple[Refusal, ...],
+) -> TokenPlan:
+    """The plan of a build that has nothing to tokenise.
+
+    Args:
+        settings: What is asked for.
+        recipe: What it comes to.
+        samples: Usable and refused records.
+        refused: Those that are refused.
+        notes: What is neither used nor refused.
+    """
+    cache = settings.cache
+    existing = next(path for path in (cache, *cache.resolve().parents) if path.exists())
+    return TokenPlan(
+        cache=cache,
+        data=settings.data,
+        tokenizer=str(settings.tokenizer),
+        recipe=recipe,
+        samples=samples,
+        free_bytes=shutil.disk_usage(existing).free,
+        refused=refused,
+        notes=notes,
+    )
+
+
+def with_work(plan: TokenPlan, todo: int, characters: int, workers: int | None) -> TokenPlan:
+    """The plan with what is to be tokenised.
+
+    Args:
+        plan: Without it.
+        todo: Records.
+        characters: In those.
+        workers: As asked for; by default as many as are worth their start.
+    """
+    itemsize = DTYPES[plan.recipe.dtype][1]
+    chosen = default_workers(characters) if workers is None else workers
+    return replace(
+        plan,
+        todo=todo,
+        characters=characters,
+        workers=chosen if todo else 0,
+        bytes_to_write=characters * itemsize // _CHARACTERS_PER_TOKEN + _DOCUMENT_BYTES * todo,
+    )
