@@ -49,16 +49,15 @@ from latentcache.pipeline.token_report import (
 from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_settings import TokenSettings
 from latentcache.pipeline.token_survey import (
-    Listing,
     as_refusals,
     first_of_each,
-    list_files,
     refused_rows,
     survey_records,
     todo_of,
     todo_records,
     token_refusal_json,
 )
+from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
 from latentcache.store.catalog import load_catalog

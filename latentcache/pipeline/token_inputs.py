@@ -158,6 +158,11 @@ def open_records(settings: TokenSettings) -> RecordScan:
     return RecordScan(root, read)
 
 
+def is_there(tokenizer: str) -> bool:
+    """Whether a recorded tokenizer is still there to be asked."""
+    return _STUB.fullmatch(tokenizer) is not None or Path(tokenizer).exists()
+
+
 def _absolute(tokenizer: str) -> str:
     """A path as an absolute one, anything else as it was said."""
     path = Path(tokenizer)
