@@ -39,7 +39,7 @@ def check_flags(*, pictures: bool, device: str, drop_stale: bool) -> None:
     if pictures or device != "auto" or drop_stale:
         raise UsageError(
             "one of these flags is for caches of pictures, and this is one of tokens",
-            why="tokens know --data, --full, --reencode, --seed, --tokenizer, --chat-template, --repair, --allow-failed",
+            why="for tokens: --data, --full, --reencode, --seed, --tokenizer, --chat-template, --repair",
             fix="leave the others out",
         )
 

@@ -87,11 +87,8 @@ def compare_tokens(
     """
     by_content = {record.content: record for record in records}
     contents = [reader.documents.content[number].tobytes() for number in documents.tolist()]
-    there = [
-        (number, by_content[one])
-        for number, one in zip(documents.tolist(), contents, strict=True)
-        if one in by_content
-    ]
+    pairs = zip(documents.tolist(), contents, strict=True)
+    there = [(number, by_content[one]) for number, one in pairs if one in by_content]
     results = retokenise([record for _, record in there])
     findings = {}
     for (number, _), result in zip(there, results, strict=True):
@@ -169,9 +166,8 @@ def as_quarantined(refusal: object) -> Finding:
     assert isinstance(refusal, dict)
     line = refusal.get("line")
     path = f"{refusal['name']}:{line}" if line else str(refusal["name"])
-    parts = {
-        name: str(refusal.get(key, "")) for name, key in (("field", "field"), ("found", "detail"), ("hint", "hint"))
-    }
+    field_name, detail, hint = (str(refusal.get(name, "")) for name in ("field", "detail", "hint"))
+    parts = {"field": field_name, "found": detail, "hint": hint}
     return Finding(category="quarantined", reason=str(refusal["cause"]), path=path, **parts)
 
 
