@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,4 +106,4 @@ def test_reading_needs_no_torch(made):
         "c = Path(sys.argv[1]); TokenReader(CacheLayout(c), load_tokens(c)).ids(0);"
         "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, made, os.getcwd()], check=True)
+    subprocess.run([sys.executable, "-c", code, made, Path.cwd()], check=True)
