@@ -100,8 +100,6 @@ class _Build:
                 self.take_lock(locks)
             before = read_token_before(self.layout)
             self.settings = completed(self.settings, before)
-            if not self.settings.dry_run:
-                self.recover(before)
             listing, seen_ns = list_files(self.settings.data), time.time_ns()
             still = self.stand(before, listing)
             if still is not None:
@@ -170,6 +168,8 @@ class _Build:
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
             )
+        if not self.settings.dry_run:
+            self.recover(before)
         catalog = load_catalog(self.layout)
         known = known_documents(catalog, old, recipe)
         for key in known.damaged:

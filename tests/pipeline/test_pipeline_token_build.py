@@ -28,11 +28,10 @@ from latentcache.store.token_generation import Blocks
 LINES = texts(300, longest=4000)
 
 
-def aged(path):
-    """As if it had been written a while ago: its stat is believed."""
-    os.utime(path, ns=(time.time_ns() - 10**10,) * 2)
-    time.sleep(2.1)  # the change time cannot be put back
-    return path
+@pytest.fixture
+def old_files(monkeypatch):
+    """Files count as written a while ago: their stats are believed."""
+    monkeypatch.setattr("latentcache.sources.record_listing.RACY_NS", -(1 << 62))
 
 
 def columns(cache):
@@ -73,8 +72,8 @@ def test_blocks_and_order_do_not_depend_on_the_workers(data, reference, tmp_path
     assert columns(tmp_path / "cache") == columns(reference)
 
 
-def test_a_second_build_does_nothing_and_a_touched_file_encodes_nothing(tmp_path):
-    data = aged(write_texts(tmp_path / "a.jsonl", LINES[:20]))
+def test_a_second_build_does_nothing_and_a_touched_file_encodes_nothing(tmp_path, old_files):
+    data = write_texts(tmp_path / "a.jsonl", LINES[:20])
     assert build(data, tmp_path / "cache").published
     report = build(data, tmp_path / "cache")
     assert (report.encoded, report.cached, report.published, report.generation) == (0, 20, False, 1)
@@ -83,8 +82,8 @@ def test_a_second_build_does_nothing_and_a_touched_file_encodes_nothing(tmp_path
     assert (report.encoded, report.cached) == (0, 20)
 
 
-def test_a_build_that_stands_still_reads_no_record(tmp_path, monkeypatch):
-    data = aged(write_texts(tmp_path / "a.jsonl", LINES[:20]))
+def test_a_build_that_stands_still_reads_no_record(tmp_path, monkeypatch, old_files):
+    data = write_texts(tmp_path / "a.jsonl", LINES[:20])
     build(data, tmp_path / "cache")
     monkeypatch.setattr("latentcache.pipeline.token_build.open_records", lambda settings: pytest.fail("it was read"))
     assert build(data, tmp_path / "cache").cached == 20
@@ -146,8 +145,9 @@ def test_refusals_before_any_work(tmp_path):
     data = write_texts(tmp_path / "a.jsonl", ["one"])
     with pytest.raises(SourceNotFoundError):
         build(tmp_path / "none.jsonl", tmp_path / "cache")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(EmptySourceError):
-        build(write_texts(tmp_path / "empty.jsonl", []), tmp_path / "cache")
+        build(tmp_path / "empty", tmp_path / "cache")
     with pytest.raises(UsageError):
         build(tmp_path, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -182,7 +182,9 @@ KILLED = """
 import sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from pathlib import Path
+from latentcache.pipeline import token_pool
 from small_tokens import build
+token_pool.UNIT_RECORDS = 10
 build(Path(sys.argv[3]), Path(sys.argv[4]), commit_every=1, events=Path(sys.argv[5]), tokenizer="stub:delay_ms=5")
 """
 
@@ -215,11 +217,11 @@ def test_damage_to_a_shard_or_a_manifest_is_made_good(reference, data, tmp_path)
     assert columns(cache) == columns(reference)
     flip(cache / "generations" / "000001" / "manifest.json", 300)
     for path in (cache / "generations").glob("*/manifest.json"):
-        path.write_bytes(b"{}")
+        path.write_bytes(b"x")
     assert build(data, cache).encoded == 0
     tamper(cache, block=0)
     for path in (cache / "generations").glob("*/manifest.json"):
-        path.write_bytes(b"{}")
+        path.write_bytes(b"x")
     report = build(data, cache)
     assert 0 < report.encoded < 300
     assert columns(cache)["content"] == columns(reference)["content"]

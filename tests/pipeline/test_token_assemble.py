@@ -35,7 +35,7 @@ def test_the_draft_of_the_same_data_says_the_same(made):
 
 
 def test_a_refused_record_is_no_document(made):
-    data, generation, known = made
+    data, _, known = made
     write_texts(data, ["one", "refused", "three"])
     work = survey_records(scan_records(data))
     content = work.content[1].tobytes()

@@ -60,9 +60,10 @@ def test_other_terms_are_a_no(built):
 def test_the_first_record_tells_the_kind(tmp_path):
     texts = write_texts(tmp_path / "a.jsonl", ["one"])
     assert not is_chat(scan_records(texts))
-    chat = write_texts(tmp_path / "b.jsonl", [('{"messages": [{"role": "user", "content": "a"}]}',)])
-    assert is_chat(scan_records(chat)) or scan_records(chat).refused == ()
-    assert not is_chat(scan_records(write_texts(tmp_path / "c.jsonl", [])))
+    turns = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    chat = write_texts(tmp_path / "b.jsonl", [(turns,)])
+    assert is_chat(scan_records(chat))
+    assert not is_chat(scan_records(write_texts(tmp_path / "c.jsonl", [("{bad",)])))
 
 
 def test_refusals_of_another_recipe_do_not_count(built):
