@@ -1,7 +1,11 @@
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from small_tokens import flip, opened, tamper, texts, write_texts
+
+from latentcache.encoders.stub_tokeniser import StubTokeniser
 
 LINES = texts(200, longest=4000)
 
@@ -91,7 +95,13 @@ def test_a_damaged_shard(run, data, cache):
 
 
 def test_drift_is_found(run, cache, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.stub_tokeniser._EOS", 258)
+    plain = StubTokeniser._document
+
+    def drifted(self, record):
+        found = plain(self, record)
+        return replace(found, ids=np.append(found.ids[:-1], [258]).astype(found.ids.dtype))
+
+    monkeypatch.setattr(StubTokeniser, "_document", drifted)
     status, counts, items = found_by(run, cache, "--reencode", "5")
     assert (status, counts) == (1, {"ok": 195, "drift": 5})
     assert items[0]["reason"] == "tokens"

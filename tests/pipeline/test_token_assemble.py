@@ -3,6 +3,7 @@ import pytest
 from small_tokens import build, opened, write_texts
 
 from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.errors import CacheDamagedError
 from latentcache.pipeline.token_assemble import assemble_tokens, manifest_facts, says_the_same
 from latentcache.pipeline.token_known import known_documents
 from latentcache.pipeline.token_settings import TokenSettings
@@ -43,6 +44,13 @@ def test_a_refused_record_is_no_document(made):
     assert draft.documents.line.tolist() == [1, 3]
     assert [(one.name, one.line) for one in draft.refused] == [("a.jsonl", 2)]
     assert np.array_equal(draft.documents.span_ends, [1, 2])
+
+
+def test_nothing_is_left_out_in_silence(made):
+    data, _, known = made
+    write_texts(data, ["one", "never tokenised"])
+    with pytest.raises(CacheDamagedError, match="1 documents"):
+        assemble_tokens(survey_records(scan_records(data)), known, {})
 
 
 def test_the_manifest_says_where_it_came_from(made):

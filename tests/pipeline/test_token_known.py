@@ -53,6 +53,6 @@ def test_a_damaged_block_is_not_known_where_it_is_read(cache):
     tamper(cache, block=1)
     generation, _ = opened(cache)
     known = known_documents(load_catalog(CacheLayout(cache)), None, generation.recipe)
-    assert known.damaged == (generation.blocks.key[1].tobytes().hex(),)
+    assert [block.key for block in known.damaged] == [generation.blocks.key[1].tobytes()]
     lost = known.find(generation.documents.content) < 0
     assert (lost == (generation.documents.block == 1)).all()

@@ -20,7 +20,7 @@ def reasons(cache, generation=None, full=True):
 def test_whole_blocks_have_no_findings(cache):
     found, checked = reasons(cache)
     assert found == set()
-    assert (checked.headers, checked.payloads) == (2, 2)
+    assert checked.headers == checked.payloads == len(opened(cache)[0].blocks) > 1
     assert checked.payload_bytes == 2 * int(opened(cache)[0].blocks.tokens.sum())
     assert reasons(cache, full=False)[1].payloads == 0
 
@@ -54,9 +54,11 @@ def test_headers_of_other_blocks_and_orphans(cache):
     generation, _ = opened(cache)
     object.__setattr__(generation.blocks, "tokens", generation.blocks.tokens + np.uint32(1))
     assert reasons(cache, generation, full=False)[0] == {"header"}
-    object.__setattr__(generation.blocks, "key", generation.blocks.key[::-1])
+    object.__setattr__(generation.blocks, "key", np.roll(generation.blocks.key, 1, axis=0))
     found, checked = reasons(cache, generation, full=False)
     assert found == {"entry-lost"}
     assert checked.loose == []
     object.__setattr__(generation.blocks, "key", np.zeros_like(generation.blocks.key))
-    assert [one.reason for one in reasons(cache, generation, full=False)[1].loose] == ["unreferenced"] * 2
+    assert [one.reason for one in reasons(cache, generation, full=False)[1].loose] == ["unreferenced"] * len(
+        generation.blocks
+    )

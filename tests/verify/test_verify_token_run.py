@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import pytest
 from small_tokens import build, opened, write_texts
@@ -15,13 +16,8 @@ def looked(cache, **more):
 
 @pytest.fixture
 def cache(tmp_path):
-    build(
-        write_texts(
-            tmp_path / "both" / "a.jsonl" if (tmp_path / "both").mkdir() else tmp_path / "both" / "a.jsonl",
-            ["one", "two"],
-        ),
-        tmp_path / "both" / "cache",
-    )
+    (tmp_path / "both").mkdir()
+    build(write_texts(tmp_path / "both" / "a.jsonl", ["one", "two"]), tmp_path / "both" / "cache")
     return tmp_path / "both" / "cache"
 
 
@@ -53,7 +49,7 @@ def test_a_recipe_that_differs(cache):
 
 
 def test_a_cache_of_pictures_is_none_of_tokens(tmp_path):
-    vectors = __import__("pathlib").Path(__file__).parents[2] / "docs" / "format" / "vectors" / "cache"
+    vectors = Path(__file__).parents[2] / "docs" / "format" / "vectors" / "cache"
     shutil.copytree(vectors, tmp_path / "cache")
     with pytest.raises(CacheFormatError, match="pictures"):
         looked(tmp_path / "cache")
