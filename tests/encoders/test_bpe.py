@@ -67,6 +67,15 @@ def test_a_text_that_is_not_in_normal_form_is_left_to_the_reference():
     assert not fast.takes("e\u0301")
 
 
+@pytest.mark.parametrize("blank", [" ", "\n", " \n"])
+def test_endless_blanks_are_left_to_the_reference(blank):
+    reference, fast = engines("gpt2")
+    assert not fast.takes("a" * 70_000 + blank * 1_000_000 + "b")
+    long = "a" + blank * 49_000 + "b"
+    assert fast.takes(long)
+    assert fast.ids([long])[0].tolist() == reference.ids([long])[0].tolist()
+
+
 def json_of(tokenizer):
     return json.loads(tokenizer.to_str())
 
