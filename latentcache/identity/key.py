@@ -19,6 +19,8 @@ KEY_BYTES = 32
 RECIPE_BYTES = 8
 #: ``kind`` of image and video latents.
 KIND_LATENTS = 1
+#: ``kind`` of blocks of tokenised documents, whose ``bucket`` is 1 x 1.
+KIND_TOKENS = 2
 #: ``variant`` of a mirrored picture, and where in a key it stands.
 FLIPPED, VARIANT_BYTE = 1, 1
 _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")

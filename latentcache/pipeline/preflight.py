@@ -263,6 +263,13 @@ def _unfinished(layout: CacheLayout) -> Before:
             )
         if not is_whole(found):
             return Before()
+        if found.get("kind") is not None:
+            raise CacheFormatError(
+                f"a build of {found['kind']} has been started here and has not ended",
+                where=str(layout.root),
+                fix="give pictures another folder with --out",
+                slug="cache-kind",
+            )
         recipe = Recipe.from_json(found["recipe"])
         return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
     except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):

@@ -128,6 +128,10 @@ class Refusal:
     stat: StatMemo | None = None
     content: bytes = b""
     """Content hash, where the file was read (16 bytes); empty otherwise."""
+    line: int = 0
+    """Line or row of the file, from 1, where one record of it is meant; 0 for the file itself."""
+    field: str = ""
+    """Field of the record, as ``messages[2].content``; empty where it is about the whole of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

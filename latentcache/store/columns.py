@@ -40,7 +40,7 @@ SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
 }
 _STRINGS = ("names", "captions")
 #: No file is longer; larger numbers would not fit a positional read.
-_MAX_OFFSET = 1 << 62
+MAX_OFFSET = 1 << 62
 
 
 class StringColumn(Sequence[str]):
@@ -123,20 +123,48 @@ def check_columns(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]
         KeyError: A column is not there.
     """
     num_rows, num_samples = len(columns["shard"]), len(columns["names_ends"])
-    for shapes, count in ((ROW_SHAPES, num_rows), (SAMPLE_SHAPES, num_samples)):
-        for name, (dtype, width) in shapes.items():
-            column, shape = columns[name], (count, width) if width else (count,)
-            if column.dtype != np.dtype(dtype) or column.shape != shape:
-                raise ValueError(f"{name}: expected {dtype} {shape}, found {column.dtype} {column.shape}")
-    for name, end in ({"offset": _MAX_OFFSET, "sample": num_samples} | dict(limits)).items():
+    check_shapes(columns, ROW_SHAPES, num_rows)
+    check_shapes(columns, SAMPLE_SHAPES, num_samples)
+    check_limits(columns, {"offset": MAX_OFFSET, "sample": num_samples} | dict(limits))
+    for name in _STRINGS:
+        check_strings(columns, name)
+
+
+def check_shapes(columns: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[str, int]], count: int) -> None:
+    """Refuse columns that have not ``count`` rows of their type and width.
+
+    Raises:
+        ValueError: With the column's name.
+        KeyError: A column is not there.
+    """
+    for name, (dtype, width) in shapes.items():
+        column, shape = columns[name], (count, width) if width else (count,)
+        if column.dtype != np.dtype(dtype) or column.shape != shape:
+            raise ValueError(f"{name}: expected {dtype} {shape}, found {column.dtype} {column.shape}")
+
+
+def check_limits(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
+    """Refuse columns with numbers below 0, or not below their limit.
+
+    Raises:
+        ValueError: With the column's name.
+    """
+    for name, end in limits.items():
         column = columns[name]
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < end:
             raise ValueError(f"{name}: a position is not below {end}")
-    for name in _STRINGS:
-        data, ends = columns[f"{name}_bytes"], columns[f"{name}_ends"]
-        whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
-        if not whole or bool((ends[1:] < ends[:-1]).any()):
-            raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
+
+
+def check_strings(columns: Mapping[str, NDArray[Any]], name: str) -> None:
+    """Refuse a column of strings whose ends do not lead to the end of its bytes.
+
+    Raises:
+        ValueError: With the column's name.
+    """
+    data, ends = columns[f"{name}_bytes"], columns[f"{name}_ends"]
+    whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
+    if not whole or bool((ends[1:] < ends[:-1]).any()):
+        raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
 
 
 def check_pairs(columns: Mapping[str, NDArray[Any]]) -> None:

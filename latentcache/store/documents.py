@@ -51,6 +51,23 @@ class Documents:
         return f"{name}:{int(self.line[document])}"
 
 
+def take_spans(
+    ends: NDArray[np.int64], spans: NDArray[np.uint32], chosen: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """Ends and runs of some documents, in the order in which they are named.
+
+    Args:
+        ends: (D,) where the runs of each document end.
+        spans: (S, 2) the runs of all.
+        chosen: (N,) positions of documents, from 0; one may be named several times.
+    """
+    begins = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]]) if len(ends) else ends
+    counts = (ends - begins)[chosen]
+    new_ends = np.cumsum(counts, dtype=np.int64)
+    rows = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(begins[chosen] - (new_ends - counts), counts)
+    return new_ends, spans[rows]
+
+
 class TokenStore(Protocol):
     """Documents and their ids. Picklable; usable in forked children; closing or forgetting it lets go of files."""
 

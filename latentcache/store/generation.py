@@ -8,19 +8,16 @@ columns: no payload is read. Shards are shared between generations; entries are 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError, RecipeError
+from latentcache.errors import CacheFormatError
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import checksum
 from latentcache.identity.stat import StatMemo
 from latentcache.recipe import Recipe
 from latentcache.store.columns import (
@@ -29,18 +26,10 @@ from latentcache.store.columns import (
     check_pairs,
     checked_bytes,
     load_columns,
-    save_columns,
-)
-from latentcache.store.durable import (
-    json_bytes,
-    make_folder,
-    sync_folder,
-    write_atomically,
-    write_json,
-    writing,
 )
 from latentcache.store.layout import CacheLayout
-from latentcache.store.manifest import format_version, load_manifest, own_checksum
+from latentcache.store.manifest import format_version
+from latentcache.store.publication import checked_shards, contradictions, find_manifest, put_generation
 
 _STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
 
@@ -171,64 +160,47 @@ def publish(
         DiskFullError: No space; the old generation stays.
         CacheReadOnlyError: The cache cannot be written.
     """
-    number = max(layout.generations(), default=0) + 1
-    folder = layout.generation(number)
-    make_folder(folder)
-    columns = save_columns(folder, _arrays(rows, samples))
-    lists = json_bytes({"refused": list(refused), "notes": list(notes)})
-    write_atomically(folder / "refused.json", lists)
-    manifest = {
-        "format": {"name": "latentcache", "version": format_version(recipe)},
-        "generation": number,
-        "complete": complete,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "recipe": recipe.as_json(),
-        "recipe_id": recipe.recipe_id.hex(),
-        "buckets": [[size.height, size.width] for size in buckets],
-        "shards": list(shards),
-        "counts": {"samples": len(samples.names), "rows": len(rows.shard), "quarantined": len(refused)},
-        "columns": columns,
-        "lists": {"file": "refused.json", "bytes": len(lists), "checksum": f"{checksum(lists):016x}"},
-        **facts,
-    }
-    write_json(folder / "manifest.json", manifest | {"checksum": own_checksum(manifest)})
-    with writing(folder):
-        sync_folder(folder.parent)
-    write_atomically(layout.current, f"{number:06d}\n".encode("ascii"))
-    return number
+    return put_generation(
+        layout,
+        version=format_version(recipe),
+        about={
+            "recipe": recipe.as_json(),
+            "recipe_id": recipe.recipe_id.hex(),
+            "buckets": [[size.height, size.width] for size in buckets],
+            "shards": list(shards),
+            "counts": {"samples": len(samples.names), "rows": len(rows.shard), "quarantined": len(refused)},
+        },
+        columns=_arrays(rows, samples),
+        lists={"refused": list(refused), "notes": list(notes)},
+        facts=facts,
+        complete=complete,
+    )
 
 
 def load_generation(cache: Path, number: int | None = None) -> Generation:
-    """Open a generation of a cache, the current one unless a number is given.
+    """Open a generation of a cache of pictures, the current one unless a number is given.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it yet.
-        CacheFormatError: Written by a newer version.
+        CacheFormatError: Written by a newer version, or a cache of tokens.
         CacheDamagedError: A manifest or a column is not what was written.
     """
-    layout = CacheLayout(cache)
-    number = layout.current_generation() if number is None else number
-    if not number:
-        raise CacheNotFoundError(
-            f"no finished build in {cache}",
+    number, manifest, folder = find_manifest(cache, number)
+    if manifest.get("kind") is not None:
+        raise CacheFormatError(
+            f"this cache holds {manifest['kind']}, not pictures",
             where=str(cache),
-            why="a build was started here and has not ended",
-            fix="run the same `latentcache build` again: it goes on where it stopped",
-            slug="cache-unfinished",
+            why="a cache holds one kind of entries, and they are opened in different ways",
+            fix="open it with latentcache.open_tokens(path), or give pictures another folder with --out",
+            slug="cache-kind",
         )
-    folder = layout.generation(number)
-    manifest = load_manifest(folder)
-    try:
+    with contradictions(folder):
         return _assemble(number, manifest, folder)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise CacheDamagedError("a generation contradicts itself", where=str(folder), why=why) from error
 
 
 def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generation:
-    shards, buckets = manifest["shards"], manifest["buckets"]
-    if manifest["generation"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
-        raise ValueError(f"generation {manifest['generation']} with shards {shards}")
+    buckets = manifest["buckets"]
+    shards = checked_shards(number, manifest)
     columns = load_columns(folder, manifest["columns"])
     check_columns(columns, {"shard": len(shards), "bucket": len(buckets)})
     lists = json.loads(checked_bytes(folder / "refused.json", manifest["lists"]["checksum"]))
@@ -242,7 +214,7 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generat
         rows=rows,
         samples=_samples(columns),
         buckets=tuple(Size(height, width) for height, width in buckets),
-        shards=tuple(shards),
+        shards=shards,
         refused=tuple(lists["refused"]),
         notes=tuple(lists["notes"]),
         manifest=manifest,

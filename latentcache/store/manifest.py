@@ -15,7 +15,9 @@ from latentcache.recipe import Recipe
 from latentcache.store.durable import read_json
 
 #: The newest version this release reads. Bumped when an older reader could misread a newer cache.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+#: What the manifest of a token cache says of its format, and of its kind; one of pictures says no kind.
+TOKENS_VERSION, TOKENS = 3, "tokens"
 
 
 def format_version(recipe: Recipe) -> int:

@@ -14,19 +14,21 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from latentcache.errors import CacheDamagedError
+from latentcache.errors import CacheDamagedError, CacheFormatError
 from latentcache.store.durable import READ_ONLY, open_file
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
+from latentcache.store.token_generation import TokenGeneration
 
 #: How often, and how far apart in seconds, a generation is looked for that is not being removed.
 _TRIES, _WAIT_S = 50, 0.02
+_Pinned = TypeVar("_Pinned", Generation, TokenGeneration)
 _PROCESSES = Path("/proc")
 
 
@@ -97,7 +99,16 @@ class Holder:
 
 
 def open_pinned(cache: Path) -> Generation:
+    """The current generation of a cache of pictures. Arguments and errors as :func:`pinned`."""
+    return pinned(cache, load_generation)
+
+
+def pinned(cache: Path, load: Callable[[Path, int | None], _Pinned]) -> _Pinned:
     """The current generation of a cache, held until the last reference to it is gone.
+
+    Args:
+        cache: The cache folder.
+        load: Opens a generation of the kind that is wanted.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it yet.
@@ -119,11 +130,11 @@ def open_pinned(cache: Path) -> Generation:
                 continue
             break
         try:
-            return replace(load_generation(cache, number), pins=(pin,))
-        except CacheDamagedError:
+            return replace(load(cache, number), pins=(pin,))
+        except (CacheDamagedError, CacheFormatError):
             pin.close()
             raise
-    return load_generation(cache)
+    return load(cache, None)
 
 
 @contextlib.contextmanager

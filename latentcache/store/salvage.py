@@ -25,11 +25,11 @@ from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullErr
 from latentcache.store.catalog import load_catalog
 from latentcache.store.copying import PLACE_DTYPE
 from latentcache.store.durable import make_folder, sync_folder
-from latentcache.store.generation import Generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.retire import retire
 from latentcache.store.shard import recover_shard, seal_folder
+from latentcache.store.token_generation import AnyGeneration
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from latentcache.store.copying import serve; serve()"
@@ -89,7 +89,7 @@ def salvage(
     return Salvaged(source=source.name, shard=name, saved=saved, lost=answer.get("lost", 0), died=not answer)
 
 
-def mend_shards(layout: CacheLayout, generation: Generation | None) -> list[Salvaged]:
+def mend_shards(layout: CacheLayout, generation: AnyGeneration | None) -> list[Salvaged]:
     """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
 
     The caller holds the builder lock. A damaged shard is retired; an open one, which no reader can hold, goes to
@@ -118,7 +118,7 @@ def mend_shards(layout: CacheLayout, generation: Generation | None) -> list[Salv
     return made
 
 
-def places_in(generation: Generation | None, shard: str, rows: NDArray[Any] | None = None) -> NDArray[Any]:
+def places_in(generation: AnyGeneration | None, shard: str, rows: NDArray[Any] | None = None) -> NDArray[Any]:
     """Where a generation says that entries of a shard lie, as PLACE_DTYPE rows.
 
     Args:

@@ -9,7 +9,7 @@ from made_entries import RECIPE, SQUARE, make_cache, make_shard, memo_of, new_en
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError
 from latentcache.identity.stat import StatMemo
-from latentcache.store import generation as generation_module
+from latentcache.store import publication as generation_module
 from latentcache.store.columns import ROW_SHAPES
 from latentcache.store.durable import write_json
 from latentcache.store.generation import Rows, load_generation, pack_memo, unpack_memo

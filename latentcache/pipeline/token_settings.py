@@ -1,0 +1,57 @@
+"""What a build of tokens is asked to do, as plain values. Costs nothing to import.
+
+Every value is checked when it is made, so a contradiction is said before a file is looked at. What was not said
+follows the cache, where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from latentcache.errors import UsageError
+from latentcache.token_recipe import LOSSES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSettings:
+    """One build of tokens; None means "not said"."""
+
+    data: Path
+    """A file of records, or a folder of them."""
+    out: Path | None = None
+    """The cache; ``DATA.latentcache`` beside the data where it is not given."""
+    tokenizer: str | None = None
+    """A ``tokenizer.json``, a folder with one, or ``stub[:delay_ms=N]``."""
+    chat_template: Path | None = None
+    loss: str | None = None
+    """``all`` or ``assistant``."""
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    control_tokens: bool | None = None
+    """Whether control strings in content become control tokens."""
+    workers: int | None = None
+    """Processes that tokenise; 0 is this one."""
+    commit_every: int | None = None
+    """Blocks per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
+    events: Path | None = None
+    allow_failed: str = "0"
+    retry_failed: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.loss not in LOSSES:
+            raise UsageError(f"--loss {self.loss!r} is not known", fix=f"--loss {'|'.join(LOSSES)}")
+        for name, least in (("workers", 0), ("commit_every", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {value} is below {least}", fix=f"leave {option} out")
+
+    @property
+    def cache(self) -> Path:
+        """Where the cache is."""
+        if self.out is not None:
+            return self.out
+        data = self.data.resolve()
+        return data.with_name(data.name + ".latentcache")

@@ -1,0 +1,198 @@
+"""The first pass over the records of a build: what there is, what is known, what is to be tokenised.
+
+Decides which records are tokenised, and in which order: each distinct record once, where it stands first. Guarantee:
+the number of documents is known before the first is tokenised. Cost: one pass of parsing and hashing, 28 bytes of
+memory a record.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import SourceError
+from latentcache.identity.content import HASH_BYTES, json_hash
+from latentcache.identity.stat import RACY_NS, StatMemo
+from latentcache.pipeline.token_known import Known, as_items
+from latentcache.sources.records import Record, RecordScan, RecordSource
+from latentcache.sources.sample import Refusal
+
+_EMPTY = b"\0" * HASH_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSurvey:
+    """The N usable records of DATA in their order."""
+
+    content: NDArray[np.uint8]
+    """(N, 16) content hashes."""
+    source: NDArray[np.int32]
+    """(N,) position in ``sources``."""
+    line: NDArray[np.uint32]
+    """(N,) line or row."""
+    size: NDArray[np.uint32]
+    """(N,) characters of each record."""
+    sources: tuple[RecordSource, ...]
+    refused: tuple[Refusal, ...]
+    notes: tuple[Refusal, ...]
+
+
+def survey_records(scan: RecordScan, met: Callable[[int], None] = lambda number: None) -> TokenSurvey:
+    """Read all records once.
+
+    Args:
+        scan: Where they come from.
+        met: Told now and then how many there were.
+
+    Raises:
+        SourceError: A file cannot be read.
+    """
+    content, source, line, size = bytearray(), array("i"), array("I"), array("I")
+    numbers: dict[str, int] = {}
+    for record in scan:
+        content += record.content
+        source.append(numbers.setdefault(record.source, len(numbers)))
+        line.append(record.line)
+        size.append(min(record_size(record), 0xFFFF_FFFF))
+        if not len(line) % 4096:
+            met(len(line))
+    position = {one.name: number for number, one in enumerate(scan.sources)}
+    moved = np.array([position[name] for name in numbers], dtype=np.int32)
+    return TokenSurvey(
+        content=np.frombuffer(bytes(content), dtype=np.uint8).reshape(-1, HASH_BYTES),
+        source=moved[np.array(source, dtype=np.int32)] if numbers else np.empty(0, dtype=np.int32),
+        line=np.array(line, dtype=np.uint32),
+        size=np.array(size, dtype=np.uint32),
+        sources=scan.sources,
+        refused=scan.refused,
+        notes=scan.notes,
+    )
+
+
+def record_size(record: Record) -> int:
+    """Characters of what is tokenised, templates aside."""
+    if record.messages is None:
+        return len(record.text or "")
+    return sum(len(message.content) for message in record.messages) + len(record.tools)
+
+
+def first_of_each(content: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Positions, upwards, where a record stands for the first time."""
+    _, first = np.unique(as_items(content), return_index=True) if len(content) else (None, np.empty(0, dtype=np.intp))
+    return np.sort(first)
+
+
+def todo_of(work: TokenSurvey, known: Known, refused: Mapping[bytes, Any]) -> NDArray[np.bool_]:
+    """(N,) whether a record is to be tokenised.
+
+    Args:
+        work: All records.
+        known: Those that are committed.
+        refused: Content hashes of records that this recipe refused before.
+    """
+    todo = np.zeros(len(work.content), dtype=np.bool_)
+    first = first_of_each(work.content)
+    todo[first] = known.find(work.content[first]) < 0
+    if refused:
+        todo[[row for row in np.flatnonzero(todo).tolist() if work.content[row].tobytes() in refused]] = False
+    return todo
+
+
+def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -> Iterator[Record]:
+    """The records that are to be tokenised, read again.
+
+    Raises:
+        SourceError: A file is not what it was a moment ago.
+    """
+    last = int(np.flatnonzero(todo)[-1]) if todo.any() else -1
+    row = -1
+    for row, record in enumerate(scan):
+        if row >= len(todo) or record.content != work.content[row].tobytes():
+            raise _changed(record.source)
+        if todo[row]:
+            yield record
+        if row == last:
+            return
+    if row < last:
+        raise _changed(work.sources[int(work.source[last])].name)
+
+
+def _changed(name: str) -> SourceError:
+    return SourceError(
+        "a file was changed while it was built from",
+        where=name,
+        fix="run the same command again when nobody writes to it: committed work is kept",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Every file of DATA as the file system describes it. Equal listings mean equal bytes, where none is too young."""
+
+    hash: str
+    """Over names and stats."""
+    files: int
+    newest_ns: int
+    """Last change of any of them."""
+
+    def as_json(self, seen_ns: int) -> dict[str, Any]:
+        """For the manifest; ``seen_ns`` is when the files were read."""
+        return {"hash": self.hash, "files": self.files, "racy": seen_ns - self.newest_ns < RACY_NS}
+
+
+def list_files(data: Path) -> Listing:
+    """Stat every regular file of DATA, a file or a folder.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    stats = sorted((name, StatMemo.of(result).identity) for name, result in _files(data))
+    newest = max((max(identity[1], identity[2]) for _, identity in stats), default=0)
+    names = [[os.fsencode(name).hex(), *identity] for name, identity in stats]
+    return Listing(hash=json_hash(names).hex(), files=len(stats), newest_ns=newest)
+
+
+def _files(data: Path) -> Iterable[tuple[str, os.stat_result]]:
+    if not data.is_dir():
+        yield data.name, data.stat()
+        return
+    for folder, folders, names in os.walk(data):
+        folders.sort()
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file():
+                yield str(path.relative_to(data)), path.stat()
+
+
+def as_refusals(items: Sequence[Mapping[str, Any]]) -> list[Refusal]:
+    """Refusals as a generation keeps them, made whole again."""
+    return [
+        Refusal(
+            name=str(item["name"]),
+            cause=str(item["cause"]),
+            detail=str(item.get("detail", "")),
+            hint=str(item.get("hint", "")),
+            content=bytes.fromhex(str(item.get("content", ""))),
+            line=int(item.get("line", 0)),
+            field=str(item.get("field", "")),
+        )
+        for item in items
+    ]
+
+
+def token_refusal_json(refusal: Refusal) -> dict[str, Any]:
+    """A refusal as a generation keeps it."""
+    said: dict[str, Any] = {"name": refusal.name, "cause": refusal.cause}
+    more = {"line": refusal.line, "field": refusal.field, "detail": refusal.detail, "hint": refusal.hint}
+    return (
+        said
+        | {key: value for key, value in more.items() if value}
+        | ({"content": refusal.content.hex()} if refusal.content else {})
+    )
