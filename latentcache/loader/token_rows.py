@@ -50,6 +50,7 @@ class RowReader:
         self.store, self.plan, self.dtype = store, plan, np.dtype(dtype)
         self.lengths = row_lengths(plan)
         self._begins = begins(plan.ends)
+        self._single = len(plan.document) == len(plan)
         self._columns = _piece_columns(plan)
         self._runs: LabelRuns | None = None if corpus.whole else label_runs(corpus, plan)
         self._run_begins = None if self._runs is None else begins(self._runs.ends)
@@ -71,16 +72,18 @@ class RowReader:
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        first = self._begins[rows]
-        counts = self.plan.ends[rows] - first
-        pieces = spread(first, counts)
+        pieces, counts = rows, None
+        if not self._single:
+            first = self._begins[rows]
+            counts = self.plan.ends[rows] - first
+            pieces = spread(first, counts)
         self._gather(pieces, flat)
         self._put(self.lengths[rows].tolist(), out, at, flat, **how)
         self._label(rows, pieces, counts, out, at, left=how["left"])
         if out.position_ids is not None:
             self._number(rows, out, at)
 
-    def _gather(self, pieces: NDArray[np.int64], flat: NDArray[Any]) -> None:
+    def _gather(self, pieces: NDArray[np.integer], flat: NDArray[Any]) -> None:
         plan = self.plan
         document, start, length = plan.document[pieces], plan.start[pieces], plan.length[pieces]
         try:
@@ -126,8 +129,8 @@ class RowReader:
     def _label(
         self,
         rows: NDArray[np.integer],
-        pieces: NDArray[np.int64],
-        counts: NDArray[np.int64],
+        pieces: NDArray[np.integer],
+        counts: NDArray[np.int64] | None,
         out: RowArrays,
         at: Sequence[int],
         *,
@@ -138,7 +141,7 @@ class RowReader:
         shift = width - self.lengths[rows] if left else np.zeros(len(rows), dtype=np.int64)
         if self._runs is None:
             fronts = np.asarray(at, dtype=np.int64) * width + shift
-            if not self.plan.crossing and len(pieces) > len(rows):
+            if counts is not None and not self.plan.crossing:
                 fronts = np.repeat(fronts, counts) + self._columns[pieces]
             out.labels.reshape(-1)[fronts] = IGNORED
             return
