@@ -83,21 +83,24 @@ class TokenReader:
             self._check_first(self.documents.block[document])
         places = self._starts[document] + start.astype(np.int64) * self.dtype.itemsize
         sizes = length.astype(np.int64) * self.dtype.itemsize
-        shards = self._shards[document]
-        # Documents that follow each other in a row often follow each other in their block: one read for all of them.
-        apart = (places[1:] != places[:-1] + sizes[:-1]) | (shards[1:] != shards[:-1])
-        first = np.concatenate(([0], np.flatnonzero(apart) + 1)) if len(places) else np.empty(0, dtype=np.int64)
-        begins = np.concatenate(([0], np.cumsum(sizes)))
-        edges = np.append(begins[first], begins[-1]).tolist()
-        memory, read = memoryview(out.view(np.uint8).data), os.preadv
-        for number, (shard, place) in enumerate(zip(shards[first].tolist(), places[first].tolist(), strict=True)):
-            part = memory[edges[number] : edges[number + 1]]
+        shards, first = self._shards[document], None
+        follow = (places[1:] == places[:-1] + sizes[:-1]) & (shards[1:] == shards[:-1])
+        if follow.any():  # documents that stand together often lie together: one read for all of them
+            first = np.flatnonzero(np.append(True, ~follow))
+            places, sizes, shards = places[first], np.add.reduceat(sizes, first), shards[first]
+        memory, read, begin = memoryview(out.view(np.uint8).data), os.preadv, 0
+        parts = zip(shards.tolist(), places.tolist(), sizes.tolist(), strict=True)
+        for number, (shard, place, size) in enumerate(parts):
+            end, why = begin + size, ""
             try:
-                whole = read(self._files.get(shard) or self._descriptor(shard), (part,), place) == len(part)
+                if read(self._files.get(shard) or self._descriptor(shard), (memory[begin:end],), place) != size:
+                    why = "the shard ends early"
             except OSError as error:
-                raise self._short(document, first, number, str(error)) from error
-            if not whole:
-                raise self._short(document, first, number, "the shard ends early")
+                why = str(error)
+            if why:
+                piece = number if first is None else int(first[number])
+                raise self._corrupt(int(self.documents.block[document[piece]]), why)
+            begin = end
 
     def check(self, block: int) -> Block:
         """Read a whole block and hold it against its key and the columns. Errors as :meth:`ids`."""
@@ -144,11 +147,6 @@ class TokenReader:
             for block in np.unique(blocks[~self._checked[blocks]]).tolist():
                 self.check(block)
             self._whole_checked = bool(self._checked.all())
-
-    def _short(
-        self, document: NDArray[np.integer], first: NDArray[np.int64], number: int, why: str
-    ) -> CorruptEntryError:
-        return self._corrupt(int(self.documents.block[document[first[number]]]), why)
 
     def _descriptor(self, shard: int) -> int:
         """Descriptor of a shard; one inherited by a fork stays valid for positional reads.
