@@ -20,6 +20,7 @@
         CacheIncompleteError            a repair took entries out that no build has made again yet
         CorruptEntryError               one entry fails its check
         MissingEntryError(LookupError)  one entry is not there
+        NotYetEncodedError(TimeoutError)  an entry of a build under way did not come in time
         CacheLockedError                another build holds the cache (``holder``)
         DiskFullError(OSError)
         CacheReadOnlyError(PermissionError)
@@ -201,6 +202,13 @@ class MissingEntryError(StoreError, LookupError):
 
     slug = "entry-missing"
     default_fix = "run `latentcache build` again: it encodes what is missing"
+
+
+class NotYetEncodedError(StoreError, TimeoutError):
+    """A build that is followed has not made an entry in time."""
+
+    slug = "not-yet-encoded"
+    default_fix = "wait longer with open_cache(..., timeout_s=...)"
 
 
 class CacheLockedError(StoreError):

@@ -261,6 +261,7 @@ class CacheLoader:
         """A batch on its way to the device."""
 
         def read(pictures: list[int]) -> tuple[list[int], torch.Tensor]:
+            self._reader.ready(pictures)
             variants = self._variants(pictures, epoch)
             return variants, self._latents(variants, epoch)
 

@@ -15,7 +15,7 @@ from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
 from latentcache.plan.epoch import EpochPlan, plan_epoch
-from latentcache.store.generation import Generation
+from latentcache.store.generation import Generation, Rows
 
 
 class Position:
@@ -90,7 +90,8 @@ class Position:
                 a newer checkpoint.
         """
         cursor = Cursor.from_json(state)
-        self._refuse_other("entries", str(state.get("plan_id")), self._plan_id(), state)
+        if state.get("plan_id") != _by_names(self._generation):  # saved while the build was under way
+            self._refuse_other("entries", str(state.get("plan_id")), self._plan_id(), state)
         policy = self._report.batches.small_buckets
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
         mixture = self._report.mixture
@@ -126,8 +127,8 @@ class Position:
     def _plan_id(self) -> str:
         """Names the entries and their buckets: what a position counts. Taken once, for a checkpoint in every step."""
         if not self._named:
-            rows = self._generation.rows
-            self._named = content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+            rows, coming = self._generation.rows, self._generation.arrivals is not None
+            self._named = _by_names(self._generation) if coming else _by_keys(rows)
         return self._named
 
     def _refuse_other(
@@ -147,6 +148,17 @@ class Position:
                 fix=f"resume with the {kept} it was made with, or start the epoch again with set_epoch",
                 slug="resume-mismatch",
             )
+
+
+def _by_keys(rows: Rows) -> str:
+    return content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+
+
+def _by_names(generation: Generation) -> str:
+    """What stands for the keys of a cache whose build is under way: the samples of its rows, and their buckets."""
+    names, rows = generation.samples.names, generation.rows
+    facts = names.data.tobytes() + names.ends.tobytes() + rows.sample.tobytes() + rows.bucket.tobytes()
+    return "coming:" + content_hash(facts).hex()
 
 
 def _said(datasets: Any) -> str:
