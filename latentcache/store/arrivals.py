@@ -30,7 +30,7 @@ from latentcache.errors import (
     NotYetEncodedError,
 )
 from latentcache.identity.key import EntryKey
-from latentcache.store.coming import load_announced, read_arrivals, sealed_since
+from latentcache.store.coming import load_announced, log_path, read_arrivals, sealed_since
 from latentcache.store.durable import read_file
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
@@ -59,7 +59,7 @@ class Arrivals:
         order = np.argsort(self._rows.sample, kind="stable")
         ends = np.cumsum(np.bincount(self._rows.sample, minlength=len(self._samples.names)))
         self._rows_of = np.split(order, ends[:-1]) if len(ends) else []
-        self._log_place = 0
+        self._log, self._log_place = log_path(layout, str(generation.manifest["log"])), 0
         self._located: dict[bytes, tuple[int, int]] = {}
         self._wanted: dict[bytes, list[int]] = {}
         self._ended = False
@@ -100,7 +100,7 @@ class Arrivals:
             if self._ended:
                 return
             ended = self._has_ended()
-            found, self._log_place = read_arrivals(self._layout, self._log_place)
+            found, self._log_place = read_arrivals(self._log, self._log_place)
             for sample, content in found:
                 if content is None:
                     self._rows.shard[self._rows_of[sample]] = _GONE

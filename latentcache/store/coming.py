@@ -9,6 +9,7 @@ log that was cut inside a record is read up to it. The folder goes when the buil
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +33,6 @@ from latentcache.store.manifest import is_whole, signed
 COMING_VERSION = 1
 _RECORD = struct.Struct(f"<II{HASH_BYTES}sQ")
 _USABLE, _REFUSED = 0, 1
-_LOG = "arrived.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ _COLUMNS = ("content", "original_size", "sample", "bucket", "crop", "resize")
 _STRINGS = ("names", "captions")
 
 
-def announce(layout: CacheLayout, coming: Announcement) -> None:
-    """Say what will be there. An older announcement is replaced.
+def announce(layout: CacheLayout, coming: Announcement) -> Path:
+    """Say what will be there; gives the path of the log to be. An older announcement is replaced.
 
     Raises:
         DiskFullError: No space.
@@ -78,8 +78,10 @@ def announce(layout: CacheLayout, coming: Announcement) -> None:
     for name in _STRINGS:
         column: StringColumn = getattr(coming, name)
         arrays |= {f"{name}_bytes": column.data, f"{name}_ends": column.ends}
+    number = secrets.token_hex(8)  # samples are counted anew: those who follow an older log must not read this one
     manifest = {
         "version": COMING_VERSION,
+        "log": number,
         "before": coming.before,
         "recipe": coming.recipe.as_json(),
         "buckets": [[size.height, size.width] for size in coming.buckets],
@@ -87,6 +89,12 @@ def announce(layout: CacheLayout, coming: Announcement) -> None:
         **coming.facts,
     }
     write_json(layout.coming / "manifest.json", signed(manifest))
+    return log_path(layout, number)
+
+
+def log_path(layout: CacheLayout, number: str) -> Path:
+    """The log of one announcement."""
+    return layout.coming / f"arrived-{number}.log"
 
 
 def withdraw(layout: CacheLayout) -> None:
@@ -116,8 +124,10 @@ def load_announced(layout: CacheLayout) -> Generation | None:
         if not is_whole(manifest):
             raise ValueError("checksum")
         return _generation(manifest, load_columns(layout.coming, manifest["columns"]))
-    except FileNotFoundError:
-        return None  # the build has ended between two looks
+    except CacheDamagedError:
+        if not path.exists():
+            return None  # the build has ended between two looks
+        raise
     except (KeyError, TypeError, ValueError, RecipeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CacheDamagedError("the announcement of a build is damaged", where=str(path), why=why) from error
@@ -163,14 +173,13 @@ class ArrivalLog:
     """Says which content samples turned out to have. One process writes; use as a context manager.
 
     Args:
-        layout: A cache whose build was announced.
+        path: Of ``announce``.
 
     Raises:
         StoreError: The file cannot be made.
     """
 
-    def __init__(self, layout: CacheLayout) -> None:
-        path = layout.coming / _LOG
+    def __init__(self, path: Path) -> None:
         try:
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -213,10 +222,10 @@ def _record(sample: int, state: int, content: bytes) -> bytes:
     return front + struct.pack("<Q", checksum(front))
 
 
-def read_arrivals(layout: CacheLayout, start: int = 0) -> tuple[list[tuple[int, bytes | None]], int]:
+def read_arrivals(path: Path, start: int = 0) -> tuple[list[tuple[int, bytes | None]], int]:
     """Samples and contents (None: refused) from a place of the log on, and the place behind the last of them."""
     try:
-        descriptor = open_file(layout.coming / _LOG)
+        descriptor = open_file(path)
     except OSError:
         return [], start
     try:
