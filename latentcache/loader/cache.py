@@ -224,8 +224,7 @@ class Cache:
 
     def _refuse_weights(self, what: str) -> None:
         if self.generation.arrivals is not None:
-            why = "what its samples hold is not known yet"
-            raise UsageError(f"{what} of a cache whose build is under way", why=why, fix="wait for its end")
+            raise UsageError(f"{what} of a cache whose build is under way", fix="wait for its end")
         if self.mixture is not None:
             raise UsageError(
                 f"{what} of a cache with weights",
