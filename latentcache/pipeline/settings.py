@@ -16,6 +16,8 @@ STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
 POSTERIORS = ("mode", "sample", "moments")
 RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
+_DEVICE = r"(cpu|(cuda|mps|xpu)(:[0-9]+)?)(\*[1-9][0-9]{0,2})?"
+_DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
 #: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
@@ -85,8 +87,10 @@ class BuildSettings:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", self.device):
-            raise UsageError(f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:N")
+        if not _DEVICES.fullmatch(self.device):
+            raise UsageError(
+                f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
+            )
         for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
