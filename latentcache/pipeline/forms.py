@@ -13,7 +13,7 @@ from typing import Any
 
 from latentcache import errors
 from latentcache.encoders.describe import ModelDescription
-from latentcache.errors import LatentcacheError
+from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
 from latentcache.geometry.buckets import BucketTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import EntryKey
@@ -118,7 +118,7 @@ def error_form(error: BaseException) -> Form:
     """Any error."""
     name = type(error).__name__
     if isinstance(error, LatentcacheError):
-        return {"class": name, "exit_code": error.exit_code, **{part: getattr(error, part) for part in _PARTS}}
+        return {"class": name, "exit_code": error.exit_code, **error.as_json()}
     if isinstance(error, MemoryError):
         return {"class": "MemoryError", "what": str(error)}
     if isinstance(error, OSError):
@@ -136,8 +136,12 @@ def as_error(form: Form) -> BaseException:
     """Inverse of :func:`error_form`; an error that is a fault of our own is a ``RuntimeError`` with its trace."""
     known = getattr(errors, form["class"], None)
     if isinstance(known, type) and issubclass(known, LatentcacheError):
-        error: LatentcacheError = known.__new__(known)
-        LatentcacheError.__init__(error, **{part: form[part] for part in _PARTS})
+        more: Form = {}
+        if known is CacheLockedError:
+            more = {"holder": form.get("holder", {})}
+        elif known is InterruptedBuildError:
+            more = {"signal_number": form["exit_code"] - 128}
+        error: LatentcacheError = known(**{part: form[part] for part in _PARTS}, **more)
         error.exit_code = form["exit_code"]
         return error
     if form["class"] == "MemoryError":

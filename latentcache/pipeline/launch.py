@@ -14,13 +14,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import latentcache
 from latentcache import failpoint
-from latentcache.pipeline.board import Board, shared_descriptor
+from latentcache.pipeline.board import Board, Doing, shared_descriptor
+from latentcache.pipeline.books import Holding
 from latentcache.pipeline.channel import Channel, Line, channel_pair
+from latentcache.pipeline.devices import Device
+from latentcache.pipeline.units import Unit
+from latentcache.pipeline.watch import Watch
 from latentcache.pipeline.worker import serve
 
 #: ``-P``: a folder in which somebody left a ``numpy.py`` is no place to import from.
@@ -28,6 +33,8 @@ _COMMAND = ("-P", "-c", "from latentcache.pipeline.worker import main; main()")
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000
 _REAP_S = 10.0
+#: A thread that was asked to end is waited for as long; it is in the middle of a batch then.
+_LAST_S = 0.1
 
 
 class Launched(Protocol):
@@ -130,7 +137,7 @@ class WorkerThread:
 
     def ended(self) -> tuple[int, str]:
         """As in :class:`Launched`."""
-        self._thread.join(_REAP_S)
+        self._thread.join(_LAST_S)
         return 0, "ended"
 
     def _run(self, channel: Channel) -> None:
@@ -138,6 +145,55 @@ class WorkerThread:
             serve(channel, None)
         finally:
             channel.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Hand:
+    """One worker."""
+
+    launched: Launched
+    shard: str
+    board: Board | None
+    watch: Watch
+    holding: Holding = field(default_factory=Holding)
+    suspect: Unit | None = None
+    """The unit that it tries alone."""
+    opened: bool = False
+    ending: bool = False
+    """It was told that there is no more."""
+    said_end: bool = False
+    error: BaseException | None = None
+    stuck: str = ""
+    begun: list[Doing] = field(default_factory=list)
+    """What it was about when it was given up."""
+
+    def look(self, elapsed: float) -> None:
+        """Give it up where it does not move; call it every now and then."""
+        if self.board is None or self.stuck:
+            return
+        steps = self.board.steps()
+        self.stuck = self.watch.stuck(self.board.beats, steps, elapsed)
+        if self.stuck:
+            self.begun = self.watch.late(steps) or steps
+            self.launched.kill()
+
+    def was_doing(self) -> list[Doing]:
+        """The steps that it had begun when it ended."""
+        return self.begun or ([] if self.board is None else self.board.steps())
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """One device, and who works on it."""
+
+    device: Device
+    hand: Hand | None = None
+    hired: int = 0
+    lost: int = 0
+    """Workers in a row that the device failed."""
+    unexplained: int = 0
+    """Workers in a row that died of nothing that is known."""
+    retired: bool = False
 
 
 def _place() -> dict[str, str]:

@@ -12,17 +12,16 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from latentcache.errors import DeviceError, DeviceMemoryError, WorkerError
-from latentcache.pipeline.board import ENCODING, Board, Doing
-from latentcache.pipeline.books import Books, Holding
+from latentcache.pipeline.board import ENCODING, Doing
+from latentcache.pipeline.books import Books
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.forms import as_error, planned_form
 from latentcache.pipeline.interrupt import PATIENCE_S, StopSignal
-from latentcache.pipeline.launch import Launched
+from latentcache.pipeline.launch import Hand, Launched, Place
 from latentcache.pipeline.units import Unit, UnitQueue
 from latentcache.pipeline.watch import Watch
 from latentcache.pipeline.work import Planned
@@ -43,41 +42,6 @@ class Staff(Protocol):
 
     def left_by(self, shard: str) -> Sequence[bytes]:
         """Seal what a dead worker has committed; gives its keys."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Hand:
-    """One worker."""
-
-    launched: Launched
-    shard: str
-    board: Board | None
-    watch: Watch
-    holding: Holding = field(default_factory=Holding)
-    suspect: Unit | None = None
-    """The unit that it tries alone."""
-    opened: bool = False
-    ending: bool = False
-    """It was told that there is no more."""
-    said_end: bool = False
-    error: BaseException | None = None
-    stuck: str = ""
-    begun: list[Doing] = field(default_factory=list)
-    """What it was about when it was given up."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Place:
-    """One device, and who works on it."""
-
-    device: Device
-    hand: _Hand | None = None
-    hired: int = 0
-    lost: int = 0
-    """Workers in a row that the device failed."""
-    unexplained: int = 0
-    """Workers in a row that died of nothing that is known."""
-    retired: bool = False
 
 
 class Pool:
@@ -105,7 +69,7 @@ class Pool:
         advanced: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._places = [_Place(device=device) for device in devices]
+        self._places = [Place(device=device) for device in devices]
         self._staff, self._books, self._stop = staff, books, stop
         self._low_water, self._deadline, self._decode_threads = low_water, deadline, decode_threads
         self._advanced, self._warn = advanced, warn
@@ -137,7 +101,7 @@ class Pool:
             self._end_all()
             self._selector.close()
 
-    def _hands(self) -> list[tuple[_Place, _Hand]]:
+    def _hands(self) -> list[tuple[Place, Hand]]:
         return [(place, place.hand) for place in self._places if place.hand is not None]
 
     def _hire(self) -> None:
@@ -148,12 +112,12 @@ class Pool:
                 waiting -= 1
                 place.hand = self._hired(place)
 
-    def _hired(self, place: _Place) -> _Hand:
+    def _hired(self, place: Place) -> Hand:
         launched, job, shard = self._staff.hire(place.device, again=place.hired > 0)
         place.hired += 1
         launched.line.send("start", **job)
         self._selector.register(launched.line, selectors.EVENT_READ, place)
-        return _Hand(
+        return Hand(
             launched=launched,
             shard=shard,
             board=launched.watched(self._decode_threads),
@@ -182,7 +146,7 @@ class Pool:
     def _listen(self) -> None:
         """Hear everybody who has something to say."""
         for key, _ in self._selector.select(_TICK_S):
-            place: _Place = key.data
+            place: Place = key.data
             if place.hand is None:
                 continue
             for message in place.hand.launched.line.arrived():
@@ -192,7 +156,7 @@ class Pool:
         for _, hand in self._hands():
             hand.launched.line.flush()
 
-    def _hear(self, place: _Place, hand: _Hand, message: Message) -> None:
+    def _hear(self, place: Place, hand: Hand, message: Message) -> None:
         kind = message["kind"]
         if kind == "opened":
             hand.opened = True
@@ -215,28 +179,27 @@ class Pool:
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
         for _, hand in self._hands():
-            if hand.board is not None and not hand.stuck:
-                steps = hand.board.steps()
-                hand.stuck = hand.watch.stuck(hand.board.beats, steps, elapsed)
-                if hand.stuck:
-                    hand.begun = hand.watch.late(steps) or steps
-                    hand.launched.kill()
+            hand.look(elapsed)
 
-    def _gone(self, place: _Place, hand: _Hand) -> None:
+    def _gone(self, place: Place, hand: Hand) -> None:
         """A worker has ended: in order, with an error, or by a signal."""
-        begun = hand.begun or ([] if hand.board is None else hand.board.steps())
-        self._selector.unregister(hand.launched.line)
-        number, words = hand.launched.ended()
-        hand.launched.line.close()
-        place.hand = None
+        begun = hand.was_doing()
+        number, words = self._part(place, hand)
         self._books.found(hand.holding, self._staff.left_by(hand.shard))
         left = self._books.take_back(hand.holding)
         if hand.error is not None:
             self._failed(place, hand, hand.error, left)
         elif not hand.said_end:
-            self._died(place, hand, begun, left, words=hand.stuck or words, killed=number == signal.SIGKILL)
+            self._died(
+                place,
+                hand,
+                begun,
+                left,
+                words=hand.stuck or words,
+                killed=number == signal.SIGKILL and not hand.stuck,
+            )
 
-    def _failed(self, place: _Place, hand: _Hand, error: BaseException, left: list[Planned]) -> None:
+    def _failed(self, place: Place, hand: Hand, error: BaseException, left: list[Planned]) -> None:
         """An error of a worker is the build's, but for a device that has worked before.
 
         Raises:
@@ -248,15 +211,15 @@ class Pool:
             raise error
         self._queue.give_back(left)
         if place.lost <= _RESTARTS:
-            self._warn(f"{error}; starting again on {place.device.label}")
+            self._warn(f"{_short(error)}; starting again on {place.device.label}")
             return
         place.retired = True
         if all(other.retired for other in self._places):
             raise error
-        self._warn(f"{error}; {place.device.label} is not used any more")
+        self._warn(f"{_short(error)}; {place.device.label} is not used any more")
 
     def _died(
-        self, place: _Place, hand: _Hand, begun: list[Doing], left: list[Planned], *, words: str, killed: bool
+        self, place: Place, hand: Hand, begun: list[Doing], left: list[Planned], *, words: str, killed: bool
     ) -> None:
         """A worker died without a word; whatever it was about is suspected.
 
@@ -286,14 +249,15 @@ class Pool:
         until = time.monotonic() + PATIENCE_S
         while self._hands() and time.monotonic() < until:
             for key, _ in self._selector.select(_TICK_S):
-                place: _Place = key.data
+                place: Place = key.data
                 if place.hand is not None:
                     self._last_words(place, place.hand)
         for place, hand in self._hands():
             hand.launched.kill()
             self._last_words(place, hand)
+            self._part(place, hand)
 
-    def _last_words(self, place: _Place, hand: _Hand) -> None:
+    def _last_words(self, place: Place, hand: Hand) -> None:
         """Hear of the last commits; nothing else matters now, and no error replaces the one that ends the run."""
         for message in hand.launched.line.arrived():
             if message["kind"] not in ("opened", "warned", "error", "ended", "resample"):
@@ -301,10 +265,21 @@ class Pool:
                 if answer is not None:
                     hand.launched.line.send("answer", to=message["ask"], **answer)
         if hand.launched.line.ended:
-            self._selector.unregister(hand.launched.line)
-            hand.launched.ended()
-            hand.launched.line.close()
-            place.hand = None
+            self._part(place, hand)
 
-    def _on(self, place: _Place) -> str:
+    def _part(self, place: Place, hand: Hand) -> tuple[int, str]:
+        """Have no more to do with a worker; gives how it ended."""
+        if place.hand is None:
+            return 0, ""
+        place.hand = None
+        self._selector.unregister(hand.launched.line)
+        hand.launched.line.close()
+        return hand.launched.ended()
+
+    def _on(self, place: Place) -> str:
         return f" on {place.device.label}" if len(self._places) > 1 else ""
+
+
+def _short(error: BaseException) -> str:
+    """What happened and why, without advice."""
+    return ": ".join(part for part in (getattr(error, "what", str(error)), getattr(error, "why", "")) if part)

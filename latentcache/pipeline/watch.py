@@ -33,7 +33,7 @@ def deadline_s() -> float:
         found = float(text) if text else DEADLINE_S
     except ValueError:
         found = 0.0
-    if found <= 0:
+    if not found > 0:
         raise UsageError(f"{VARIABLE}={text} is no number of seconds", fix=f"unset {VARIABLE}")
     return found
 
