@@ -36,8 +36,8 @@ from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse, re
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import open_source, read_source
 
-#: Bytes that decoding and resizing hold per source pixel at their peak, beyond the file, by the first bytes of a file:
-#: measured on 16 megapixels, the dearest kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
+#: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
+#: on 16 megapixels, the dearest kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
 _DECODE_BYTES = {b"\xff\xd8": 12, b"RIFF": 25}
 _MOST_BYTES, _OTHER_BYTES = 25, 17
 _BOXED = b"ftyp"

@@ -69,13 +69,15 @@ class BuildSettings:
     """The cache; ``DATA.latentcache`` beside the data where it is not given."""
     recipe: RecipeSettings = field(default_factory=RecipeSettings)
     device: str = "auto"
+    """``auto`` is every CUDA device, else the CPU; several are separated by commas or said as ``cpu*2``."""
     fold: bool = True
     """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
     batch_size: int | None = None
     """Pictures per encoder call, at most; halved for a bucket when the device runs out of memory."""
     decode_threads: int | None = None
+    """Of each worker."""
     host_memory: int | None = None
-    """Bytes of pixels held at once."""
+    """Bytes for pictures in work, of all workers together."""
     max_pixels: int = MAX_PIXELS
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""

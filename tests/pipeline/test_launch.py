@@ -2,6 +2,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from small_builds import within
@@ -17,6 +18,10 @@ def next_of(line):
         assert not line.ended
         time.sleep(0.005)
     return found[0]
+
+
+def environment_of(process):
+    return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
 
 
 def ended(launched):
@@ -60,8 +65,7 @@ def test_signals_to_the_group_are_left_to_the_build():
 def test_it_is_in_the_group_of_the_build_and_sees_its_own_variables(tmp_path):
     process = WorkerProcess({"CUDA_VISIBLE_DEVICES": "3"}, lock=None)
     assert os.getpgid(process.pid) == os.getpgid(0)
-    with open(f"/proc/{process.pid}/environ", "rb") as file:
-        assert b"CUDA_VISIBLE_DEVICES=3" in file.read().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=3" in environment_of(process)
     process.kill()
     ended(process)
 
@@ -70,8 +74,7 @@ def test_it_is_in_the_group_of_the_build_and_sees_its_own_variables(tmp_path):
 def test_only_a_failpoint_of_a_picture_outlives_its_worker(monkeypatch, armed, again):
     monkeypatch.setenv(failpoint.VARIABLE, armed)
     process = WorkerProcess({}, lock=None, again=True)
-    with open(f"/proc/{process.pid}/environ", "rb") as file:
-        assert f"{failpoint.VARIABLE}={again}".encode() in file.read().split(b"\0")
+    assert f"{failpoint.VARIABLE}={again}".encode() in environment_of(process)
     process.kill()
     ended(process)
 

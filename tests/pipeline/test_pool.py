@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from small_builds import RECIPE, Talk, causes, draw, folder_of, within
+from tiny_vae import tiny_vae
 
 from latentcache import failpoint
 from latentcache.errors import DeviceError, InterruptedBuildError, StoreError, WorkerError
@@ -216,3 +219,28 @@ def test_a_worker_that_does_not_stop_is_left_to_itself(tmp_path, armed, monkeypa
     with pytest.raises(InterruptedBuildError):
         build_cache(wanted)
     assert time.monotonic() - started < 30
+
+
+def test_a_real_model_is_made_by_workers_and_the_build_does_not_import_torch(tmp_path):
+    data, model = folder_of(tmp_path / "data", 10), tiny_vae(tmp_path / "vae")
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from latentcache.pipeline.build import build_cache\n"
+        "from latentcache.pipeline.settings import BuildSettings, RecipeSettings\n"
+        "recipe = RecipeSettings(model=sys.argv[2], resolutions=(64,), bucket_step=32)\n"
+        "if __name__ == '__main__':\n"
+        "    report = build_cache(BuildSettings(data=Path(sys.argv[1]), out=Path(sys.argv[3]), recipe=recipe,\n"
+        "                                       device=sys.argv[4], batch_size=2))\n"
+        "    print(report.encoded, len(report.refused), 'torch' in sys.modules)\n"
+    )
+    for device in ("cpu*2", "cpu"):
+        words = [sys.executable, "-c", script, data, model, tmp_path / device, device]
+        done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
+        assert done.stdout.split() == ["10", "0", "False"], done.stderr
+    assert content(tmp_path / "cpu*2")["names"] == content(tmp_path / "cpu")["names"]
+    assert set(content(tmp_path / "cpu*2")["entries"]) == set(content(tmp_path / "cpu")["entries"])
+    made = load_generation(tmp_path / "cpu*2").manifest
+    assert made["recipe"]["pixels"]["resample"] == "lanczos-u8"
+    assert made["provenance"]["devices"] == ["cpu"]
+    assert made["provenance"]["noise_floor"]["largest"] >= 0

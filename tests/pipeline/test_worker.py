@@ -17,10 +17,10 @@ from latentcache.store.catalog import Catalog
 from latentcache.store.index import load_index
 
 
-def job_for(tmp_path, **changes):
+def job_for(tmp_path):
     settings = BuildSettings(data=tmp_path / "data", recipe=RECIPE, batch_size=2, commit_every=2)
     (tmp_path / "shards").mkdir(exist_ok=True)
-    job = Job(
+    return Job(
         root=tmp_path / "data",
         shards=tmp_path / "shards",
         shard="one.open",
@@ -32,7 +32,6 @@ def job_for(tmp_path, **changes):
         decode_threads=2,
         any_twins=False,
     )
-    return job
 
 
 def at_work(job):
