@@ -13,6 +13,7 @@
         UnsupportedModelError           GGUF, pickle, not a picture encoder, ...
       DeviceError                       exit 3: the device failed
         DeviceMemoryError(MemoryError)  caught by the pipeline: it halves the batch
+      WorkerError                       exit 3: worker processes keep dying
       StoreError                        exit 3: the cache cannot be used
         CacheNotFoundError(FileNotFoundError)
         CacheFormatError                newer than this version, or not a cache
@@ -144,6 +145,14 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
     slug = "device-memory"
     default_fix = "use a smaller --batch-size or --resolution"
+
+
+class WorkerError(LatentcacheError):
+    """Worker processes keep dying, and no picture is to blame."""
+
+    slug = "worker"
+    exit_code = 3
+    default_fix = "look into the system's log (is there enough memory?), then run the same command again"
 
 
 class StoreError(LatentcacheError):
