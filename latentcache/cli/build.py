@@ -54,6 +54,10 @@ def build(
         ),
     ] = None,
     max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")] = MAX_PIXELS,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Let training begin before the end: open_cache(CACHE, follow=True) waits."),
+    ] = False,
     commit_every: Annotated[
         int | None,
         typer.Option("--commit-every", min=1, help="Entries per commit, at most.", show_default=False),
@@ -80,6 +84,7 @@ def build(
         host_memory=host_memory,
         max_pixels=max_pixels,
         commit_every=commit_every,
+        stream=stream,
         events=events,
         allow_failed=flags.checked_allowed(allow_failed) or "0",
         retry_failed=retry_failed,

@@ -60,22 +60,27 @@ def announcement(work: Survey, recipe: Recipe, facts: Mapping[str, Any], *, befo
 
 
 class Announcer:
-    """Tells followers which content samples have. Does nothing where nobody may follow. Use as a context manager.
+    """Tells followers which content samples have; nothing before :meth:`begin`. Use as a context manager."""
 
-    Args:
-        layout: The cache.
-        coming: What is announced; None for a build that is not to be followed.
-        work: What the numbers of samples are positions of.
-    """
-
-    def __init__(self, layout: CacheLayout, coming: Announcement | None, work: Survey) -> None:
+    def __init__(self) -> None:
         self._stack = ExitStack()
         self._log: ArrivalLog | None = None
         self._number: dict[int, int] = {}
-        if coming is not None:
-            path: Path = announce(layout, coming)
-            self._log = self._stack.enter_context(ArrivalLog(path))
-            self._number = {item.index: number for number, item in enumerate(_in_order(work))}
+
+    def begin(self, layout: CacheLayout, coming: Announcement, work: Survey) -> None:
+        """Say what the build will hold.
+
+        Args:
+            layout: The cache.
+            coming: Of :func:`announcement`.
+            work: What the numbers of samples are positions of.
+
+        Raises:
+            StoreError: The cache cannot be written.
+        """
+        path: Path = announce(layout, coming)
+        self._log = self._stack.enter_context(ArrivalLog(path))
+        self._number = {item.index: number for number, item in enumerate(_in_order(work))}
 
     def looked(self, index: int, content: bytes) -> None:
         """A sample was read.

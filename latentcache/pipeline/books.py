@@ -14,6 +14,7 @@ from pathlib import Path
 from latentcache.errors import UnusableSampleError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.pipeline.announcing import Announcer
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.forms import as_refusal, located_form
@@ -66,9 +67,20 @@ class Books:
         catalog: What was committed before.
         events: Told of each commit.
         progress: Kept up to date.
+        followers: Told what samples turned out to be.
     """
 
-    def __init__(self, *, root: Path, recipe: Recipe, catalog: Catalog, events: EventLog, progress: Progress) -> None:
+    def __init__(
+        self,
+        *,
+        root: Path,
+        recipe: Recipe,
+        catalog: Catalog,
+        events: EventLog,
+        progress: Progress,
+        followers: Announcer | None = None,
+    ) -> None:
+        self._followers = followers or Announcer()
         self.result, self.progress = RunResult(), progress
         self._root, self._recipe, self._catalog, self._events = root, recipe, catalog, events
         self._committed: set[bytes] = set()
@@ -122,6 +134,7 @@ class Books:
             content = content_hash(data)
             self._doomed[content] = cause, detail
             refusal = refuse(planned.sample, cause, detail, stat=memo, content=content)
+        self._followers.refused(planned.index)
         self.result.failed.append(Failed(index=planned.index, refusal=refusal))
         self.progress.looked += 1
         self.progress.quarantined += 1
@@ -133,6 +146,7 @@ class Books:
         keys = [bytes.fromhex(key) for key in message["keys"]]
         wanted = [position for position, key in enumerate(keys) if self._claims.take(key)]
         sample.content, sample.taken = content, True
+        self._followers.looked(message["index"], content)
         sample.unmade = {keys[position] for position in wanted}
         sample.uncommitted = set(sample.unmade)
         index: int = message["index"]
@@ -163,6 +177,7 @@ class Books:
         index = message["index"]
         self._forget(holding, index)
         del holding.samples[index]
+        self._followers.refused(index)
         self.result.failed.append(Failed(index=index, refusal=as_refusal(message["refusal"])))
         self.progress.looked += 1
         self.progress.quarantined += 1
@@ -182,6 +197,7 @@ class Books:
         key = bytes.fromhex(message["key"])
         sample = holding.samples[message["index"]]
         self.result.unencodable[sample.content] = message["cause"], message["detail"]
+        self._followers.refused(message["index"])
         self.progress.quarantined += 1
         sample.uncommitted.discard(key)
         holding.by_key.pop(key, None)

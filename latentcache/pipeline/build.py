@@ -16,6 +16,7 @@ from typing import Any
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
+from latentcache.pipeline.announcing import Announcer, announcement
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.books import Books
 from latentcache.pipeline.calibrate import joined_noise, known_noise
@@ -48,6 +49,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.coming import withdraw
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.generation import Generation, publish
 from latentcache.store.layout import CacheLayout
@@ -170,7 +172,12 @@ class _Build:
             write_json(self.layout.building, marker(recipe, description, plan.samples))
             with writing(self.layout.building):
                 failpoint("plan-written")
-            result = self.encode(found, recipe, description, work, catalog)
+            with Announcer() as followers:
+                if self.settings.stream:
+                    facts = source_facts(found, description, self.layout.root)
+                    number = before.generation.number if before.generation else 0
+                    followers.begin(self.layout, announcement(work, recipe, facts, before=number), work)
+                result = self.encode(found, recipe, description, work, catalog, followers)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
         generation = before.generation
@@ -179,6 +186,7 @@ class _Build:
         kept = generation.number if same and generation is not None else 0
         number = kept or self.publish(draft, recipe, description, found)
         remove_durably(self.layout.building)
+        withdraw(self.layout)
         if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
             raise self.stop.error()
         return build_report(
@@ -199,7 +207,13 @@ class _Build:
         return judged and generation.allow_failed == self.settings.allow_failed
 
     def encode(
-        self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
+        self,
+        found: Scan,
+        recipe: Recipe,
+        description: ModelDescription,
+        work: Survey,
+        catalog: Catalog,
+        followers: Announcer,
     ) -> RunResult:
         """Have workers make what is to do; the rest of the build waits for them."""
         settings, progress = self.settings, Progress(total=len(work.todo))
@@ -216,7 +230,14 @@ class _Build:
         units = cut(work.todo, workers=len(workers.devices), batch_size=batch_size)
         self.stop.orderly = True
         with EventLog(settings.events) as events:
-            books = Books(root=found.root, recipe=recipe, catalog=catalog, events=events, progress=progress)
+            books = Books(
+                root=found.root,
+                recipe=recipe,
+                catalog=catalog,
+                events=events,
+                progress=progress,
+                followers=followers,
+            )
             pool = Pool(
                 devices=workers.devices,
                 staff=workers,

@@ -82,6 +82,8 @@ class BuildSettings:
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     events: Path | None = None
+    stream: bool = False
+    """Whether readers may follow: the plan is said, and shards are sealed while the build goes on."""
     allow_failed: str = "0"
     """Quarantined files that are fine: a number, or a share such as ``2%``. Recorded, so that ``verify`` agrees; the
     build itself decides nothing by it."""

@@ -147,7 +147,9 @@ class _Shift:
         self._loop = EncodeRun(
             recipe=job.recipe,
             pool=DecodePool(decoder=decoder, num_threads=job.decode_threads, board=board),
-            writer=WriterThread(self._shard, self._committed, commit_every=job.settings.commit_every),
+            writer=WriterThread(
+                self._shard, self._committed, commit_every=job.settings.commit_every, rolling=job.settings.stream
+            ),
             open_encoder=self._opened,
             payload=lambda entry: payload_of(entry, job.shards),
             batch_size=job.settings.batch_size or DEFAULT_BATCH,

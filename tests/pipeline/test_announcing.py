@@ -49,7 +49,8 @@ def test_what_was_found_is_told_by_the_numbers_of_the_announcement(data, tmp_pat
     layout.root.mkdir()
     work, recipe = surveyed(data, layout.root)
     numbers = {item.sample.name: item.index for item in work.todo}
-    with Announcer(layout, announcement(work, recipe, FACTS, before=0), work) as announcer:
+    with Announcer() as announcer:
+        announcer.begin(layout, announcement(work, recipe, FACTS, before=0), work)
         announcer.looked(numbers["3.png"], b"c" * 16)
         announcer.refused(numbers["4.png"])
     log = log_path(layout, load_announced(layout).manifest["log"])
@@ -57,9 +58,8 @@ def test_what_was_found_is_told_by_the_numbers_of_the_announcement(data, tmp_pat
     assert read_arrivals(log)[0] == [(3, b"c" * 16), (4, None)]
 
 
-def test_without_followers_nothing_is_written(data, tmp_path):
-    work, _ = surveyed(data, tmp_path / "cache")
-    with Announcer(CacheLayout(tmp_path / "cache"), None, work) as announcer:
+def test_without_followers_nothing_is_written(tmp_path):
+    with Announcer() as announcer:
         announcer.looked(0, b"c" * 16)
         announcer.refused(1)
     assert not (tmp_path / "cache").exists()
