@@ -13,7 +13,7 @@
         UnsupportedModelError           GGUF, pickle, not a picture encoder, ...
       DeviceError                       exit 3: the device failed
         DeviceMemoryError(MemoryError)  caught by the pipeline: it halves the batch
-      WorkerError                       exit 3: a process that a build had started died
+      WorkerError                       exit 3: processes of a build died
       StoreError                        exit 3: the cache cannot be used
         CacheNotFoundError(FileNotFoundError)
         CacheFormatError                newer than this version, or not a cache
@@ -22,6 +22,7 @@
         StaleCacheError                 made with another tokenizer or recipe than the one that is asked for
         CorruptEntryError               one entry fails its check
         MissingEntryError(LookupError)  one entry is not there
+        NotYetEncodedError(TimeoutError)  an entry of a build under way did not come in time
         CacheLockedError                another build holds the cache (``holder``)
         DiskFullError(OSError)
         CacheReadOnlyError(PermissionError)
@@ -148,11 +149,11 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class WorkerError(LatentcacheError):
-    """A process that a build had started died."""
+    """Processes of a build died, and none of its inputs is to blame."""
 
     slug = "worker"
     exit_code = 3
-    default_fix = "run again, with fewer --workers if memory is short: committed work is kept"
+    default_fix = "look into the system's log (is there enough memory?), then run again: committed work is kept"
 
 
 class StoreError(LatentcacheError):
@@ -228,6 +229,13 @@ class MissingEntryError(StoreError, LookupError):
 
     slug = "entry-missing"
     default_fix = "run `latentcache build` again: it encodes what is missing"
+
+
+class NotYetEncodedError(StoreError, TimeoutError):
+    """A build that is followed has not made an entry in time."""
+
+    slug = "not-yet-encoded"
+    default_fix = "wait longer with open_cache(..., timeout_s=...)"
 
 
 class CacheLockedError(StoreError):

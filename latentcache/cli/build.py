@@ -29,21 +29,36 @@ def build(
         Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
     ] = None,
     recipe: RecipeSettings,
-    device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device", help="auto (all CUDA devices, else cpu)|cpu|cuda|cuda:0,cuda:1|cpu*2: a worker for each."
+        ),
+    ] = "auto",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
     ] = None,
     decode_threads: Annotated[
-        int | None, typer.Option("--decode-threads", min=1, help="Default: all cores but one.", show_default=False)
+        int | None,
+        typer.Option(
+            "--decode-threads", min=1, help="Of each worker. Default: its share of the cores.", show_default=False
+        ),
     ] = None,
     host_memory: Annotated[
         int | None,
         typer.Option(
-            "--host-memory", min=1, help="Bytes of pixels held at once (RAM / 4, at most 4 GiB).", show_default=False
+            "--host-memory",
+            min=1,
+            help="Bytes for pictures in work, of all workers together (RAM / 4, at most 4 GiB).",
+            show_default=False,
         ),
     ] = None,
     max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")] = MAX_PIXELS,
+    stream: Annotated[
+        bool,
+        typer.Option("--stream", help="Let training begin before the end: open_cache(CACHE, follow=True) waits."),
+    ] = False,
     commit_every: Annotated[
         int | None,
         typer.Option("--commit-every", min=1, help="Entries per commit, at most.", show_default=False),
@@ -70,6 +85,7 @@ def build(
         host_memory=host_memory,
         max_pixels=max_pixels,
         commit_every=commit_every,
+        stream=stream,
         events=events,
         allow_failed=flags.checked_allowed(allow_failed) or "0",
         retry_failed=retry_failed,

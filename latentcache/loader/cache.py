@@ -26,6 +26,7 @@ from latentcache.plan.epoch import with_names
 from latentcache.plan.split import in_validation
 from latentcache.plan.weights import Mixture, Weight, mixture
 from latentcache.recipe import Recipe
+from latentcache.store.arrivals import follow as follow_build
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
@@ -222,6 +223,8 @@ class Cache:
         return self.generation.samples.names.take(self.generation.rows.sample[rows].tolist())
 
     def _refuse_weights(self, what: str) -> None:
+        if self.generation.arrivals is not None:
+            raise UsageError(f"{what} of a cache whose build is under way", fix="wait for its end")
         if self.mixture is not None:
             raise UsageError(
                 f"{what} of a cache with weights",
@@ -261,12 +264,17 @@ def combine_caches(
     return Cache(caches[0].layout, combined, mixture(counts, weights, samples=samples, names=names))
 
 
-def open_cache(path: str | os.PathLike[str], *, allow_partial: bool = False) -> Cache:
+def open_cache(
+    path: str | os.PathLike[str], *, allow_partial: bool = False, follow: bool = False, timeout_s: float = 600.0
+) -> Cache:
     """Open the current generation of a cache, and hold it: nothing collects it before the last reader is gone.
 
     Args:
         path: The cache folder.
         allow_partial: Serve what is there of a cache that a repair took entries out of.
+        follow: Where a build with ``--stream`` is under way, open what it will hold: lengths are exact at once, a
+            batch waits for its entries. Where none is, the current generation as usual.
+        timeout_s: How long a batch waits, seconds.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
@@ -275,21 +283,18 @@ def open_cache(path: str | os.PathLike[str], *, allow_partial: bool = False) -> 
         CacheIncompleteError: A repair removed entries, and no build has made them again.
     """
     root = Path(path)
-    generation = folded(open_pinned(root))
+    coming = follow_build(CacheLayout(root), timeout_s=timeout_s) if follow else None
+    generation = coming or folded(open_pinned(root))
     if not (generation.complete or allow_partial):
         raise _incomplete(root, generation)
     if generation.demo:
-        warnings.warn(
-            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2
-        )
+        what = f"{root} was made with the demo encoder: it is for trying the tool, not for training"
+        warnings.warn(what, stacklevel=2)
     return Cache(CacheLayout(root), generation)
 
 
 def _incomplete(root: Path, generation: Generation) -> CacheIncompleteError:
     build = f"latentcache build {shlex.quote(generation.source_root)} --out {shlex.quote(str(root))}"
-    return CacheIncompleteError(
-        f"entries are missing from {root}",
-        where=str(root),
-        why=f"a repair removed damaged entries (generation {generation.number}), and no build has made them again",
-        fix=f"{build} (or open_cache(..., allow_partial=True) to train on what is there)",
-    )
+    why = f"a repair removed damaged entries (generation {generation.number}), and no build has made them again"
+    fix = f"{build} (or open_cache(..., allow_partial=True) to train on what is there)"
+    return CacheIncompleteError(f"entries are missing from {root}", where=str(root), why=why, fix=fix)

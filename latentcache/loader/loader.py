@@ -200,6 +200,7 @@ class CacheLoader(Epochs):
         """A batch on its way to the device."""
 
         def read(pictures: list[int]) -> tuple[list[int], torch.Tensor]:
+            self._reader.ready(pictures)
             variants = self._variants(pictures, epoch)
             return variants, self._latents(variants, epoch)
 

@@ -19,7 +19,7 @@ from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
 from latentcache.plan.epoch import EpochPlan, plan_epoch
-from latentcache.store.generation import Generation
+from latentcache.store.generation import Generation, Rows
 
 
 class Entries(Protocol):
@@ -55,8 +55,8 @@ class Pictures:
 
     def identities(self) -> tuple[str, ...]:
         """See :class:`Entries`."""
-        rows = self.generation.rows
-        return (content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex(),)
+        names = _by_names(self.generation)
+        return (names,) if self.generation.arrivals is not None else (_by_keys(self.generation.rows), names)
 
 
 class Position:
@@ -193,6 +193,17 @@ class Position:
                 fix=f"resume with the {kept} it was made with, or start the epoch again with set_epoch",
                 slug="resume-mismatch",
             )
+
+
+def _by_keys(rows: Rows) -> str:
+    return content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+
+
+def _by_names(generation: Generation) -> str:
+    """What stands for the keys of a cache whose build is under way: the samples of its rows, and their buckets."""
+    names, rows = generation.samples.names, generation.rows
+    facts = names.data.tobytes() + names.ends.tobytes() + rows.sample.tobytes() + rows.bucket.tobytes()
+    return "coming:" + content_hash(facts).hex()
 
 
 def _said(datasets: Any) -> str:

@@ -69,7 +69,7 @@ def places_of(reader: EntryReader, rows: Sequence[int]) -> list[Place]:
     """
     columns = reader.generation.rows
     pairs = zip(columns.shard.take(rows).tolist(), columns.offset.take(rows).tolist(), strict=True)
-    return [(reader.descriptor(shard), start) for shard, start in pairs]
+    return [(reader.descriptor(shard), start) for shard, start in pairs if shard >= 0]  # -1: still to come
 
 
 def announce(places: list[Place], length: int) -> bool:
@@ -81,7 +81,7 @@ def announce(places: list[Place], length: int) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    if all(in_memory(file, start + length - 1) for file, start in places[:: -(-len(places) // _LOOKS)]):
+    if not places or all(in_memory(file, start + length - 1) for file, start in places[:: -(-len(places) // _LOOKS)]):
         return False
     for file, start in sorted(places):
         for piece in range(start, start + length, _PIECE_BYTES):

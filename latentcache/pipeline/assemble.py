@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import RACY_NS, StatMemo
-from latentcache.pipeline.run import RunResult
 from latentcache.pipeline.survey import Survey, keys_of, placements_for
-from latentcache.pipeline.work import refuse
+from latentcache.pipeline.work import RunResult, refuse
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.catalog import Catalog, Located

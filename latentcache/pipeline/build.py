@@ -7,24 +7,22 @@ was acknowledged; sources are only read. It composes the other modules and compu
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from latentcache.encoders.describe import ModelDescription, cuda_available
-from latentcache.encoders.opening import check_encoder, open_encoder
-from latentcache.encoders.protocol import Encoder
 from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
+from latentcache.pipeline.announcing import Announcer, announcement
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
-from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
-from latentcache.pipeline.calibrate import known_noise, measured_noise
-from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
+from latentcache.pipeline.books import Books
+from latentcache.pipeline.calibrate import joined_noise, known_noise
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.pool import Pool
 from latentcache.pipeline.preflight import (
     Before,
     check_damage,
@@ -32,7 +30,6 @@ from latentcache.pipeline.preflight import (
     check_resample,
     check_space,
     decoders,
-    default_threads,
     marker,
     read_before,
     remove_unused,
@@ -40,25 +37,24 @@ from latentcache.pipeline.preflight import (
 )
 from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
-from latentcache.pipeline.run import EncodeRun, RunResult
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.staff import Reception, Workers
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
-from latentcache.pipeline.work import Progress
-from latentcache.pipeline.writing import WriterThread
+from latentcache.pipeline.units import cut
+from latentcache.pipeline.watch import deadline_s
+from latentcache.pipeline.work import Progress, RunResult
+from latentcache.pipeline.worker import DEFAULT_BATCH
 from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.coming import withdraw
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.generation import Generation, publish
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
+from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
-from latentcache.store.shard import NewEntry, ShardWriter
-
-#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
-DEFAULT_BATCH = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +65,7 @@ class _Build:
     observer: Observer
     stop: StopSignal
     layout: CacheLayout
+    reception: Reception
     started: float = field(default_factory=time.monotonic)
     noise: dict[str, Any] = field(default_factory=dict)
 
@@ -90,6 +87,7 @@ class _Build:
             cached_model=before.model,
             cached_config=before.model_config,
             has_cuda=has_cuda,
+            resample_works=self.reception.resample_works,
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -98,13 +96,14 @@ class _Build:
         """Take the cache; a folder made for it goes again when the build is refused before anything is in it."""
         is_new = not self.layout.root.exists()
         make_folder(self.layout.root)
-        locks.enter_context(builder_lock(self.layout.lock))
+        self.reception.lock = locks.enter_context(builder_lock(self.layout.lock))
         if is_new:
             locks.callback(remove_unused, self.layout)
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
         with ExitStack() as locks:
+            locks.callback(self.reception.close)
             found, recipe, description, before = self.plan(locks)
             if not self.settings.dry_run:
                 self.recover(before)
@@ -169,11 +168,16 @@ class _Build:
         committed = catalog.keys()
         result = RunResult()
         if work.todo:
-            check_resample(recipe)
+            check_resample(recipe, self.reception.resample_works)
             write_json(self.layout.building, marker(recipe, description, plan.samples))
             with writing(self.layout.building):
                 failpoint("plan-written")
-            result = self.encode(found, recipe, description, work, catalog)
+            with Announcer() as followers:
+                if self.settings.stream:
+                    facts = source_facts(found, description, self.layout.root)
+                    number = before.generation.number if before.generation else 0
+                    followers.begin(self.layout, announcement(work, recipe, facts, before=number), work)
+                result = self.encode(found, recipe, description, work, catalog, followers)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
         generation = before.generation
@@ -182,6 +186,7 @@ class _Build:
         kept = generation.number if same and generation is not None else 0
         number = kept or self.publish(draft, recipe, description, found)
         remove_durably(self.layout.building)
+        withdraw(self.layout)
         if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
             raise self.stop.error()
         return build_report(
@@ -202,52 +207,55 @@ class _Build:
         return judged and generation.allow_failed == self.settings.allow_failed
 
     def encode(
-        self, found: Scan, recipe: Recipe, description: ModelDescription, work: Survey, catalog: Catalog
+        self,
+        found: Scan,
+        recipe: Recipe,
+        description: ModelDescription,
+        work: Survey,
+        catalog: Catalog,
+        followers: Announcer,
     ) -> RunResult:
-        """Run decode threads, device loop and writer over the work that is to do."""
+        """Have workers make what is to do; the rest of the build waits for them."""
         settings, progress = self.settings, Progress(total=len(work.todo))
-        budget = ByteBudget(settings.host_memory or default_budget_bytes())
-        decoder = Decoder(
+        workers = Workers(
+            settings=settings,
             root=found.root,
+            layout=self.layout,
             recipe=recipe,
-            tables=recipe.geometry.tables(),
-            max_pixels=settings.max_pixels,
-            catalog=catalog,
-            claims=Claims(catalog.__contains__),
-            budget=budget,
+            description=description,
+            reception=self.reception,
+            any_twins=bool(len(catalog)),
         )
+        batch_size = settings.batch_size or DEFAULT_BATCH
+        units = cut(work.todo, workers=len(workers.devices), batch_size=batch_size)
         self.stop.orderly = True
         with EventLog(settings.events) as events:
-
-            def committed(entries: Sequence[NewEntry]) -> None:
-                events.commit([entry.key for entry in entries])
-                progress.committed += len(entries)
-                progress.payload_bytes += sum(len(entry.value) for entry in entries)
-
-            run = EncodeRun(
+            books = Books(
+                root=found.root,
                 recipe=recipe,
                 catalog=catalog,
-                pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
-                writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
-                open_encoder=lambda: self.opened(description),
-                batch_size=settings.batch_size or DEFAULT_BATCH,
-                stop=self.stop,
+                events=events,
                 progress=progress,
-                advanced=self.observer.advanced,
+                followers=followers,
+            )
+            pool = Pool(
+                devices=workers.devices,
+                staff=workers,
+                books=books,
+                stop=self.stop,
+                low_water=2 * max(batch_size, workers.decode_threads),
+                deadline=deadline_s(),
+                decode_threads=workers.decode_threads,
+                advanced=lambda: self.observer.advanced(progress),
                 warn=self.observer.warned,
             )
-            result = run(work.todo)
+            pool(units)
+        for shown in pool.noise:
+            self.noise = joined_noise(self.noise, shown)
         if self.stop.requested:
             raise self.stop.error()
-        return result
-
-    def opened(self, description: ModelDescription) -> Encoder:
-        """The encoder; a real model has encoded a test picture, so that it works and its noise is known."""
-        encoder = open_encoder(description, device=self.settings.device, fold=self.settings.fold)
-        if description.kind == "diffusers":
-            check_encoder(encoder)
-            self.noise = measured_noise(encoder, self.noise)
-        return encoder
+        books.result.written_bytes = progress.payload_bytes
+        return books.result
 
     def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
         """Write the next generation."""
@@ -284,16 +292,14 @@ def build_cache(
         EncoderError: The model cannot be used.
         CacheLockedError: Another build holds the cache.
         StoreError: The disk is full or fails, or the cache was written by a newer version.
-        DeviceError: The device failed.
+        DeviceError: No device is left that works.
+        WorkerError: Worker processes keep dying, and no picture is to blame.
         InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
     """
     with StopSignal(last_words) as stop:
         layout = CacheLayout(settings.cache)
-        return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()
-
-
-def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
-    def make() -> ShardWriter:
-        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
-
-    return make
+        reception = Reception(settings.device)
+        build = _Build(
+            settings=settings, observer=observer or Silent(), stop=stop, layout=layout, reception=reception
+        )
+        return build.run()

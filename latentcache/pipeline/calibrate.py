@@ -32,7 +32,7 @@ def known_noise(before: Before, recipe: Recipe, description: ModelDescription) -
 
 
 def measured_noise(encoder: Encoder, known: dict[str, Any]) -> dict[str, Any]:
-    """``known`` with what this encoder shows on this device; a cache may be made on several.
+    """``known`` with what this encoder shows on this device.
 
     A device without room for three small pictures says nothing: then nothing is recorded of it.
     """
@@ -40,6 +40,12 @@ def measured_noise(encoder: Encoder, known: dict[str, Any]) -> dict[str, Any]:
         largest, mean = noise_floor(encoder)
     except DeviceMemoryError:
         return known
-    last = known.get("noise_floor", {"largest": 0.0, "mean": 0.0})
-    floor = {"largest": max(largest, last["largest"]), "mean": max(mean, last["mean"])}
-    return {"devices": sorted({encoder.device, *known.get("devices", [])}), "noise_floor": floor}
+    return joined_noise(known, {"devices": [encoder.device], "noise_floor": {"largest": largest, "mean": mean}})
+
+
+def joined_noise(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both together: a cache may be made on several devices, at once or one after the other."""
+    floors = [part["noise_floor"] for part in (one, other) if "noise_floor" in part]
+    floor = {name: max(part[name] for part in floors) for name in ("largest", "mean") if floors}
+    devices = sorted({*one.get("devices", ()), *other.get("devices", ())})
+    return {"devices": devices, "noise_floor": floor} if floors else dict(one or other)

@@ -41,6 +41,8 @@ ICC_TOLERANCE = 1
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
 _PROBE_STEPS = {"L": 256, "RGB": 17, "CMYK": 6}
+#: Rows that are copied out of a decoded picture at a time.
+_STRIP = 256
 _BITS_PER_SAMPLE = 258  # TIFF 6.0
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 # Warnings of libjpeg after which pixels are wrong; its others (stray bytes, odd versions) are harmless.
@@ -119,7 +121,7 @@ def _pixels(picture: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, 
         colour, alpha = Image.fromarray(turbo[..., 0] if picture.mode == "L" else turbo), None
     if embedded and _moves_colours(embedded, colour.mode):
         colour = _to_srgb(colour, embedded)
-    return np.array(_composite(colour.convert("RGB"), alpha, ground))
+    return _array(_composite(_in_mode(colour, "RGB"), alpha, ground))
 
 
 def _turbo(picture: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
@@ -163,11 +165,26 @@ def _split(picture: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image 
     if picture.mode == "RGB" and isinstance(key, tuple) and data[24:25] == b"\x10":
         picture.info["transparency"] = tuple(value >> 8 for value in key)  # 16-bit PNG, loaded as high bytes
     if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
+        picture = _in_mode(picture, "RGBA")
         return picture.convert("RGB"), picture.getchannel("A")
     if picture.mode in ("1", "L"):
-        return picture.convert("L"), None
-    return (picture if picture.mode == "CMYK" else picture.convert("RGB")), None
+        return _in_mode(picture, "L"), None
+    return (picture if picture.mode == "CMYK" else _in_mode(picture, "RGB")), None
+
+
+def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
+    """The picture in a mode; the same one where it is in it already, which ``convert`` would copy."""
+    return picture if picture.mode == mode else picture.convert(mode)
+
+
+def _array(picture: Image.Image) -> NDArray[np.uint8]:
+    """The samples of an RGB picture, (H, W, 3), strip by strip: at once they would be there three times."""
+    width, height = picture.size
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    for top in range(0, height, _STRIP):
+        bottom = min(top + _STRIP, height)
+        pixels[top:bottom] = np.asarray(picture.crop((0, top, width, bottom)))
+    return pixels
 
 
 def _from_deep(picture: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:

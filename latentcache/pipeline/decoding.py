@@ -11,53 +11,41 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
+from latentcache.failpoint import failpoint
 from latentcache.geometry.buckets import BucketTable
 from latentcache.geometry.placement import Placement, mirrored
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import FLIPPED, VARIANT_BYTE
+from latentcache.pipeline.board import DECODING, FIRST_DECODER, Board
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.decode import decode
 from latentcache.pipeline.headers import picture_size, refused
+from latentcache.pipeline.ledger import Ledger, Seen
 from latentcache.pipeline.resize import pixel_hash, resize_crop, thread_setup
 from latentcache.pipeline.survey import keys_of, placements_for
 from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse, refused_by
 from latentcache.recipe import Recipe
-from latentcache.sources.reading import read_source
-from latentcache.store.catalog import Catalog
+from latentcache.sources.reading import open_source, read_source
 
-#: Bytes that decoding holds per source pixel at its peak: Pillow's picture, its RGB copy and the array.
-_DECODE_BYTES = 8
+#: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
+#: on 16 megapixels, the dearest kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
+_DECODE_BYTES = {b"\xff\xd8": 12, b"RIFF": 25}
+_MOST_BYTES, _OTHER_BYTES = 25, 17
+_BOXED = b"ftyp"
 #: How long the end of a build waits for samples in hand, in seconds; the threads end with the process anyway.
 _LAST_S = 3.0
+_HEAD_BYTES = 12
 #: RGB, one byte each.
 _RGB_BYTES = 3
-
-
-class Claims:
-    """Which keys need no work: committed ones, and those that another picture of this run already claimed."""
-
-    def __init__(self, committed: Callable[[bytes], bool]) -> None:
-        self._committed = committed
-        self._claimed: set[bytes] = set()
-        self._lock = threading.Lock()
-
-    def take(self, key: bytes) -> bool:
-        """Claim a key; False when nobody needs to make it any more."""
-        if self._committed(key):
-            return False
-        with self._lock:
-            if key in self._claimed:
-                return False
-            self._claimed.add(key)
-            return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +57,7 @@ class Decoder:
     tables: Sequence[BucketTable]
     """Those of the recipe."""
     max_pixels: int
-    catalog: Catalog
-    claims: Claims
+    ledger: Ledger
     budget: ByteBudget
 
     def look(self, planned: Planned) -> Looked | Failed:
@@ -87,7 +74,8 @@ class Decoder:
         try:
             size = picture_size(data, max_pixels=self.max_pixels)
             placements = placements_for(size, self.tables)
-            pieces = self._pieces(data, sample.name, content, size, placements)
+            seen = Seen(index=planned.index, content=content, memo=memo, size=size)
+            pieces = self._pieces(data, sample.name, seen, placements)
         except UnusableSampleError as error:
             return Failed(index=planned.index, refusal=refused_by(sample, error, stat=memo, content=content))
         except MemoryError:
@@ -96,20 +84,20 @@ class Decoder:
             return Failed(index=planned.index, refusal=refusal)
         return Looked(index=planned.index, content=content, memo=memo, size=size, pieces=pieces)
 
-    def _pieces(
-        self, data: bytes, name: str, content: bytes, size: Size, placements: Sequence[Placement]
-    ) -> tuple[Piece, ...]:
+    def _pieces(self, data: bytes, name: str, seen: Seen, placements: Sequence[Placement]) -> tuple[Piece, ...]:
         """Decode once, cut for each placement whose entry is missing, mirror the cut where that one is missing."""
-        keys = keys_of(content, placements, self.recipe)
+        keys = keys_of(seen.content, placements, self.recipe)
         stored = [*placements, *map(mirrored, placements)][: len(keys)]
-        wanted = [(key, placement) for key, placement in zip(keys, stored, strict=True) if self.claims.take(key)]
+        taken = set(self.ledger.take(seen, keys))
+        wanted = [(key, placement) for key, placement in zip(keys, stored, strict=True) if key in taken]
         if not wanted:
             return ()
+        failpoint("decoding", name)
         profile = self.recipe.pixels
         picture = decode(data, profile, max_pixels=self.max_pixels)
         found = Size(picture.shape[0], picture.shape[1])
-        if found != size:
-            raise refused("decoder-error", f"the header says {size}, the decoder gives {found}")
+        if found != seen.size:
+            raise refused("decoder-error", f"the header says {seen.size}, the decoder gives {found}")
         pieces = []
         cuts = {}
         buckets = {placement.bucket for _, placement in wanted}
@@ -128,9 +116,10 @@ class Decoder:
                     pixels=pixels,
                     pixel_hash=pixels_hash,
                     placement=placement,
-                    original_size=size,
-                    content=content,
-                    twin=self.catalog.with_pixels(pixels_hash, placement.bucket, self.recipe.key_part),
+                    original_size=seen.size,
+                    content=seen.content,
+                    index=seen.index,
+                    twin=self.ledger.twin(pixels_hash, placement.bucket),
                 )
             )
         return tuple(pieces)
@@ -138,61 +127,91 @@ class Decoder:
 
 @dataclass(slots=True)
 class DecodePool:
-    """Threads that turn planned samples into outcomes, in about the order of the plan."""
+    """Threads that turn planned samples into outcomes, in about the order in which they are fed.
+
+    ``outcomes`` may carry other things too: whoever reads it has one queue to wait for.
+    """
 
     decoder: Decoder
     num_threads: int
-    outcomes: queue.SimpleQueue[Looked | Failed | BaseException] = field(default_factory=queue.SimpleQueue)
+    board: Board | None = None
+    """Where each thread says what it decodes; its own where none is given."""
+    outcomes: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    _todo: queue.SimpleQueue[Planned | None] = field(default_factory=queue.SimpleQueue)
     _threads: list[threading.Thread] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def start(self, todo: Sequence[Planned]) -> None:
-        """Begin with the plan."""
-        work = iter(todo)
-        lock = threading.Lock()
+    def start(self, todo: Iterable[Planned] = ()) -> None:
+        """Begin, with this."""
+        self.feed(todo)
+        board = self.board or Board(self.num_threads)
         for number in range(self.num_threads):
-            thread = threading.Thread(target=self._run, args=(work, lock), name=f"decode-{number}", daemon=True)
+            thread = threading.Thread(target=self._run, args=(board, number), name=f"decode-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def feed(self, todo: Iterable[Planned]) -> None:
+        """More of the plan."""
+        for planned in todo:
+            self._todo.put(planned)
 
     def stop(self) -> None:
         """Take no new sample, wake whoever waits for memory, and wait a while for the samples in hand."""
         self._stop.set()
         self.decoder.budget.close()
+        for _ in self._threads:
+            self._todo.put(None)
         deadline = time.monotonic() + _LAST_S
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
-    def _run(self, work: Iterator[Planned], lock: threading.Lock) -> None:
+    def _run(self, board: Board, number: int) -> None:
         thread_setup()
         while not self._stop.is_set():
-            with lock:
-                planned = next(work, None)
+            planned = self._todo.get()
             if planned is None:
                 return
             try:
-                outcome = self._within_budget(planned)
+                outcome = self._within_budget(planned, board, FIRST_DECODER + number)
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the main loop re-raises
                 outcome = error
             if outcome is not None:
                 self.outcomes.put(outcome)
 
-    def _within_budget(self, planned: Planned) -> Looked | Failed | BaseException | None:
+    def _decode_bytes(self, planned: Planned) -> int:
+        """What decoding a sample takes at its peak, the file among it."""
+        try:
+            with open_source(self.decoder.root / planned.sample.name) as file:
+                each = bytes_per_pixel(file.read(_HEAD_BYTES))
+        except (OSError, UnusableSampleError):
+            each = _MOST_BYTES  # whoever reads it says what is wrong
+        return each * planned.size.area + planned.sample.stat.size
+
+    def _within_budget(self, planned: Planned, board: Board, slot: int) -> Looked | Failed | BaseException | None:
         """Look at one sample while holding the bytes it needs; None when the build is ending."""
         budget = self.decoder.budget
         areas = sum(placement.bucket.area for placement in planned.placements)
         cut = _RGB_BYTES * areas * self.decoder.recipe.variants
-        reserved = _DECODE_BYTES * planned.size.area + cut
+        reserved = self._decode_bytes(planned) + cut
         if not budget.acquire(reserved):
             return None
         kept = 0
         try:
-            outcome = self.decoder.look(planned)
+            with board.doing(slot, DECODING, (planned.index,)):
+                outcome = self.decoder.look(planned)
             if isinstance(outcome, Looked):
                 kept = sum(piece.pixels.nbytes for piece in outcome.pieces)
             return outcome
         finally:
             budget.release(reserved - kept)
+
+
+def bytes_per_pixel(head: bytes) -> int:
+    """What decoding a picture holds per pixel at its peak, beside the file; from the first 12 bytes of the file."""
+    if head[4:8] == _BOXED:  # AVIF
+        return _MOST_BYTES
+    found = (size for magic, size in _DECODE_BYTES.items() if head.startswith(magic))
+    return next(found, _OTHER_BYTES)
 
 
 def raise_outcome(outcome: Looked | Failed | BaseException) -> Looked | Failed:

@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM: the first one ends the build in order, a second one leaves at once.
 
 Guarantee: what was acknowledged is committed either way. While a build is only planning, nothing is open, so
-the first signal ends it there and then. Later it ends with the batch in hand, which is given up when it takes
+the first signal ends it there and then. Later it ends with the batches in hand, which are given up when they take
 longer than the patience of those who stop programs (10 s until a container is killed).
 """
 
@@ -18,8 +18,8 @@ from typing import Any, Self
 from latentcache.errors import InterruptedBuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds that a batch in hand may still take; then again every so many.
-PATIENCE_S, _AGAIN_S = 5.0, 0.5
+#: Seconds that the batches in hand may still take after a stop request.
+PATIENCE_S = 5.0
 
 
 class StopSignal:
@@ -34,7 +34,6 @@ class StopSignal:
         self.number = 0
         self.orderly = False
         """Set once entries are in flight: from then on a signal only raises the flag."""
-        self._abandonable = False
         self._before: dict[int, Any] = {}
 
     @property
@@ -44,13 +43,10 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            handlers = dict.fromkeys(_SIGNALS, self._handle) | {signal.SIGALRM: self._lose_patience}
-            self._before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._before:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -71,19 +67,6 @@ class StopSignal:
         if self.requested:
             raise self.error()
 
-    @contextmanager
-    def abandonable(self) -> Iterator[None]:
-        """Work that may be left unfinished when it goes on for too long after a stop request.
-
-        Raises:
-            InterruptedBuildError: Patience is over.
-        """
-        self._abandonable = True
-        try:
-            yield
-        finally:
-            self._abandonable = False
-
     def error(self) -> InterruptedBuildError:
         """What the build ends with."""
         name = signal.Signals(self.number).name
@@ -99,9 +82,4 @@ class StopSignal:
             os._exit(128 + number)  # asked twice: commits are durable, there is nothing to tidy
         self.number = number
         if not self.orderly:
-            raise self.error()
-        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S, _AGAIN_S)
-
-    def _lose_patience(self, number: int, frame: FrameType | None) -> None:
-        if self._abandonable:
             raise self.error()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -170,13 +170,17 @@ def check_space(plan: BuildPlan) -> None:
         )
 
 
-def check_resample(recipe: Recipe) -> None:
+def check_resample(recipe: Recipe, works: Callable[[], bool] | None = None) -> None:
     """Refuse a recipe whose resize this machine cannot reproduce.
+
+    Args:
+        recipe: What is to be made.
+        works: Says whether torch's kernel does; asked of this process where it is not given.
 
     Raises:
         UsageError: torch here has no uint8 Lanczos, or one that disagrees with Pillow.
     """
-    if recipe.pixels.resample == "lanczos-u8" and not resample_self_test():
+    if recipe.pixels.resample == "lanczos-u8" and not (works or resample_self_test)():
         raise UsageError(
             "this machine cannot do the resize of this recipe (lanczos-u8)",
             why="torch has no uint8 Lanczos here, or it disagrees with Pillow in the self-test",
@@ -184,9 +188,10 @@ def check_resample(recipe: Recipe) -> None:
         )
 
 
-def default_threads() -> int:
-    """Decode threads: all cores but one, at least two."""
-    return max(len(os.sched_getaffinity(0)) - 1, 2)
+def default_threads(workers: int = 1) -> int:
+    """Decode threads of each worker: its share of the cores but one; at least two, or one beside other workers."""
+    cores = len(os.sched_getaffinity(0))
+    return max(cores - 1, 2) if workers == 1 else max(cores // workers - 1, 1)
 
 
 def source_facts(

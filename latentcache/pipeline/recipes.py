@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def resolve_recipe(
     cached_model: str | None,
     has_cuda: bool,
     cached_config: str | None = None,
+    resample_works: Callable[[], bool] | None = None,
 ) -> tuple[Recipe, ModelDescription]:
     """The recipe a build follows, and the model behind it.
 
@@ -42,6 +44,7 @@ def resolve_recipe(
         cached_model: The model that ``cached`` was made with, as it was named then.
         cached_config: The configuration file it was made with, for a lone weights file.
         has_cuda: Whether the encoder will run on a CUDA device.
+        resample_works: Says whether torch's resize can be used; asked of this process where it is not given.
 
     Raises:
         RecipeError: The settings leave no bucket.
@@ -59,7 +62,7 @@ def resolve_recipe(
     if cached is not None and settings.compute_dtype in (None, "auto") and _same_weights(spec, cached.encoder):
         spec = replace(spec, compute_dtype=cached.encoder.compute_dtype)
         description = replace(description, spec=spec)
-    resample = cached.pixels.resample if cached else _best_resample(torch_encoder=description.kind == "diffusers")
+    resample = cached.pixels.resample if cached else _best_resample(description, resample_works or resample_self_test)
     recipe = Recipe(
         geometry=_geometry(settings, cached, spec.multiple),
         pixels=_overlay(settings, cached.pixels if cached else PixelProfile(resample=resample)),
@@ -135,9 +138,9 @@ def _step(settings: RecipeSettings, cached: Recipe | None, model_multiple: int) 
     return cached.geometry.multiple
 
 
-def _best_resample(*, torch_encoder: bool) -> str:
+def _best_resample(description: ModelDescription, works: Callable[[], bool]) -> str:
     """Torch's resize is 4 times cheaper than Pillow's, but importing torch for a numpy encoder is not."""
-    return "lanczos-u8" if torch_encoder and resample_self_test() else "lanczos-pil"
+    return "lanczos-u8" if description.kind == "diffusers" and works() else "lanczos-pil"
 
 
 def _overlay(settings: RecipeSettings, profile: PixelProfile) -> PixelProfile:

@@ -1,109 +1,108 @@
-"""The encoding run: decode threads on one side, the writer thread on the other, the device loop between them.
+"""The device loop of one worker: decode threads on one side, the writer thread on the other.
 
 Decides nothing about content; it moves pieces. Guarantee: bounded memory (the byte budget, a short writer
 queue); when decoders starve because half-filled buckets hold the budget, the fullest is flushed, so nothing
-waits for ever; after a stop request the batch in hand is committed, unless it takes too long.
+waits for ever; after a stop request the batch in hand is committed.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from latentcache.encoders.protocol import Encoder
 from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import Size
+from latentcache.pipeline.board import DEVICE, ENCODING, OPENING, Board
+from latentcache.pipeline.channel import Channel
 from latentcache.pipeline.decoding import DecodePool, raise_outcome
 from latentcache.pipeline.encoding import BatchEncoder, new_entry
-from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.work import Failed, Looked, Piece, Planned, Progress
+from latentcache.pipeline.forms import refusal_form
+from latentcache.pipeline.work import Failed, Looked, Piece, Planned
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
-from latentcache.store.catalog import Catalog
+from latentcache.store.catalog import Located
 
 #: How often the loop looks whether it was asked to stop, in seconds.
 _TICK_S = 0.05
 
 
-@dataclass(slots=True, kw_only=True)
-class RunResult:
-    """What a run found and made."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreWork:
+    """An order: look at these samples too."""
 
-    looked: dict[int, Looked] = field(default_factory=dict)
-    """By sample index; pieces dropped."""
-    failed: list[Failed] = field(default_factory=list)
-    unencodable: dict[bytes, tuple[str, str]] = field(default_factory=dict)
-    """Content hash -> cause and detail, for pictures that decode and cannot be encoded."""
-    encoded: set[bytes] = field(default_factory=set)
-    """Keys computed by this run."""
-    written_bytes: int = 0
-    """Headers and payloads committed."""
+    items: Sequence[Planned]
+
+
+class NoMoreWork:
+    """An order: when everything is encoded, commit it and end."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EncodeRun:
-    """One pass over the samples that have to be read."""
+    """One worker's pass over the samples it is given; orders come through the queue of the decode threads."""
 
     recipe: Recipe
-    catalog: Catalog
     pool: DecodePool
     writer: WriterThread
     open_encoder: Callable[[], Encoder]
     """Called when the first piece is to be encoded: a run that finds everything committed loads no model."""
+    payload: Callable[[Located], bytes | None]
+    """Latents of a committed entry."""
     batch_size: int
-    stop: StopSignal
-    progress: Progress
-    advanced: Callable[[Progress], None]
-    warn: Callable[[str], None]
-    result: RunResult = field(default_factory=RunResult)
+    channel: Channel
+    board: Board
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set by anybody: commit the batch in hand and end."""
+    _remaining: int = 0
+    _ending: bool = False
     _waiting: dict[Size, list[Piece]] = field(default_factory=dict)
-    _unencoded: int = 0
-    """Pieces decoded, until their batch has been encoded."""
     _batches: BatchEncoder | None = None
     _encoder: Encoder | None = None
 
-    def __call__(self, todo: Sequence[Planned]) -> RunResult:
-        """Do it all, or as much as there is time for before a stop request.
+    def __call__(self) -> None:
+        """Do what is asked until there is no more, or until ``stopping``.
 
         Raises:
             StoreError: The disk is full or fails; what was committed stays.
             EncoderError: The model cannot be used.
             DeviceError: The device failed.
-            InterruptedBuildError: After a stop request the batch in hand took too long and was given up.
         """
         try:
-            self.pool.start(todo)
-            self._loop(len(todo))
+            self.pool.start()
+            self._loop()
         finally:
             self.pool.stop()
             try:
                 self.writer.finish()
             finally:
-                self.result.written_bytes = self.progress.payload_bytes
                 if self._encoder is not None:
                     self._encoder.close()
-        return self.result
 
-    def _loop(self, remaining: int) -> None:
-        while remaining and not self.stop.requested:
-            outcome = self._next()
-            if outcome is not None:
-                remaining -= 1
-                self._take(outcome)
-            elif self._starving():
+    def _loop(self) -> None:
+        while not (self.stopping.is_set() or (self._ending and not self._remaining and not self._waiting)):
+            found = self._next()
+            if isinstance(found, MoreWork):
+                self._remaining += len(found.items)
+                self.pool.feed(found.items)
+            elif isinstance(found, NoMoreWork):
+                self._ending = True
+            elif found is not None:
+                self._remaining -= 1
+                self._take(found)
+            elif self._waiting and (not self._remaining or self._starving()):
                 self._flush_fullest()
-            self.advanced(self.progress)
-        while self._waiting and not self.stop.requested:
-            self._flush_fullest()
-            self.advanced(self.progress)
 
-    def _next(self) -> Looked | Failed | None:
-        """An outcome, or None when there is none yet; without waiting where waiting would not help."""
+    def _next(self) -> Looked | Failed | MoreWork | NoMoreWork | None:
+        """An outcome or an order, or None when there is none yet; without waiting where waiting would not help."""
+        idle = self._waiting and (not self._remaining or self._starving())
         try:
-            return raise_outcome(self.pool.outcomes.get(timeout=0.0 if self._starving() else _TICK_S))
+            found = self.pool.outcomes.get(timeout=0.0 if idle else _TICK_S)
         except queue.Empty:
             return None
+        return found if isinstance(found, MoreWork | NoMoreWork) else raise_outcome(found)
 
     def _starving(self) -> bool:
         """Whether the decoders wait for the bytes of half-filled buckets."""
@@ -111,22 +110,17 @@ class EncodeRun:
         return bool(kept) and self.pool.decoder.budget.starving(kept)
 
     def _take(self, outcome: Looked | Failed) -> None:
-        """Note one outcome and queue its pieces."""
-        self.progress.looked += 1
+        """Tell one outcome and queue its pieces."""
         if isinstance(outcome, Failed):
-            self.result.failed.append(outcome)
-            self.progress.quarantined += 1
+            self.channel.send("failed", index=outcome.index, refusal=refusal_form(outcome.refusal))
             return
-        pieces = outcome.pieces
-        self.result.looked[outcome.index] = Looked(
-            index=outcome.index, content=outcome.content, memo=outcome.memo, size=outcome.size
-        )
-        for piece in pieces:
+        if outcome.pieces:
+            self.channel.send("decoded", index=outcome.index, pieces=len(outcome.pieces))
+        for piece in outcome.pieces:
             if not self._copy_twin(piece):
                 self._queue(piece)
 
     def _queue(self, piece: Piece) -> None:
-        self._count(1)
         bucket = piece.placement.bucket
         waiting = self._waiting.setdefault(bucket, [])
         waiting.append(piece)
@@ -134,19 +128,14 @@ class EncodeRun:
         if len(waiting) >= limit:
             self._encode(self._waiting.pop(bucket))
 
-    def _count(self, pieces: int) -> None:
-        """Note pieces that wait to be encoded, or no longer do; a sample has one piece per resolution and variant."""
-        self._unencoded += pieces
-        self.progress.waiting = -(-self._unencoded // (len(self.pool.decoder.tables) * self.recipe.variants))
-
     def _copy_twin(self, piece: Piece) -> bool:
         """Store the latents of an entry with equal pixels under the new key, where there is one."""
-        payload = None if piece.twin is None else self.catalog.payload(piece.twin)
+        payload = None if piece.twin is None else self.payload(piece.twin)
         if piece.twin is None or payload is None:
             return False
+        self.channel.send("copied", key=piece.key.hex())
         self.writer.put([new_entry(piece, self.recipe, piece.twin.header.shape, payload)])
         self.pool.decoder.budget.release(piece.pixels.nbytes)
-        self.progress.cached += 1
         return True
 
     def _flush_fullest(self) -> None:
@@ -155,31 +144,33 @@ class EncodeRun:
 
     def _encode(self, pieces: list[Piece]) -> None:
         """Encode pieces of one bucket and hand them to the writer."""
-        with self.stop.abandonable():
-            entries = self._batch_encoder().encode(pieces)
+        batches = self._batch_encoder()
+        with self.board.doing(DEVICE, ENCODING, [piece.index for piece in pieces]):
+            for piece in pieces:
+                failpoint("encoding", piece.name)
+            entries = batches.encode(pieces)
         failpoint("result-received")
-        self._count(-len(pieces))
         self.pool.decoder.budget.release(_nbytes(pieces))
-        self.result.encoded.update(entry.key for entry in entries)
-        self.progress.encoded += len(entries)
         if entries:
+            # Said before they are handed over, so that a commit never comes before the word of what it holds.
+            self.channel.send("encoded", keys=[entry.key.hex() for entry in entries])
             self.writer.put(entries)
 
     def _batch_encoder(self) -> BatchEncoder:
         if self._batches is None:
-            self._encoder = self.open_encoder()
+            with self.board.doing(DEVICE, OPENING):
+                self._encoder = self.open_encoder()
             self._batches = BatchEncoder(
                 encoder=self._encoder,
                 recipe=self.recipe,
                 batch_size=self.batch_size,
                 refuse=self._refuse,
-                warn=self.warn,
+                warn=lambda words: self.channel.send("warned", words=words),
             )
         return self._batches
 
     def _refuse(self, piece: Piece, cause: str, detail: str) -> None:
-        self.result.unencodable[piece.content] = (cause, detail)
-        self.progress.quarantined += 1
+        self.channel.send("refused", index=piece.index, key=piece.key.hex(), cause=cause, detail=detail)
 
 
 def _nbytes(pieces: Sequence[Piece]) -> int:

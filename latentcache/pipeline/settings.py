@@ -16,6 +16,8 @@ STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
 POSTERIORS = ("mode", "sample", "moments")
 RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
+_DEVICE = r"(cpu|(cuda|mps|xpu)(:[0-9]+)?)(\*[1-9][0-9]{0,2})?"
+_DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
 #: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
@@ -67,17 +69,21 @@ class BuildSettings:
     """The cache; ``DATA.latentcache`` beside the data where it is not given."""
     recipe: RecipeSettings = field(default_factory=RecipeSettings)
     device: str = "auto"
+    """``auto`` is every CUDA device, else the CPU; several are separated by commas or said as ``cpu*2``."""
     fold: bool = True
     """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
     batch_size: int | None = None
     """Pictures per encoder call, at most; halved for a bucket when the device runs out of memory."""
     decode_threads: int | None = None
+    """Of each worker."""
     host_memory: int | None = None
-    """Bytes of pixels held at once."""
+    """Bytes for pictures in work, of all workers together."""
     max_pixels: int = MAX_PIXELS
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     events: Path | None = None
+    stream: bool = False
+    """Whether readers may follow: the plan is said, and shards are sealed while the build goes on."""
     allow_failed: str = "0"
     """Quarantined files that are fine: a number, or a share such as ``2%``. Recorded, so that ``verify`` agrees; the
     build itself decides nothing by it."""
@@ -85,8 +91,10 @@ class BuildSettings:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", self.device):
-            raise UsageError(f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:N")
+        if not _DEVICES.fullmatch(self.device):
+            raise UsageError(
+                f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
+            )
         for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from latentcache.encoders.protocol import Pixels
@@ -46,6 +46,8 @@ class Piece:
     placement: Placement
     original_size: Size
     content: bytes
+    index: int = -1
+    """Of the sample in its scan."""
     twin: Located | None = None
     """A committed entry made from the very same pixels: its latents hold for this file too."""
 
@@ -67,6 +69,23 @@ class Failed:
 
     index: int
     refusal: Refusal
+
+
+@dataclass(slots=True, kw_only=True)
+class RunResult:
+    """What a run found and made."""
+
+    looked: dict[int, Looked] = field(default_factory=dict)
+    """By sample index; pieces dropped."""
+    failed: list[Failed] = field(default_factory=list)
+    unencodable: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    """Content hash -> cause and detail, for pictures that decode and cannot be encoded."""
+    encoded: set[bytes] = field(default_factory=set)
+    """Keys computed and committed by this run."""
+    noise: dict[str, Any] = field(default_factory=dict)
+    """What the encoders showed of themselves, of all devices."""
+    written_bytes: int = 0
+    """Headers and payloads committed."""
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ two seconds, or after ``commit_every`` entries, whichever is first; LMDB is touc
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from latentcache.store.shard import NewEntry, ShardWriter
 #: Smaller commits cost more fsyncs, larger ones more memory; 8 to 16 MiB was cheapest in CPU per byte.
 COMMIT_BYTES = 16 << 20
 COMMIT_S = 2.0
+#: Seconds until a shard that readers wait for is sealed, and the part of the time so far where that is more.
+ROLL_S, ROLL_PART = 2.0, 1 / 20
 #: Batches waiting for the writer; more would only hide a slow disk in memory.
 _QUEUE_BATCHES = 8
 
@@ -27,6 +30,8 @@ class WriterThread:
         shard: Makes the shard; called in the writer thread, when the first entry arrives.
         committed: Called with the entries of each durable commit, in the writer thread.
         commit_every: Entries per commit at most.
+        rolling: Seal the shard again and again, for readers that follow: every :data:`ROLL_S` at first, later every
+            so many parts of the time it took so far, so that there are about a hundred shards after ten hours.
     """
 
     def __init__(
@@ -35,8 +40,9 @@ class WriterThread:
         committed: Callable[[Sequence[NewEntry]], None],
         *,
         commit_every: int | None = None,
+        rolling: bool = False,
     ) -> None:
-        self._make, self._committed, self._most = shard, committed, commit_every
+        self._make, self._committed, self._most, self._rolling = shard, committed, commit_every, rolling
         self._queue: queue.Queue[list[NewEntry] | None] = queue.Queue(_QUEUE_BATCHES)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -84,7 +90,7 @@ class WriterThread:
     def _loop(self) -> None:
         shard: ShardWriter | None = None
         waiting: list[NewEntry] = []
-        since = time.monotonic()
+        began = made = since = time.monotonic()
         try:
             while True:
                 entries, ended = self._next(since + COMMIT_S - time.monotonic() if waiting else None)
@@ -92,10 +98,14 @@ class WriterThread:
                     since = time.monotonic()
                 waiting += entries
                 if waiting and shard is None:
-                    shard = self._make()
+                    shard, made = self._make(), time.monotonic()
                 if shard is not None and waiting and (ended or self._due(waiting, since)):
                     self._commit(shard, waiting)
                     waiting = []
+                    now = time.monotonic()
+                    if self._rolling and now - made >= max(ROLL_S, (now - began) * ROLL_PART):
+                        shard.seal(secrets.token_hex(8))
+                        shard = None
                 if ended:
                     break
         except BaseException:

@@ -73,6 +73,8 @@ HINTS: Mapping[str, str] = {
     "non-finite": "the model gives no finite latents for it, in float32 neither: remove the picture",
     "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
     "out-of-memory": "it does not fit into memory alone: use a smaller picture or --resolution",
+    "decoder-crash": "it ends the process that decodes it: save it again; --retry-failed tries it once more",
+    "encoder-crash": "it ends the process that encodes it: remove it; --retry-failed tries it once more",
     "decoder-error": "the decoder failed on it: open it in an editor and save it again",
     # notes: nothing is refused
     "hidden": "names that begin with a dot are not used: rename it to use it",

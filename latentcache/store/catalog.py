@@ -82,15 +82,7 @@ class Catalog:
 
     def payload(self, entry: Located) -> bytes | None:
         """The payload of an entry, or None when it fails its check."""
-        index = next(index for index in self._indexes if index.folder.name == entry.shard)
-        try:
-            with os.fdopen(open_file(index.data), "rb") as file:
-                file.seek(entry.offset + HEADER_BYTES)
-                payload = file.read(entry.header.payload_bytes)
-        except OSError:
-            return None
-        whole = len(payload) == entry.header.payload_bytes
-        return payload if whole and checksum(payload) == entry.header.payload_checksum else None
+        return payload_of(entry, next(i for i in self._indexes if i.folder.name == entry.shard).folder.parent)
 
     def _index_pixels(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
@@ -101,6 +93,23 @@ class Catalog:
                 name = hashes[row * HASH_BYTES : (row + 1) * HASH_BYTES] + _group(unpacked.bucket, unpacked.recipe)
                 found.setdefault(name, key)
         return found
+
+
+def payload_of(entry: Located, shards: Path) -> bytes | None:
+    """The payload of an entry of a sealed shard, or None when it fails its check.
+
+    Args:
+        entry: From a catalogue.
+        shards: The folder of all shards.
+    """
+    try:
+        with os.fdopen(open_file(shards / entry.shard / "data.mdb"), "rb") as file:
+            file.seek(entry.offset + HEADER_BYTES)
+            payload = file.read(entry.header.payload_bytes)
+    except OSError:
+        return None
+    whole = len(payload) == entry.header.payload_bytes
+    return payload if whole and checksum(payload) == entry.header.payload_checksum else None
 
 
 def load_catalog(layout: CacheLayout) -> Catalog:

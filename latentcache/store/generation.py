@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,22 +78,31 @@ class Samples:
         return unpack_memo(self.stat[index].tolist())
 
 
+class Waiting(Protocol):
+    """What fills in the places of rows that are still to come."""
+
+    def wait(self, rows: Sequence[int]) -> None:
+        """Return when the entries of these rows are there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One finished build."""
+    """One finished build, or one that is under way and followed."""
 
     number: int
     recipe: Recipe
     rows: Rows
     samples: Samples
     buckets: tuple[Size, ...]
-    shards: tuple[str, ...]
+    shards: Sequence[str]
     refused: tuple[Mapping[str, Any], ...]
     """Quarantined samples: name, cause, detail, hint, content (hex), stat."""
     notes: tuple[Mapping[str, Any], ...]
     manifest: Mapping[str, Any]
     pins: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """What keeps its files from being collected while this object is in use."""
+    arrivals: Waiting | None = field(default=None, compare=False, repr=False)
+    """What waits for entries, where the build is still under way; None for a finished one."""
 
     @property
     def complete(self) -> bool:

@@ -9,6 +9,7 @@ CACHE/scratch/              shards being copied and things being removed: of no 
 CACHE/quarantine/           shards too damaged to be used, kept for a look
 CACHE/plans/                rows of tokens that were planned once: of no worth, made again where they are gone
 CACHE/reports/              what the last run of each command said; nothing reads it back
+CACHE/coming/               what a build under way will hold, for readers that follow it
 CACHE/BUILDING              present from the start of a build to its end: what it set out to do
 CACHE/builder.lock          our own lock, held by the process that builds
 """
@@ -43,6 +44,11 @@ class CacheLayout:
     def building(self) -> Path:
         """The marker of a build that has not ended."""
         return self.root / "BUILDING"
+
+    @property
+    def coming(self) -> Path:
+        """Folder of the announcement of a build that readers may follow."""
+        return self.root / "coming"
 
     @property
     def lock(self) -> Path:

@@ -1,8 +1,9 @@
 """One builder per cache: our own flock, taken before LMDB is touched.
 
 LMDB's writer lock waits for ever, ignores SIGINT and names nobody. This one answers at once, names the holder,
-and vanishes with its process, so a killed build leaves nothing to clean up. A process forked meanwhile has no
-part in it: it may live on without holding the cache.
+and vanishes with its processes, so a killed build leaves nothing to clean up. A process forked meanwhile has no
+part in it: it may live on without holding the cache. Worker processes have: they are given its descriptor, and a
+build that finds the lock held in the name of a dead one waits for its workers, which are about to end.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from latentcache.store.durable import as_store_error
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
+#: How long the workers of a dead build are waited for, in seconds; they end within 8.
+ORPHANS_S = 10.0
 #: Descriptors of the locks that this process holds.
 _held: set[int] = set()
 
 
 @contextmanager
-def builder_lock(path: Path) -> Iterator[None]:
-    """Hold the cache for building.
+def builder_lock(path: Path) -> Iterator[int]:
+    """Hold the cache for building; gives the descriptor that holds it, for workers to inherit.
 
     Raises:
         CacheLockedError: Another process holds it; ``holder`` says which.
@@ -53,7 +56,7 @@ def builder_lock(path: Path) -> Iterator[None]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _no_file(path)
         _take(descriptor, path)
-        yield
+        yield descriptor
     finally:
         if descriptor in _held:  # else this is a fork of the process that took it
             _held.remove(descriptor)
@@ -81,18 +84,23 @@ def _no_file(path: Path) -> CacheDamagedError:
 
 def _take(descriptor: int, path: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # somebody else has it
-        holder = _read_holder(descriptor)
+        held = not _locked(descriptor)
+        holder = _read_holder(descriptor) if held else {}
+        deadline = time.monotonic() + ORPHANS_S
+        while held and _is_dead(holder) and time.monotonic() < deadline:
+            time.sleep(_WAIT_S)
+            held = not _locked(descriptor)
+    except OSError as error:
+        raise as_store_error(error, path) from error
+    if held:
+        left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
         raise CacheLockedError(
             f"another build holds this cache: process {holder['pid']} on {holder['host']}",
             holder=holder,
             where=str(path),
-            why=f"it has been running since {holder['since']}",
+            why=f"it has been running since {holder['since']}{left}",
             fix="wait until it ends; it is safe to run this command again then",
-        ) from None
-    except OSError as error:
-        raise as_store_error(error, path) from error
+        )
     if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
         holder = dict.fromkeys(("pid", "host", "since"), "unknown")
         what = "another build has just given this cache up"
@@ -105,6 +113,28 @@ def _take(descriptor: int, path: Path) -> None:
         failpoint("lock-taken")
     except OSError as error:
         raise as_store_error(error, path) from error
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock, unless somebody else has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether the process that took the lock is known to be gone, so that only workers of it can hold it."""
+    if holder["host"] != socket.gethostname() or not isinstance(holder["pid"], int):
+        return False
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_still_there(descriptor: int, path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ class EntryReader:
         self.layout, self.generation = layout, generation
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
+
+    def ready(self, rows: Sequence[int]) -> None:
+        """Return when these rows can be read: at once, unless the build that makes them is still under way.
+
+        Raises:
+            MissingEntryError: A sample cannot be used after all.
+            NotYetEncodedError: It did not come in time.
+        """
+        if self.generation.arrivals is not None:
+            self.generation.arrivals.wait(rows)
 
     def header(self, row: int) -> EntryHeader:
         """The header of one row.
@@ -84,6 +95,8 @@ class EntryReader:
             MissingEntryError: The shard is gone.
             CacheDamagedError: It cannot be opened.
         """
+        if shard < 0:
+            raise MissingEntryError("an entry is still to come", where=str(self.layout.root))
         if shard not in self._files:
             path = self._path(shard)
             try:

@@ -115,8 +115,11 @@ class ShardWriter:
         self.num_entries += len(added)
         self.num_bytes += sum(added)
 
-    def seal(self) -> Path:
+    def seal(self, name: str = "") -> Path:
         """Close the shard for ever and give it its final name; an empty one is removed.
+
+        Args:
+            name: Another one than that of the open shard, which is then free for the next.
 
         Returns:
             The sealed folder (which does not exist when the shard was empty).
@@ -133,7 +136,7 @@ class ShardWriter:
             raise store_error(error, self.folder) from error
         self.close()
         with writing(self.folder):
-            return seal_folder(self.folder)
+            return seal_folder(self.folder, name)
 
     def close(self) -> None:
         """Close the environment. Committed entries stay where they are, in the open shard."""
@@ -166,14 +169,18 @@ class ShardWriter:
             raise store_error(error, self.folder) from error
 
 
-def seal_folder(folder: Path) -> Path:
+def seal_folder(folder: Path, name: str = "") -> Path:
     """Index a closed shard and rename ``<id>.open`` to ``<id>``. Idempotent; safe to kill at any point.
+
+    Args:
+        folder: The open shard.
+        name: Another final name.
 
     Raises:
         CacheDamagedError: The shard is truncated or its pages contradict themselves.
         StoreError: The system refuses to read it.
     """
-    sealed = folder.with_name(folder.name.removesuffix(OPEN_SUFFIX))
+    sealed = folder.with_name(name or folder.name.removesuffix(OPEN_SUFFIX))
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")

@@ -42,6 +42,7 @@ BROAD_EXCEPTS = {
     "latentcache/encoders/describe_tokens.py": "tokenizers raises plain Exception for any fault of its file",
     "latentcache/loader/prefetch.py": "a thread hands its error to the caller, who raises it at its batch",
     "latentcache/pipeline/decoding.py": "a thread hands its error to the build, which raises it",
+    "latentcache/pipeline/worker.py": "a worker tells its error to the build, which raises it",
     "latentcache/pipeline/writing.py": "a thread hands its error to the build, which raises it",
     "latentcache/pipeline/headers.py": "picture libraries raise anything on a damaged file; it becomes our error",
 }

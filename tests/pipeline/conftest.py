@@ -1,6 +1,6 @@
 import pytest
 
-from latentcache.pipeline import build as build_module
+from latentcache.pipeline import worker as worker_module
 
 
 @pytest.fixture
@@ -8,7 +8,7 @@ def use_encoder(monkeypatch):
     """Have the next builds use a given encoder."""
 
     def use(encoder):
-        monkeypatch.setattr(build_module, "open_encoder", lambda description, **_: encoder)
+        monkeypatch.setattr(worker_module, "open_encoder", lambda description, **_: encoder)
         return encoder
 
     return use

@@ -10,9 +10,8 @@ from latentcache.identity.stat import StatMemo
 from latentcache.pipeline import assemble as assemble_module
 from latentcache.pipeline.assemble import assemble, refusal_json, unchanged
 from latentcache.pipeline.build import build_cache
-from latentcache.pipeline.run import RunResult
 from latentcache.pipeline.survey import Memory, survey
-from latentcache.pipeline.work import Failed, Looked, refuse
+from latentcache.pipeline.work import Failed, Looked, RunResult, refuse
 from latentcache.sources.resolve import scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import StringColumn

@@ -1,4 +1,5 @@
 import pytest
+from PIL import Image
 from small_builds import RECIPE, draw, folder_of, recipe_of, within
 
 from latentcache.errors import UsageError
@@ -6,7 +7,8 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.pipeline import decoding as decoding_module
 from latentcache.pipeline.budget import ByteBudget
-from latentcache.pipeline.decoding import Claims, DecodePool, Decoder, raise_outcome
+from latentcache.pipeline.decoding import DecodePool, Decoder, bytes_per_pixel, raise_outcome
+from latentcache.pipeline.ledger import Claims, OwnLedger
 from latentcache.pipeline.survey import Memory, survey
 from latentcache.pipeline.work import Failed, Looked
 from latentcache.sources.resolve import scan
@@ -22,8 +24,7 @@ def decoder_for(data, *, recipe=None, limit=1 << 30, max_pixels=10**8):
         recipe=recipe,
         tables=recipe.geometry.tables(),
         max_pixels=max_pixels,
-        catalog=EMPTY,
-        claims=Claims(lambda key: False),
+        ledger=OwnLedger(Claims(lambda key: False), lambda pixels, bucket: None),
         budget=ByteBudget(limit),
     )
 
@@ -180,3 +181,12 @@ def test_stopping_does_not_wait_for_ever_for_a_decoder(tmp_path, monkeypatch):
 
 def test_the_settings_of_these_tests_ask_for_the_stub():
     assert RECIPE.model == "stub"
+
+
+@pytest.mark.parametrize(
+    ("form", "each"), [("JPEG", 12), ("PNG", 17), ("WEBP", 25), ("AVIF", 25), ("TIFF", 17), ("GIF", 17)]
+)
+def test_memory_is_taken_by_what_the_file_is_not_by_its_name(tmp_path, form, each):
+    path = tmp_path / "lies.jpg"
+    Image.new("RGB", (64, 64)).save(path, format=form)
+    assert bytes_per_pixel(path.read_bytes()[:12]) == each

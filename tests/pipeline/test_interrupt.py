@@ -8,7 +8,6 @@ import pytest
 from small_builds import within
 
 from latentcache.errors import InterruptedBuildError
-from latentcache.pipeline import interrupt as interrupt_module
 from latentcache.pipeline.interrupt import StopSignal
 
 
@@ -19,7 +18,7 @@ def signalled(number):
 
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 @both
@@ -48,28 +47,6 @@ def test_afterwards_the_handlers_are_what_they_were():
         assert [signal.getsignal(number) for number in WATCHED] != before
         os.kill(os.getpid(), signal.SIGTERM)
     assert [signal.getsignal(number) for number in WATCHED] == before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_a_batch_that_takes_too_long_is_given_up(monkeypatch):
-    monkeypatch.setattr(interrupt_module, "PATIENCE_S", 0.1)
-    started = time.monotonic()
-    with StopSignal() as stop:
-        stop.orderly = True
-        with pytest.raises(InterruptedBuildError), stop.abandonable():
-            signalled(signal.SIGTERM)
-    assert time.monotonic() - started < 10
-
-
-def test_what_may_not_be_given_up_is_finished_however_long_it_takes(monkeypatch):
-    monkeypatch.setattr(interrupt_module, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(interrupt_module, "_AGAIN_S", 0.05)
-    with StopSignal() as stop:
-        stop.orderly = True
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.3)
-        finished = True
-    assert finished
 
 
 def test_outside_the_main_thread_it_only_holds_the_flag():

@@ -1,0 +1,156 @@
+"""Hires the workers of one build, and takes over what dead ones leave.
+
+Decides where a worker lives: an encoder that needs no torch and has one device runs in a thread of the build, because
+a process would cost a small build more than all of its pictures; everything else gets a process of its own, which
+costs nothing there, since torch is imported once either way (decision record 18).
+"""
+
+from __future__ import annotations
+
+import secrets
+import select
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from latentcache.encoders.describe import ModelDescription
+from latentcache.errors import CacheDamagedError, WorkerError
+from latentcache.pipeline.budget import default_budget_bytes
+from latentcache.pipeline.channel import Message
+from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.launch import Launched, WorkerProcess, WorkerThread
+from latentcache.pipeline.preflight import default_threads
+from latentcache.pipeline.resize import resample_self_test
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.worker import Job
+from latentcache.recipe import Recipe
+from latentcache.store.index import load_index
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
+from latentcache.store.salvage import salvage
+from latentcache.store.shard import recover_shard
+
+
+class Reception:
+    """A worker process that may be started before it is known what there is to do: it imports torch meanwhile.
+
+    Args:
+        device: As in the settings.
+        lock: Descriptor of the lock on the cache.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._early: tuple[Device, WorkerProcess] | None = None
+        self._works: bool | None = None
+        self.lock: int | None = None
+
+    def resample_works(self) -> bool:
+        """Whether torch's resize can be used here; the build itself does not import torch for it.
+
+        Raises:
+            WorkerError: The process that was to find out has died.
+        """
+        if "torch" in sys.modules:
+            return resample_self_test()
+        if self._works is None:
+            device = devices_for(self._device, needs_torch=True)[0]
+            process = WorkerProcess(device.variables, lock=self.lock)
+            self._early = device, process
+            process.line.send("can-resample")
+            self._works = bool(self._answer(process)["works"])
+        return self._works
+
+    def early(self, device: Device) -> WorkerProcess | None:
+        """The process that was started, if it is one for this device; it is the caller's from now on."""
+        if self._early is None or self._early[0] != device:
+            return None
+        _, process = self._early
+        self._early = None
+        return process
+
+    def close(self) -> None:
+        """Nobody wanted it."""
+        if self._early is not None:
+            _, process = self._early
+            process.kill()
+            process.ended()
+            process.line.close()
+            self._early = None
+
+    def _answer(self, process: WorkerProcess) -> Message:
+        while True:
+            select.select([process.line], [], [])
+            for message in process.line.arrived():
+                return message
+            if process.line.ended:
+                self._early = None
+                _, words = process.ended()
+                process.line.close()
+                raise WorkerError("a worker process cannot be started", why=f"it {words}")
+
+
+class Workers:
+    """The :class:`latentcache.pipeline.pool.Staff` of a build.
+
+    Args:
+        settings: Of the build.
+        root: The data folder.
+        layout: The cache.
+        recipe: What is made.
+        description: The model.
+        reception: May have a process ready.
+        any_twins: Whether the cache holds anything yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: BuildSettings,
+        root: Path,
+        layout: CacheLayout,
+        recipe: Recipe,
+        description: ModelDescription,
+        reception: Reception,
+        any_twins: bool,
+    ) -> None:
+        needs_torch = description.kind == "diffusers"
+        self.devices: Sequence[Device] = devices_for(settings.device, needs_torch=needs_torch)
+        count = len(self.devices)
+        self.in_process = count == 1 and not needs_torch and "*" not in settings.device
+        self.decode_threads = settings.decode_threads or default_threads(count)
+        self._layout, self._reception = layout, reception
+        budget = max((settings.host_memory or default_budget_bytes()) // count, 1)
+        self._job: Callable[[Device, str], Job] = lambda device, shard: Job(
+            root=root,
+            shards=layout.shards,
+            shard=shard,
+            recipe=recipe,
+            description=description,
+            settings=settings,
+            device=device.name,
+            budget_bytes=budget,
+            decode_threads=self.decode_threads,
+            any_twins=any_twins,
+        )
+
+    def hire(self, device: Device, *, again: bool) -> tuple[Launched, Message, str]:
+        """As in ``Staff``."""
+        shard = f"{secrets.token_hex(8)}{OPEN_SUFFIX}"
+        job = self._job(device, shard).form()
+        if self.in_process:
+            return WorkerThread(), job, shard
+        early = None if again else self._reception.early(device)
+        process = early or WorkerProcess(device.variables, lock=self._reception.lock, again=again)
+        return process, job, shard
+
+    def left_by(self, shard: str) -> list[bytes]:
+        """As in ``Staff``; nothing where it is sealed already, and all of it was said."""
+        folder = self._layout.shards / shard
+        if not folder.exists():
+            sealed = folder.with_name(shard.removesuffix(OPEN_SUFFIX))
+            return load_index(sealed).keys() if sealed.exists() else []
+        sealed_now = recover_shard(folder, self._layout.quarantine, lambda lost: salvage(self._layout, lost))
+        try:
+            return [] if sealed_now is None else load_index(sealed_now).keys()
+        except CacheDamagedError:
+            return []  # the next build says so

@@ -1,0 +1,229 @@
+"""One worker of a build: an encoder on one device, decode threads, a writer thread and a shard of its own.
+
+It is told by messages what to make and says by messages what it made; it decides nothing. It runs as a process of
+its own, or in a thread of the build with the same messages. Guarantee: when the build is gone, the process commits
+what it has and ends, within :data:`LAST_S` at the latest; signals to the whole group are left to the build.
+
+What the build says: ``can-resample`` (asked before there is a recipe), ``start``, ``unit``, ``answer``, ``no-more``,
+``stop``. What a worker says: ``resample``; ``take`` and ``twin``, which are answered; ``decoded``, ``failed``,
+``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error`` or ``ended``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentcache import failpoint
+from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.opening import check_encoder, open_encoder
+from latentcache.encoders.protocol import Encoder
+from latentcache.pipeline.board import Board
+from latentcache.pipeline.budget import ByteBudget
+from latentcache.pipeline.calibrate import measured_noise
+from latentcache.pipeline.channel import Channel, Message
+from latentcache.pipeline.decoding import DecodePool, Decoder
+from latentcache.pipeline.forms import (
+    as_description,
+    as_planned,
+    as_settings,
+    description_form,
+    error_form,
+    settings_form,
+)
+from latentcache.pipeline.ledger import RemoteLedger
+from latentcache.pipeline.preflight import check_resample
+from latentcache.pipeline.resize import resample_self_test
+from latentcache.pipeline.run import EncodeRun, MoreWork, NoMoreWork
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.writing import WriterThread
+from latentcache.recipe import Recipe
+from latentcache.store.catalog import payload_of
+from latentcache.store.shard import NewEntry, ShardWriter
+
+#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
+DEFAULT_BATCH = 8
+#: Seconds that a worker process may live after its build.
+LAST_S = 8
+#: Seconds between two beats of the heart.
+BEAT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything that a worker has to know before it begins."""
+
+    root: Path
+    """The data folder."""
+    shards: Path
+    """Folder of all shards."""
+    shard: str
+    """The one to write."""
+    recipe: Recipe
+    description: ModelDescription
+    settings: BuildSettings
+    device: str
+    budget_bytes: int
+    decode_threads: int
+    any_twins: bool
+    """Whether the cache holds anything yet."""
+
+    def form(self) -> Message:
+        """As a message."""
+        return {
+            "root": str(self.root),
+            "shards": str(self.shards),
+            "shard": self.shard,
+            "recipe": self.recipe.as_json(),
+            "description": description_form(self.description),
+            "settings": settings_form(self.settings),
+            "device": self.device,
+            "budget_bytes": self.budget_bytes,
+            "decode_threads": self.decode_threads,
+            "any_twins": self.any_twins,
+        }
+
+    @classmethod
+    def of(cls, form: Message) -> Job:
+        """Inverse of :meth:`form`."""
+        recipe = Recipe.from_json(form["recipe"])
+        plain = ("shard", "device", "budget_bytes", "decode_threads", "any_twins")
+        return cls(
+            root=Path(form["root"]),
+            shards=Path(form["shards"]),
+            recipe=recipe,
+            description=as_description(form["description"], recipe),
+            settings=as_settings(form["settings"]),
+            **{name: form[name] for name in plain},
+        )
+
+
+def serve(channel: Channel, board: int | None, *, on_loss: Callable[[], None] | None = None) -> None:
+    """Do what the build asks for, until there is no more or the build is gone.
+
+    Args:
+        channel: To the build.
+        board: File that the build looks into to see what is being done; None in the build's own process.
+        on_loss: Called when the build is gone, so that this does not outlive it for long.
+    """
+    message = channel.receive()
+    while message is not None and message["kind"] == "can-resample":
+        channel.send("resample", works=resample_self_test())
+        message = channel.receive()
+    if message is None or message["kind"] != "start":
+        return
+    try:
+        job = Job.of(message)
+        _Shift(job, channel, Board(job.decode_threads, board)).run(on_loss)
+    except BaseException as error:  # noqa: BLE001 - handed to the build, which raises it
+        channel.send("error", **error_form(error))
+    else:
+        channel.send("ended")
+
+
+class _Shift:
+    """A worker at work."""
+
+    def __init__(self, job: Job, channel: Channel, board: Board) -> None:
+        self._job, self._channel, self._board = job, channel, board
+        self._tables = job.recipe.geometry.tables()
+        self._ledger = RemoteLedger(channel, any_twins=job.any_twins)
+        decoder = Decoder(
+            root=job.root,
+            recipe=job.recipe,
+            tables=self._tables,
+            max_pixels=job.settings.max_pixels,
+            ledger=self._ledger,
+            budget=ByteBudget(job.budget_bytes),
+        )
+        self._loop = EncodeRun(
+            recipe=job.recipe,
+            pool=DecodePool(decoder=decoder, num_threads=job.decode_threads, board=board),
+            writer=WriterThread(
+                self._shard, self._committed, commit_every=job.settings.commit_every, rolling=job.settings.stream
+            ),
+            open_encoder=self._opened,
+            payload=lambda entry: payload_of(entry, job.shards),
+            batch_size=job.settings.batch_size or DEFAULT_BATCH,
+            channel=channel,
+            board=board,
+        )
+
+    def run(self, on_loss: Callable[[], None] | None) -> None:
+        """Listen and work."""
+        if self._job.description.kind == "diffusers":
+            check_resample(self._job.recipe)
+        threading.Thread(target=self._listen, args=(on_loss,), name="listener", daemon=True).start()
+        if on_loss is not None:
+            threading.Thread(target=self._beat, args=(on_loss,), name="heart", daemon=True).start()
+        self._loop()
+
+    def _beat(self, on_loss: Callable[[], None]) -> None:
+        """Show that this process is alive, and look whether the build is: a fork of it may hold its end open."""
+        build = os.getppid()
+        while os.getppid() == build:
+            self._board.beat()
+            time.sleep(BEAT_S)
+        self._loop.stopping.set()
+        self._ledger.close()
+        on_loss()
+
+    def _listen(self, on_loss: Callable[[], None] | None) -> None:
+        """Take orders and answers, in a thread of its own."""
+        orders = self._loop.pool.outcomes
+        while (message := self._channel.receive()) is not None:
+            if message["kind"] == "answer":
+                self._ledger.answered(message)
+            elif message["kind"] == "unit":
+                orders.put(MoreWork(items=[as_planned(form, self._tables) for form in message["items"]]))
+            elif message["kind"] == "no-more":
+                orders.put(NoMoreWork())
+            elif message["kind"] == "stop":
+                self._loop.stopping.set()
+        self._loop.stopping.set()
+        self._ledger.close()
+        if on_loss is not None:
+            on_loss()
+
+    def _shard(self) -> ShardWriter:
+        return ShardWriter(self._job.shards / self._job.shard)
+
+    def _committed(self, entries: Sequence[NewEntry]) -> None:
+        size = sum(len(entry.value) for entry in entries)
+        self._channel.send("committed", keys=[entry.key.hex() for entry in entries], bytes=size)
+
+    def _opened(self) -> Encoder:
+        """The encoder; a real model has encoded a test picture, so that it works and its noise is known."""
+        job, noise = self._job, dict[str, Any]()
+        encoder = open_encoder(job.description, device=job.device, fold=job.settings.fold)
+        if job.description.kind == "diffusers":
+            check_encoder(encoder)
+            noise = measured_noise(encoder, {})
+        self._channel.send("opened", noise=noise)
+        return encoder
+
+
+def main() -> None:
+    """A worker process: its ends of the channel and the board are open files named on the command line."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
+    build = int(sys.argv[3])
+    failpoint.arm(os.environ.get(failpoint.VARIABLE), build=build)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    serve(channel, int(sys.argv[2]), on_loss=_end_soon)
+    os._exit(0)  # threads that are still in a picture must not hold the process
+
+
+def _end_soon() -> None:
+    """The system ends this process after a while, whatever it does then."""
+    signal.alarm(LAST_S)

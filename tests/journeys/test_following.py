@@ -1,0 +1,97 @@
+"""A training process that begins while its cache is still being built."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small_cache import SMALL, build, draw
+
+from latentcache.errors import MissingEntryError, NotYetEncodedError, UsageError
+from latentcache.loader.cache import open_cache
+from latentcache.store.layout import CacheLayout
+
+COUNT = 24
+
+
+@pytest.fixture
+def data(tmp_path):
+    for number in range(COUNT):
+        draw(tmp_path / "data" / f"p{number:02}.png", ((96, 64), (64, 96), (80, 80))[number % 3], seed=number)
+    return tmp_path / "data"
+
+
+def start(data, cache, *more, model="stub:delay_ms=120"):
+    """A build in a process of its own, far enough that it can be followed."""
+    words = ["build", data, "--out", cache, *SMALL, "--model", model, "--stream", "--commit-every", 2, *more]
+    command = [sys.executable, "-m", "latentcache", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (CacheLayout(cache).coming / "manifest.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def served(cache, **more):
+    """An epoch by name."""
+    found = {}
+    for batch in cache.loader(batch_size=2, seed=3, **more):
+        found |= dict(zip(batch["names"], zip(batch["keys"], batch["latents"], strict=True), strict=True))
+    return found
+
+
+def test_training_begins_before_the_build_ends(data, tmp_path):
+    process = start(data, tmp_path / "cache")
+    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
+    loader = coming.loader(batch_size=2, seed=3)
+    assert process.poll() is None
+    assert len(loader) == COUNT // 2
+    state = loader.state_dict()
+    found = served(coming)
+    assert process.wait(60) == 0
+    expected = served(open_cache(tmp_path / "cache"))
+    assert found.keys() == expected.keys()
+    for name, (key, latents) in expected.items():
+        assert found[name][0] == key
+        assert torch.equal(found[name][1], latents)
+    assert not CacheLayout(tmp_path / "cache").coming.exists()
+    open_cache(tmp_path / "cache").loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
+
+
+def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
+    whole = (data / "p00.png").read_bytes()
+    (data / "p00.png").write_bytes(whole[: len(whole) // 2])  # its header is fine
+    process = start(data, tmp_path / "cache")
+    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
+    assert len(coming.loader(batch_size=2)) == COUNT // 2
+    with pytest.raises(MissingEntryError, match=r"p00\.png could not be used"):
+        served(coming)
+    with pytest.warns(UserWarning, match="served in place of p00"):
+        found = served(coming, on_bad="substitute")
+    assert len(found) == COUNT - 1
+    assert process.wait(60) == 1
+
+
+def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
+    process = start(data, tmp_path / "cache", model="stub:delay_ms=400")
+    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    with pytest.raises(NotYetEncodedError, match="not running"):
+        served(coming)
+    build(data, tmp_path / "cache", model="stub")
+    assert len(served(coming)) == COUNT
+
+
+def test_what_needs_contents_waits_for_the_end(data, tmp_path):
+    process = start(data, tmp_path / "cache")
+    coming = open_cache(tmp_path / "cache", follow=True)
+    with pytest.raises(UsageError, match="under way"):
+        coming.split(0.5)
+    assert process.wait(60) == 0
+    assert len(open_cache(tmp_path / "cache", follow=True).split(0.5)) == 2

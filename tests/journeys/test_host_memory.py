@@ -1,0 +1,61 @@
+"""What a build holds in memory stays within --host-memory, also with pictures of 100 megapixels."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import draw_folder, finished, start_build
+from PIL import Image
+
+MIB = 1 << 20
+SIDE = 10_000
+
+
+def large(folder):
+    """Six pictures of 100 megapixels in five formats, not all of one colour."""
+    folder.mkdir()
+    ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
+    grey = Image.fromarray(ramp)
+    grey.convert("RGB").save(folder / "a.jpg", quality=80)
+    grey.convert("RGB").save(folder / "b.jpg", quality=80, progressive=True)
+    grey.convert("RGB").save(folder / "c.png", compress_level=1)
+    coloured = grey.convert("RGBA")
+    coloured.putalpha(200)
+    coloured.save(folder / "d.png", compress_level=1)
+    grey.convert("CMYK").save(folder / "e.jpg", quality=80)
+    grey.save(folder / "f.tif", compression="tiff_lzw")
+    return folder
+
+
+def peak_of_workers(process):
+    """Largest resident size of the workers of a build together, in bytes, looked at every 10 ms until it ends."""
+    peak, largest = 0, {}
+    while process.poll() is None:
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            for pid in children:
+                status = Path(f"/proc/{pid}/status").read_text()
+                now = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+                largest[pid] = max(largest.get(pid, 0), now << 10)
+        except (OSError, StopIteration):
+            pass
+        peak = max(peak, sum(largest.values()))
+        time.sleep(0.01)
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "budget"), [("cpu*1", 2500 * MIB), ("cpu*2", 4000 * MIB)])
+def test_resident_memory_stays_within_the_budget(tmp_path, device, budget):
+    words = ("--device", device, "--decode-threads", 4, "--host-memory", budget)
+    small = start_build(draw_folder(tmp_path / "small", 32), tmp_path / "one", *words)
+    base = peak_of_workers(small)
+    assert finished(small).code == 0
+    process = start_build(large(tmp_path / "large"), tmp_path / "two", *words)
+    peak = peak_of_workers(process)
+    done = finished(process, 600)
+    assert done.json["counts"] == {"samples": 6, "encoded": 6, "cached": 0, "quarantined": 0}
+    told = f"{base // MIB} MiB with small pictures, {peak // MIB} with large ones, a budget of {budget // MIB}"
+    assert 500 * MIB < peak - base < 1.1 * budget, told
+    (tmp_path / "told").write_text(told)

@@ -1,0 +1,131 @@
+"""Builds with worker processes: killed alone, killed with all of them, stopped by signals, and gone on with."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from commands import acknowledged, build, draw_folder, entries, finished, look, start_build, wait_for
+
+NUM_PICTURES = 48
+TWO = ("--device", "cpu*2")
+
+
+def workers_of(process):
+    """Process ids of the children of a build."""
+    try:
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:  # noqa: PTH123 - of the kernel
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - of the kernel
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def check(cache, events):
+    keys, there = acknowledged(events), entries(cache) if (cache / "shards").exists() else {}
+    assert len(set(keys)) == len(keys)
+    assert set(keys) <= set(there)
+    assert None not in {checksum for checksum, _ in there.values()}
+
+
+def ends_whole(tmp_path, data, cache, events):
+    """The next build, right away: it waits for workers that still end, and goes on with what is there."""
+    last = build(data, cache, *TWO, events=events)
+    assert last.code == 0, last.talk
+    keys = acknowledged(events)
+    assert len(set(keys)) == len(keys)
+    assert last.json["counts"]["encoded"] + last.json["counts"]["cached"] == NUM_PICTURES
+    assert build(data, tmp_path / "other").code == 0
+    assert entries(cache) == entries(tmp_path / "other")
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_PICTURES
+    assert not [path for path in cache.rglob("*") if path.suffix in (".tmp", ".open")]
+
+
+def running(tmp_path, wanted=3, **options):
+    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, *TWO, delay_ms=20, events=events, **options)
+    wait_for(lambda: len(acknowledged(events)) >= wanted, process)
+    return process, data, cache, events
+
+
+@pytest.mark.parametrize("whom", ["the build", "all of them"])
+def test_a_kill_of_the_build_ends_its_workers_and_nothing_is_lost(tmp_path, whom):
+    process, data, cache, events = running(tmp_path, start_new_session=True)
+    workers = workers_of(process)
+    assert len(workers) == 2
+    os.kill(process.pid, signal.SIGKILL) if whom == "the build" else os.killpg(process.pid, signal.SIGKILL)
+    finished(process)
+    check(cache, events)
+    ends_whole(tmp_path, data, cache, events)
+    assert not any(map(is_running, workers))
+
+
+def test_while_workers_of_a_dead_build_still_end_the_cache_is_held(tmp_path):
+    process, data, cache, events = running(tmp_path)
+    stopped = workers_of(process)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    process.kill()
+    finished(process)
+    again = build(data, cache)
+    os.kill(stopped, signal.SIGKILL)
+    assert (again.code, again.json["error"]["slug"]) == (3, "locked")
+    assert again.json["error"]["holder"]["pid"] == process.pid
+    assert "worker processes of it still run" in again.json["error"]["why"]
+    ends_whole(tmp_path, data, cache, events)
+
+
+@pytest.mark.parametrize(
+    ("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+def test_a_signal_ends_all_of_it_in_order(tmp_path, number, group):
+    process, data, cache, events = running(tmp_path, start_new_session=True)
+    workers, started = workers_of(process), time.monotonic()
+    os.killpg(process.pid, number) if group else os.kill(process.pid, number)
+    done = finished(process, 10)
+    assert time.monotonic() - started < 10
+    assert (done.code, done.json["error"]["slug"]) == (128 + number, "interrupted")
+    assert not any(map(is_running, workers))
+    assert set(acknowledged(events)) == set(entries(cache))
+    assert not [path for path in cache.rglob("*") if path.suffix == ".open"]
+    ends_whole(tmp_path, data, cache, events)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path):
+    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, *TWO, delay_ms=400, events=events, start_new_session=True)
+    wait_for(lambda: len(workers_of(process)) == 2, process)
+    time.sleep(0.8)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.2)
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    assert finished(process, 10).code == 130
+    assert time.monotonic() - started < 3
+    ends_whole(tmp_path, data, cache, events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
+    chance = random.Random(seed)
+    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    for _ in range(3):
+        process = start_build(data, cache, *TWO, delay_ms=10, events=events, start_new_session=True)
+        time.sleep(chance.uniform(0.3, 1.5))
+        for pid in chance.sample(workers_of(process), k=len(workers_of(process)) // 2):
+            os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGSEGV]))
+        time.sleep(chance.uniform(0.0, 0.5))
+        if chance.random() < 0.7:
+            chance.choice([os.kill, os.killpg])(process.pid, signal.SIGKILL)
+        done = finished(process)
+        assert done.code in (0, -signal.SIGKILL), done.talk
+        check(cache, events)
+    ends_whole(tmp_path, data, cache, events)

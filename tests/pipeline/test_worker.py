@@ -1,0 +1,119 @@
+"""A worker by itself, told by a test what a build would tell it."""
+
+import json
+import threading
+import time
+
+from small_builds import RECIPE, folder_of, recipe_of, within
+
+from latentcache.encoders.describe import describe_model
+from latentcache.pipeline.channel import Channel, channel_pair
+from latentcache.pipeline.forms import planned_form
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.survey import Memory, survey
+from latentcache.pipeline.worker import Job, serve
+from latentcache.sources.resolve import scan
+from latentcache.store.catalog import Catalog
+from latentcache.store.index import load_index
+
+
+def job_for(tmp_path):
+    settings = BuildSettings(data=tmp_path / "data", recipe=RECIPE, batch_size=2, commit_every=2)
+    (tmp_path / "shards").mkdir(exist_ok=True)
+    return Job(
+        root=tmp_path / "data",
+        shards=tmp_path / "shards",
+        shard="one.open",
+        recipe=recipe_of(),
+        description=describe_model("stub"),
+        settings=settings,
+        device="cpu",
+        budget_bytes=1 << 30,
+        decode_threads=2,
+        any_twins=False,
+    )
+
+
+def at_work(job):
+    line, theirs = channel_pair()
+    channel = Channel(theirs)
+
+    def run():
+        serve(channel, None)
+        channel.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    line.send("start", **job.form())
+    return line, thread
+
+
+def all_said(line, answer):
+    found = []
+    while not line.ended:
+        for message in line.arrived():
+            if message["kind"] == "take":
+                line.send("answer", to=message["ask"], **answer(message))
+            found.append(message)
+        time.sleep(0.002)
+    line.close()
+    return found
+
+
+def kinds(said):
+    return [message["kind"] for message in said]
+
+
+def test_a_job_survives_the_journey(tmp_path):
+    job = job_for(tmp_path)
+    found = Job.of(json.loads(json.dumps(job.form())))
+    assert found.form() == job.form()
+    assert (found.recipe, found.description, found.root) == (job.recipe, job.description, job.root)
+
+
+def test_it_makes_what_it_may_says_so_after_the_commit_and_seals_its_shard(tmp_path):
+    data, job = folder_of(tmp_path / "data", 5), job_for(tmp_path)
+    todo = survey(scan(data), job.recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    line, thread = at_work(job)
+    line.send("unit", items=[planned_form(planned) for planned in todo])
+    line.send("no-more")
+    said = within(20, lambda: all_said(line, lambda message: {"wanted": [0] if message["index"] else []}))
+    assert kinds(said).count("take") == 5
+    assert kinds(said).count("decoded") == 4  # the first one belongs to somebody else
+    assert kinds(said)[-1] == "ended"
+    committed = [bytes.fromhex(key) for message in said if message["kind"] == "committed" for key in message["keys"]]
+    assert sorted(committed) == load_index(tmp_path / "shards" / "one").keys()
+    assert len(committed) == 4
+    thread.join(5)
+
+
+def test_an_error_is_told_after_what_was_done_is_committed(tmp_path):
+    data, job = folder_of(tmp_path / "data", 2), job_for(tmp_path)
+    (tmp_path / "shards").rmdir()
+    (tmp_path / "shards").write_text("in the way")
+    todo = survey(scan(data), job.recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    line, thread = at_work(job)
+    line.send("unit", items=[planned_form(planned) for planned in todo])
+    line.send("no-more")
+    said = within(20, lambda: all_said(line, lambda message: {"wanted": [0]}))
+    assert kinds(said)[-1] == "error"
+    assert said[-1]["class"].endswith("Error")
+    thread.join(5)
+
+
+def test_a_build_that_hangs_up_is_the_end_in_order(tmp_path):
+    data, job = folder_of(tmp_path / "data", 6), job_for(tmp_path)
+    todo = survey(scan(data), job.recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    line, thread = at_work(job)
+    line.send("unit", items=[planned_form(planned) for planned in todo[:2]])
+    found = []
+    while "encoded" not in kinds(found):
+        for message in line.arrived():
+            found.append(message)
+            if message["kind"] == "take":
+                line.send("answer", to=message["ask"], wanted=[0])
+        time.sleep(0.002)
+    line.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(load_index(tmp_path / "shards" / "one").keys()) == 2
