@@ -27,7 +27,7 @@ from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
-from latentcache.store.retire import moved, republish, retire
+from latentcache.store.retire import check_one_disk, moved, republish, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage
 from latentcache.store.variants import in_pairs
 from latentcache.verify.drift import Reencode
@@ -111,6 +111,7 @@ def repair_cache(
         CacheLockedError: A build, another repair or a collection is at work here.
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
         CacheReadOnlyError: The cache cannot be written.
+        StoreError: A part of the cache lies on another file system.
         DiskFullError: No room to copy a damaged shard. Nothing is lost.
         SourceNotFoundError: The data folder is gone; say where it is with ``data``.
     """
@@ -124,6 +125,7 @@ def repair_cache(
         plan = _plan(generation, report, drop_stale=drop_stale)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan)
+        check_one_disk(layout)
         return _carry_out(layout, generation, plan)
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
 from latentcache.sources.sample import Scan
 from latentcache.store.generation import Generation
+from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
 from latentcache.verify.child import Limits
@@ -285,14 +285,7 @@ def _provenance(generation: Generation) -> list[Finding]:
     recorded = generation.manifest["provenance"].get("libraries", {})
     findings = []
     for name, old in recorded.items():
-        now = _version(name)
+        now = installed_version(name)
         if now != old:
             findings.append(Finding(category="provenance", reason=name, expected=str(old), found=now))
     return findings
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
