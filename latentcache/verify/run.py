@@ -101,13 +101,14 @@ class _Look:
         if self.reencode is not None:
             asked = with_model(generation, asked, self.reencode)
         # A stranger does not say which folder of ours is looked at.
-        found = None if self.depth.untrusted and data is None else scan_now(data or find_data(self.cache, generation))
+        root = None if self.depth.untrusted and data is None else data or find_data(self.cache, generation)
         names = generation.samples.names
         chosen = np.ones(len(names), dtype=np.bool_)
         if self.depth.selection is not None:
             chosen = self.depth.selection.choose(names, len(names))
         rows = chosen[generation.rows.sample]
         entries = check_entries(layout, generation, chosen=rows)
+        found = None if root is None else scan_now(root)
         with ThreadPoolExecutor(1) as pool:  # payloads are read by a process: sources meanwhile
             reading = pool.submit(self._read, layout, generation, entries, rows, deadline, limits)
             try:
