@@ -206,6 +206,8 @@ def _show(report: VerifyReport, findings: Sequence[Finding]) -> None:
     counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
     read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
+    if report.unused_corrupt:
+        out(f"damaged entries that no sample needs: {report.unused_corrupt}")
     if report.not_looked_at:
         out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
     if report.confidence:

@@ -68,7 +68,7 @@ class IndexFile:
     start: int
     """Byte at which the rows begin."""
 
-    def slices(self, size: int = 1 << 15) -> Iterator[NDArray[Any]]:
+    def slices(self, size: int = 1 << 13) -> Iterator[NDArray[Any]]:
         """The rows in order, as structured arrays of INDEX_DTYPE with ``size`` rows at most.
 
         Raises:

@@ -47,6 +47,8 @@ class Checked:
     headers: int = 0
     whole_shards: list[int] = field(default_factory=list)
     """Shards whose index and size hold: the only ones whose payloads are worth reading."""
+    unneeded: list[str] = field(default_factory=list)
+    """Names of shards in use that hold entries which no sample needs."""
 
     def add(self, generation: Generation, row: int, category: str, reason: str, **more: str) -> None:
         """Note a finding about one row."""
@@ -84,6 +86,7 @@ def check_entries(
         else:
             checked.whole_shards.append(number)
             unneeded += found
+            checked.unneeded += [name] if found else []
     if orphans:
         unneeded += _other_shards(layout, generation, checked)
         checked.loose += _orphans(unneeded, generation)
@@ -214,6 +217,7 @@ def _other_shards(layout: CacheLayout, generation: Generation, checked: Checked)
             continue
         try:
             found += [part["key"].copy() for part in open_index(folder).slices()]
+            checked.unneeded.append(folder.name)
         except CacheDamagedError as error:
             file = f"shards/{folder.name}"
             checked.loose.append(Finding(category="orphan", reason="damaged-shard", file=file, found=words(error)))

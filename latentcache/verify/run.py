@@ -185,7 +185,9 @@ class _Look:
         looked = _looked(generation, chosen, sources, deep)
         own = self._by_sample(generation, asked, chosen, looked, entries, sources)
         looked[list(own)] = True
-        findings = [*own.values(), *sources.others, *entries.loose, *_provenance(generation)]
+        damaged = {finding.key for finding in entries.loose if finding.is_unused}
+        loose = [f for f in entries.loose if f.category != "orphan" or not f.key or f.key not in damaged]
+        findings = [*own.values(), *sources.others, *loose, *_provenance(generation)]
         flags = f" --reencode {self.depth.reencode} --seed {self.depth.seed}"
         fix = mender(self.cache, found.root if found is not None else Path("DATA"), flags)
         total, seen = len(looked), int(looked.sum())
