@@ -170,6 +170,8 @@ class _Collector:
 
     def _shards(self, stay: list[tuple[OldGeneration, str]]) -> None:
         """Remove shards that no generation needs which stays."""
+        # A repair that died has retired a shard and not yet published where its entries are now.
+        unfinished = not self.layout.retired().isdisjoint(load_generation(self.layout.root).shards)
         blind = next(((old, reason) for old, reason in stay if old.shards is None), None)
         for folder in self.layout.all_sealed():
             needing = [(old, reason) for old, reason in stay if old.shards is None or folder.name in old.shards]
@@ -181,6 +183,8 @@ class _Collector:
                 self._hold(folder, reason, self._holders(old, reason))
             elif self.layout.building.exists() and not retired:
                 self._hold(folder, "unfinished-build")
+            elif unfinished and not retired:
+                self._hold(folder, "unfinished-repair")
             elif not retired and self._is_recent(sealed_at(folder)):
                 self._hold(folder, "grace")
             else:
