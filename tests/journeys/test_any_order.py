@@ -53,7 +53,7 @@ def repaired(cache, data):
 
 
 def asked_here(source, target, skip, hints, only):
-    """What the process that copies a shard is asked, answered in this one: to start it takes a quarter of a second."""
+    """What the process that copies a shard is asked, answered here: to start it takes a quarter of a second."""
     writer = ShardWriter(target)
     rows = np.empty(0, PLACE_DTYPE) if hints is None else hints.astype(PLACE_DTYPE)
     copied = copy_entries(source, writer, skip=set(skip), hints=rows, only=only)
