@@ -7,6 +7,7 @@ tries, so nothing but a hash of the source detects a damaged source. Cost: 14 GB
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import xxhash
@@ -23,6 +24,14 @@ def content_hash(data: bytes | bytearray | memoryview) -> bytes:
 def checksum(data: bytes | bytearray | memoryview) -> int:
     """xxh3-64 of the bytes: the check of payloads and headers."""
     return xxhash.xxh3_64_intdigest(data)
+
+
+def checksum_of(parts: Iterable[bytes | memoryview]) -> int:
+    """:func:`checksum` of bytes that come in parts."""
+    found = xxhash.xxh3_64()
+    for part in parts:
+        found.update(part)
+    return found.intdigest()
 
 
 def canonical_json(value: Any) -> bytes:

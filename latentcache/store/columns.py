@@ -41,6 +41,8 @@ SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
 _STRINGS = ("names", "captions")
 #: No file is longer; larger numbers would not fit a positional read.
 MAX_OFFSET = 1 << 62
+#: Strings that become objects at a time when all are asked for.
+_SLICE = 1 << 14
 
 
 class StringColumn(Sequence[str]):
@@ -74,10 +76,8 @@ class StringColumn(Sequence[str]):
         return [data[start:end].tobytes().decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:
-        flat, start = self.data.tobytes(), 0
-        for end in self.ends.tolist():
-            yield flat[start:end].decode("utf-8", "surrogateescape")
-            start = end
+        for start in range(0, len(self), _SLICE):
+            yield from self.take(np.arange(start, min(start + _SLICE, len(self))))
 
 
 def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
@@ -217,3 +217,19 @@ def npy_array(data: bytes, path: Path) -> NDArray[Any]:
     except (ValueError, EOFError, MemoryError) as error:
         raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
     return array
+
+
+def npy_header(front: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and byte at which the values begin, from the first bytes of a ``.npy`` file.
+
+    Raises:
+        CacheDamagedError: No ``.npy`` file of ours.
+    """
+    file = io.BytesIO(front)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except (ValueError, EOFError) as error:
+        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
+    return dtype, shape, file.tell()
