@@ -16,14 +16,16 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
-from latentcache.loader.gather import BatchGather
+from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
@@ -41,6 +43,11 @@ Batch = dict[str, Any]
 first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+#: Threads that read ahead, each a batch of its own. While one waits for memory, the other checks or describes. A
+#: third gained nothing.
+_THREADS = int(__import__("os").environ.get("LC_THREADS", "2"))
 
 
 class CacheLoader:
@@ -104,6 +111,8 @@ class CacheLoader:
             reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         self._prefetch = prefetch
+        # one entry may be found bad by one thread only: it is counted once, and said once
+        self._threads = 1 if on_bad == "substitute" else _THREADS
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         self._transfer = Transfer(device)
@@ -218,17 +227,17 @@ class CacheLoader:
         """
         plan, epoch, served = self._position.begin(), self.epoch, 0
 
-        def variants(step: int) -> list[int]:
-            return self._variants(plan.batch(step, self.rank).tolist(), epoch)
+        def variants(step: int) -> NDArray[Any]:
+            return self._variants(plan.batch(step, self.rank), epoch)
 
         num_bytes = self._stored.itemsize
         coming = WillNeed(self._reader, variants, lambda row: num_bytes * math.prod(self._shape(row)), len(plan))
 
         def send(step: int) -> Sent:
             coming.before(step)
-            return self._send(plan.batch(step, self.rank).tolist(), epoch)
+            return self._send(plan.batch(step, self.rank), epoch)
 
-        batches = read_ahead(send, range(len(plan)), self._prefetch)
+        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
         self._passes.add(batches)
         for batch in batches:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
@@ -251,16 +260,16 @@ class CacheLoader:
         """
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self.batch(self._position.whole().batch(step, self.rank).tolist())
+        return self.batch(self._position.whole().batch(step, self.rank))
 
-    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+    def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
         return self._transfer.receive(self._send(rows, self.epoch if epoch is None else epoch))
 
-    def _send(self, rows: list[int], epoch: int) -> Sent:
+    def _send(self, rows: Rows, epoch: int) -> Sent:
         """A batch on its way to the device."""
 
-        def read(pictures: list[int]) -> tuple[list[int], torch.Tensor]:
+        def read(pictures: Rows) -> tuple[NDArray[Any], torch.Tensor]:
             variants = self._variants(pictures, epoch)
             return variants, self._latents(variants, epoch)
 
@@ -268,11 +277,14 @@ class CacheLoader:
         batch = {"latents": latents, **described(self._reader.generation, variants)}
         return self._transfer.send(formatted(batch, self._format))
 
-    def _variants(self, rows: list[int], epoch: int) -> list[int]:
+    def _variants(self, rows: Rows, epoch: int) -> NDArray[Any]:
         """For each picture its own row, or that of its mirror image where this epoch serves that."""
-        return turned(rows, self._reader.generation.rows.key, seed=self.seed, epoch=epoch) if self._flips else rows
+        chosen = np.asarray(rows)
+        if not self._flips:
+            return chosen
+        return np.asarray(turned(chosen.tolist(), self._reader.generation.rows.key, seed=self.seed, epoch=epoch))
 
-    def _latents(self, rows: list[int], epoch: int) -> torch.Tensor:
+    def _latents(self, rows: NDArray[Any], epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         spec = self._reader.generation.recipe.encoder
         latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from latentcache.errors import LatentcacheError
+from latentcache.loader.gather import Rows
 from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.reader import EntryReader
 
@@ -42,7 +43,7 @@ class WillNeed:
     def __init__(
         self,
         reader: EntryReader,
-        rows_of: Callable[[int], Sequence[int]],
+        rows_of: Callable[[int], Rows],
         bytes_of: Callable[[int], int],
         steps: int,
         ahead: int = 2,
@@ -60,7 +61,7 @@ class WillNeed:
                 announce(places_of(self._reader, rows), HEADER_BYTES + self._bytes_of(int(rows[0])))
 
 
-def places_of(reader: EntryReader, rows: Sequence[int]) -> list[Place]:
+def places_of(reader: EntryReader, rows: Rows) -> list[Place]:
     """Where entries lie.
 
     Raises:
