@@ -62,9 +62,7 @@ class Substitutes:
         names = self._reader.generation.samples.names
         return MappingProxyType({names[sample]: times for sample, times in list(self._bad.items()) if times})
 
-    def read(
-        self, rows: Rows, make: Callable[[Rows], Made], *, seed: int, epoch: int
-    ) -> tuple[Rows, Made]:
+    def read(self, rows: Rows, make: Callable[[Rows], Made], *, seed: int, epoch: int) -> tuple[Rows, Made]:
         """What ``make`` gives for the rows, or for those that take the place of bad ones.
 
         Args:
