@@ -45,9 +45,8 @@ first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-#: Threads that read ahead, each a batch of its own. While one waits for memory, the other checks or describes. A
-#: third gained nothing.
-_THREADS = int(__import__("os").environ.get("LC_THREADS", "2"))
+#: Threads that read ahead, each a batch of its own: one reads while another checks or describes. docs/adr/0016.
+_THREADS = 2
 
 
 class CacheLoader:

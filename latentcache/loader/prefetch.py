@@ -3,7 +3,8 @@
 Guarantee: the same results in the same order as without them; an error is raised at the result it belongs to; at
 most ``depth`` results wait or are being made. The threads end when the iterator is exhausted, closed or forgotten,
 and before the interpreter does. A process forked in the middle has no such threads: there the iterator goes on
-without. Nothing here takes a lock that a fork could leave held.
+without. Nothing here takes a lock that a fork could leave held. A caller who does nothing between two results makes
+them himself: a thread has nothing to hide behind then, and handing a result over costs more. docs/adr/0016.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+#: Less than this between two results is no work to hide behind: what it costs to hand over a result and the
+#: interpreter's lock, 20 to 130 us.
+_HAND_OVER_S = 100e-6
+#: So often in a row.
+_HASTY = 3
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -24,24 +32,27 @@ Made = TypeVar("Made")
 class _Desk(Generic[Item, Made]):
     """What the caller and the threads share: permits, which are positions of items, go one way, results the other."""
 
-    def __init__(self, make: Callable[[Item], Made], items: Sequence[Item], depth: int, threads: int) -> None:
-        self.make, self.items, self.depth, self.threads, self.closed = make, items, depth, threads, False
+    def __init__(self, make: Callable[[Item], Made], items: Sequence[Item]) -> None:
+        self.make, self.items, self.closed = make, items, False
+        self.permitted = 0
         self.permits: SimpleQueue[int | None] = SimpleQueue()
         self.results: SimpleQueue[tuple[int, Made | None, BaseException | None]] = SimpleQueue()
         self.early: dict[int, tuple[int, Made | None, BaseException | None]] = {}
-        for position in range(min(depth, len(items))):
-            self.permits.put(position)
 
     def work(self) -> None:
-        """A thread: one result per permit, until the items end, one fails or the caller leaves."""
+        """A thread: one result per permit, until one fails or the caller leaves."""
         while (position := self.permits.get()) is not None and not self.closed:
-            if position == len(self.items) - 1:
-                self.dismiss()
             try:
                 self.results.put((position, self.make(self.items[position]), None))
             except BaseException as error:  # noqa: BLE001 -- the caller raises it
                 self.results.put((position, None, error))
                 return
+
+    def permit(self, start: int, end: int) -> None:
+        """Let threads make what was not permitted yet, from ``start`` to before ``end``."""
+        for position in range(max(start, self.permitted), min(end, len(self.items))):
+            self.permitted = position + 1
+            self.permits.put(position)
 
     def take(self, position: int) -> Made:
         """The result at a position, which the caller asks for in order."""
@@ -55,18 +66,12 @@ class _Desk(Generic[Item, Made]):
                 raise error
             finally:
                 del error, result  # its traceback refers to this frame
-        if position + self.depth < len(self.items):
-            self.permits.put(position + self.depth)
         return made  # type: ignore[return-value]  # without an error it was made
 
-    def close(self) -> None:
-        """Tell the threads to end after what they are doing."""
+    def close(self, threads: int) -> None:
+        """Tell so many threads to end after what they are doing."""
         self.closed = True
-        self.dismiss()
-
-    def dismiss(self) -> None:
-        """Let no thread wait for a permit that does not come."""
-        for _ in range(self.threads):
+        for _ in range(threads):
             self.permits.put(None)
 
 
@@ -76,7 +81,7 @@ def read_ahead(
     """``map(make, items)``, made up to ``depth`` results ahead by threads; by the caller itself where it is 0.
 
     Args:
-        make: Called once per item; in order, by one thread, in any order by several.
+        make: Called once per item; in any order, if there are several threads.
         items: All of them.
         depth: Results that may wait for the caller.
         threads: How many make results at once; no more than ``depth``.
@@ -84,14 +89,21 @@ def read_ahead(
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    desk, forks = _Desk(make, items, depth, min(threads, depth)), _forks
-    started = [_started(desk) for _ in range(desk.threads)]
+    desk, forks, hasty = _Desk(make, items), _forks, 0
+    desk.permit(0, depth)
+    started = [_started(desk) for _ in range(min(threads, depth))]
     try:
         for position, item in enumerate(items):
-            yield desk.take(position) if forks == _forks else make(item)  # nothing here holds it meanwhile
+            ahead = forks == _forks
+            ready = [desk.take(position) if ahead and position < desk.permitted else make(item)]
+            if ahead and hasty < _HASTY:
+                desk.permit(position + 1, position + 1 + depth)
+            delivered = time.perf_counter()
+            yield ready.pop()  # nothing here holds it meanwhile
+            hasty = hasty + 1 if time.perf_counter() - delivered < _HAND_OVER_S else 0
     finally:
         if forks == _forks:
-            desk.close()
+            desk.close(len(started))
     for thread in started if forks == _forks else ():
         thread.join()  # what they read from is in nobody's hands now
 
@@ -111,7 +123,7 @@ _RUNNING: weakref.WeakKeyDictionary[threading.Thread, _Desk[Any, Any]] = weakref
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
     for thread, desk in list(_RUNNING.items()):
-        desk.close()
+        desk.close(1)
         with contextlib.suppress(RuntimeError):  # not started
             thread.join()
 

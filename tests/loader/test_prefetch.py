@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from latentcache.loader import prefetch
 from latentcache.loader.prefetch import read_ahead
 
 
@@ -54,9 +55,12 @@ def test_several_threads_give_the_same_in_the_same_order(depth, threads):
         time.sleep(0.002 * (number % 3 == 0))  # so that later ones are there first
         return number, threading.get_ident()
 
-    results = list(read_ahead(make, range(30), depth, threads=threads))
+    results = []
+    for result in read_ahead(make, range(30), depth, threads=threads):
+        results.append(result)
+        time.sleep(0.001 * (len(results) % 7 == 0))  # a caller who is in haste now and then
     assert [number for number, _ in results] == list(range(30))
-    assert len({thread for _, thread in results}) <= min(depth, threads)
+    assert len({thread for _, thread in results} - {threading.get_ident()}) <= min(depth, threads)
     assert not running()
 
 
@@ -67,7 +71,23 @@ def test_two_threads_work_at_once():
         both.wait()
         return number
 
-    assert list(read_ahead(make, range(10), 2, threads=2)) == list(range(10))
+    iterator = read_ahead(make, range(10), 2, threads=2)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    iterator.close()
+
+
+def test_a_caller_in_haste_makes_them_himself_until_he_works_again(monkeypatch):
+    def make(number):
+        return threading.get_ident()
+
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 10.0)
+    iterator = read_ahead(make, range(100), 2)
+    mine = threading.get_ident()
+    makers = [next(iterator) == mine for _ in range(10)]
+    assert makers == [False] * 5 + [True] * 5  # three in haste, and what was permitted by then
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 0.0)
+    assert [next(iterator) == mine for _ in range(5)] == [True] + [False] * 4
+    iterator.close()
 
 
 def test_an_error_of_one_of_several_threads_comes_at_its_place():
