@@ -3,7 +3,7 @@
 Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
 are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
 ``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch in
-the same order. Batches are read ahead by one thread, straight into memory that is used again once nobody
+the same order. Batches are read ahead by threads, straight into memory that is used again once nobody
 refers to it. Cost: one positional read and one xxh3 pass per entry.
 """
 
@@ -16,9 +16,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
@@ -29,7 +27,7 @@ from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
-from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.prefetch import THREADS, read_ahead
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.transfer import Sent, Transfer
 from latentcache.loader.willneed import WillNeed
@@ -43,10 +41,6 @@ Batch = dict[str, Any]
 first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-#: Threads that read ahead, each a batch of its own: one reads while another checks or describes. docs/adr/0016.
-_THREADS = 2
 
 
 class CacheLoader:
@@ -64,7 +58,7 @@ class CacheLoader:
         flip: Serve mirrored pictures in turn, where they are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
-        prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
+        prefetch: Batches that threads read ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
         on_bad: What becomes of an entry that is damaged or missing.
         max_substitutes: Samples that may be bad before it is an error after all.
@@ -109,9 +103,8 @@ class CacheLoader:
         if self._flips:
             reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
-        self._prefetch = prefetch
-        # one entry may be found bad by one thread only: it is counted once, and said once
-        self._threads = 1 if on_bad == "substitute" else _THREADS
+        # an entry that is found bad is counted once and said once, so by one thread
+        self._prefetch, self._threads = prefetch, 1 if on_bad == "substitute" else THREADS
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         self._transfer = Transfer(device)
@@ -226,7 +219,7 @@ class CacheLoader:
         """
         plan, epoch, served = self._position.begin(), self.epoch, 0
 
-        def variants(step: int) -> NDArray[Any]:
+        def variants(step: int) -> Rows:
             return self._variants(plan.batch(step, self.rank), epoch)
 
         num_bytes = self._stored.itemsize
@@ -268,7 +261,7 @@ class CacheLoader:
     def _send(self, rows: Rows, epoch: int) -> Sent:
         """A batch on its way to the device."""
 
-        def read(pictures: Rows) -> tuple[NDArray[Any], torch.Tensor]:
+        def read(pictures: Rows) -> tuple[Rows, torch.Tensor]:
             variants = self._variants(pictures, epoch)
             return variants, self._latents(variants, epoch)
 
@@ -276,14 +269,11 @@ class CacheLoader:
         batch = {"latents": latents, **described(self._reader.generation, variants)}
         return self._transfer.send(formatted(batch, self._format))
 
-    def _variants(self, rows: Rows, epoch: int) -> NDArray[Any]:
+    def _variants(self, rows: Rows, epoch: int) -> Rows:
         """For each picture its own row, or that of its mirror image where this epoch serves that."""
-        chosen = np.asarray(rows)
-        if not self._flips:
-            return chosen
-        return np.asarray(turned(chosen.tolist(), self._reader.generation.rows.key, seed=self.seed, epoch=epoch))
+        return turned(rows, self._reader.generation.rows.key, seed=self.seed, epoch=epoch) if self._flips else rows
 
-    def _latents(self, rows: NDArray[Any], epoch: int) -> torch.Tensor:
+    def _latents(self, rows: Rows, epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         spec = self._reader.generation.recipe.encoder
         latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))

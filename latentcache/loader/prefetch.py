@@ -25,6 +25,9 @@ _HAND_OVER_S = 100e-6
 #: So often in a row.
 _HASTY = 3
 
+#: Each makes a result of its own: one reads while the other checks or describes. docs/adr/0016.
+THREADS = 2
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -122,8 +125,10 @@ _RUNNING: weakref.WeakKeyDictionary[threading.Thread, _Desk[Any, Any]] = weakref
 
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
-    for thread, desk in list(_RUNNING.items()):
+    running = list(_RUNNING.items())
+    for _, desk in running:  # all of them first: threads of one desk take what is meant for each other
         desk.close(1)
+    for thread, _ in running:
         with contextlib.suppress(RuntimeError):  # not started
             thread.join()
 
