@@ -67,6 +67,8 @@ def leftovers(layout: CacheLayout) -> Iterator[Path]:
     for path in sorted(layout.reports.glob("*/.*.tmp")):  # a report may be on its way at this moment
         if time.time() - path.lstat().st_mtime > _REPORT_S:
             yield path
+    if layout.coming.exists():  # whoever asks holds the builder lock, so the build that announced it is gone
+        yield layout.coming
     for folder in sorted((layout.root / "generations").glob("*")):
         if folder.is_dir() and not (folder / "manifest.json").exists():
             yield folder
