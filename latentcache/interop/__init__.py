@@ -1,0 +1,1 @@
+"""FOR WHOM ELSE: one trainer or format per file."""
