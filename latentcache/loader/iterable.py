@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from latentcache.errors import UsageError
-from latentcache.loader.loader import Batch, CacheLoader
+from latentcache.loader.epochs import Epochs
+from latentcache.loader.loader import Batch
 from latentcache.plan.epoch import EpochPlan
 
 #: Classes of accelerate that deal batches out to ranks (``accelerate/data_loader.py``).
@@ -30,7 +31,7 @@ class IterableBatches(IterableDataset[Batch]):
         loader: Is used here from now on: its epoch and position are those of this object.
     """
 
-    def __init__(self, loader: CacheLoader) -> None:
+    def __init__(self, loader: Epochs) -> None:
         self._loader = loader
         self._skip: int | None = None
         self._loaded = False
@@ -111,7 +112,7 @@ class IterableBatches(IterableDataset[Batch]):
             )
 
 
-def as_iterable(loader: CacheLoader) -> IterableBatches:
+def as_iterable(loader: Epochs) -> IterableBatches:
     """A loader as a torch ``IterableDataset`` with a length, for any number of workers.
 
     Args:

@@ -21,11 +21,12 @@ import torch
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
+from latentcache.loader.epochs import Epochs
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather
 from latentcache.loader.normalise import normalise_into
-from latentcache.loader.position import Position
+from latentcache.loader.position import Pictures, Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.substitute import Substitutes
@@ -43,7 +44,7 @@ first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CacheLoader:
+class CacheLoader(Epochs):
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
 
     With ``with`` its files are closed at the end; without, when it is forgotten.
@@ -94,7 +95,7 @@ class CacheLoader:
         if prefetch < 0:
             raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.report, self.seed, self.rank = report, seed, rank
-        self._position = Position(reader.generation, report, seed=seed)
+        self._position = Position(Pictures(reader.generation), report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
             copy.copy(reader), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
@@ -112,20 +113,6 @@ class CacheLoader:
         self._stored = _TORCH[spec.storage_dtype]
         self._dtype = dtype or self._stored
 
-    def __len__(self) -> int:
-        """Batches of an epoch on this rank (the same on every rank)."""
-        return self.report.steps
-
-    @property
-    def sampler(self) -> CacheLoader:
-        """The loader itself, for trainers that call ``loader.sampler.set_epoch`` and nothing else (Lightning)."""
-        return self
-
-    @property
-    def position(self) -> Position:
-        """Where this loader stands; shared with what serves its batches in another way."""
-        return self._position
-
     @property
     def substituted(self) -> Mapping[str, int]:
         """Sample -> how often another took its place, with ``on_bad="substitute"``.
@@ -134,54 +121,6 @@ class CacheLoader:
         own.
         """
         return self._substitutes.counts
-
-    def steps(self, epochs: float, grad_accum: int = 1) -> int:
-        """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
-
-        Counted as the Trainer of transformers counts (``set_initial_training_values``).
-
-        Args:
-            epochs: Passes over the data, also a fraction.
-            grad_accum: Batches of this rank per optimizer step.
-        """
-        return math.ceil(epochs * math.ceil(len(self) / grad_accum))
-
-    def epoch_at(self, step: int, grad_accum: int = 1) -> float:
-        """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
-
-        Args:
-            step: Optimizer steps since the start of training.
-            grad_accum: Batches of this rank per optimizer step.
-        """
-        whole, part = divmod(step, math.ceil(len(self) / grad_accum))
-        return whole + part * grad_accum / len(self)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next pass serves."""
-        return self._position.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on."""
-        self._position.set_epoch(epoch)
-
-    def remaining(self) -> int:
-        """Batches of this rank that are left of the epoch."""
-        return self._position.remaining()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
-        return self._position.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made, also with another batch size or number of ranks.
-
-        The next pass serves the rest of that epoch; ``len`` stays the whole epoch.
-
-        Raises:
-            PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
-        """
-        self._position.load(state)
 
     def close(self) -> None:
         """Stop reading ahead and let go of files, maps and memory. Twice is once; iterating again opens them again.

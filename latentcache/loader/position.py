@@ -6,11 +6,15 @@ every rank; a state of another cache, or of other entries, is refused by name an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import PlanError
+from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
@@ -18,15 +22,59 @@ from latentcache.plan.epoch import EpochPlan, plan_epoch
 from latentcache.store.generation import Generation
 
 
-class Position:
-    """The place of one loader in one epoch."""
+class Entries(Protocol):
+    """What a position counts: entries of any kind, each in a bucket."""
 
-    def __init__(self, generation: Generation, report: PlanReport, *, seed: int) -> None:
-        self._generation, self._report = generation, report
+    @property
+    def bucket(self) -> NDArray[np.integer]:
+        """(N,) bucket of every entry, as a position in ``sizes``."""
+
+    @property
+    def sizes(self) -> Sequence[Size]:
+        """The buckets; rows of L tokens are 1 high and L wide."""
+
+    def identities(self) -> tuple[str, ...]:
+        """Names of these entries and their buckets: the first is saved, any of them is known again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The entries of a generation of pictures."""
+
+    generation: Generation
+
+    @property
+    def bucket(self) -> NDArray[np.int32]:
+        """See :class:`Entries`."""
+        return self.generation.rows.bucket
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """See :class:`Entries`."""
+        return self.generation.buckets
+
+    def identities(self) -> tuple[str, ...]:
+        """See :class:`Entries`."""
+        rows = self.generation.rows
+        return (content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex(),)
+
+
+class Position:
+    """The place of one loader in one epoch.
+
+    Args:
+        entries: What is served.
+        report: The steps of an epoch.
+        seed: Of the order.
+        generation: Number of the generation, for messages.
+    """
+
+    def __init__(self, entries: Entries, report: PlanReport, *, seed: int, generation: int) -> None:
+        self._entries, self._report, self._generation = entries, report, generation
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
-        self._named = ""
+        self._named: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -60,8 +108,7 @@ class Position:
     def whole(self) -> EpochPlan:
         """The whole epoch, whatever was served of it."""
         if self._whole is None or self._whole[0] != self.epoch:
-            rows = self._generation.rows
-            plan = plan_epoch(rows.bucket, self._report, seed=self._cursor.seed, epoch=self.epoch)
+            plan = plan_epoch(self._entries.bucket, self._report, seed=self._cursor.seed, epoch=self.epoch)
             self._whole = self.epoch, plan
         return self._whole[1]
 
@@ -78,7 +125,7 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
-        state = {**self._cursor.as_json(), "generation": self._generation.number, "plan_id": self._plan_id()}
+        state = {**self._cursor.as_json(), "generation": self._generation, "plan_id": self._identities()[0]}
         mixture = self._report.mixture
         return {**state, "datasets": mixture.as_json()} if mixture else state
 
@@ -90,7 +137,8 @@ class Position:
                 a newer checkpoint.
         """
         cursor = Cursor.from_json(state)
-        self._refuse_other("entries", str(state.get("plan_id")), self._plan_id(), state)
+        named, known = str(state.get("plan_id")), self._identities()
+        self._refuse_other("entries", named, named if named in known else known[0], state)
         policy = self._report.batches.small_buckets
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
         mixture = self._report.mixture
@@ -120,14 +168,12 @@ class Position:
         return Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=steps)
 
     def _rest(self) -> EpochPlan:
-        rows, buckets = self._generation.rows, self._generation.buckets
-        return rest_of_epoch(rows.bucket, buckets, self._cursor, self._report.batches, self._report.mixture)
+        entries, batches = self._entries, self._report.batches
+        return rest_of_epoch(entries.bucket, entries.sizes, self._cursor, batches, self._report.mixture)
 
-    def _plan_id(self) -> str:
-        """Names the entries and their buckets: what a position counts. Taken once, for a checkpoint in every step."""
-        if not self._named:
-            rows = self._generation.rows
-            self._named = content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
+    def _identities(self) -> tuple[str, ...]:
+        """Of the entries, taken once, for a checkpoint in every step."""
+        self._named = self._named or self._entries.identities()
         return self._named
 
     def _refuse_other(
@@ -142,7 +188,7 @@ class Position:
             kept = "settings" if settings else "cache"
             raise PlanError(
                 f"this checkpoint {what}",
-                where=f"generation {state.get('generation')} then, {self._generation.number} now",
+                where=f"generation {state.get('generation')} then, {self._generation} now",
                 why=f"{name}: expected {expected}, found {found}",
                 fix=f"resume with the {kept} it was made with, or start the epoch again with set_epoch",
                 slug="resume-mismatch",

@@ -1,0 +1,224 @@
+"""The loader of tokens: epochs of a view, with an exact length, the same steps on every rank, and resume in O(1).
+
+Decides nothing of its own: the order of an epoch, its cursor and its checkpoint are those of the loader of pictures,
+with rows as entries and allowed lengths as buckets. Guarantee: what fills no batch of its length goes with longer
+rows, none is skipped; a checkpoint goes on with another batch size or number of ranks, by the lengths it began with.
+Batches are read ahead by one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from latentcache.errors import EmptyPlanError, UsageError
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+from latentcache.loader.epochs import Epochs
+from latentcache.loader.position import Position
+from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
+from latentcache.loader.transfer import Sent, Transfer
+from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
+from latentcache.plan.weights import Mixture
+
+
+class Rows(Protocol):
+    """What is served: a view. Its attributes are those of ``TokenView``."""
+
+    identity: bytes
+    generation: int
+    mixture: Mixture | None
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The allowed lengths as buckets."""
+
+    def bucket(self, batch: int) -> NDArray[np.int32]:
+        """(R,) for each row the allowed length it is served at."""
+
+    def batch(self, rows: Sequence[int] | NDArray[np.integer], *, width: int | None = None) -> Batch:
+        """One batch of the given rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowEntries:
+    """The rows of a view as a position counts them."""
+
+    name: bytes
+    bucket: NDArray[np.int32]
+    sizes: tuple[Size, ...]
+
+    def identities(self) -> tuple[str, ...]:
+        """See ``position.Entries``."""
+        return (content_hash(self.name + self.bucket.tobytes()).hex(),)
+
+
+class TokenLoader(Epochs):
+    """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
+
+    ``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch.
+
+    Args:
+        view: The rows.
+        batches: Batch size, ranks and policy.
+        seed: Changes the order of all epochs.
+        rank: Which share of each step is served.
+        format: What a batch calls things.
+        prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
+        device: Where tensors are delivered.
+
+    Raises:
+        UsageError: No such rank, form or device, or a negative number of batches to read ahead.
+        DeviceError: The device is not there.
+        EmptyPlanError: An epoch would have no step.
+        PlanError: The policy ``error`` met rows that do not divide.
+    """
+
+    def __init__(
+        self,
+        view: Rows,
+        batches: BatchPlan,
+        *,
+        isolated: bool,
+        seed: int = 0,
+        rank: int = 0,
+        format: str = "plain",
+        prefetch: int = 2,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        if not 0 <= rank < batches.world_size:
+            what = f"rank {rank} of {batches.world_size}"
+            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
+        if prefetch < 0:
+            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
+        self.view, self.rank, self._batches, self._prefetch = view, rank, batches, prefetch
+        self._format = checked_token_format(format, isolated=isolated)
+        self._transfer = Transfer(device)
+        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+        self._lay(batches.global_batch_size, seed)
+
+    @property
+    def seed(self) -> int:
+        """Of the order; that of the checkpoint after ``load_state_dict``."""
+        return self._position.seed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
+        state = super().state_dict()
+        return state | {"lengths_for": self._laid_for} if len(self.view.sizes) > 1 else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made, also with another batch size or number of ranks.
+
+        Rows keep the lengths they were served at when that epoch began, so with allowed lengths ``len`` may change.
+
+        Raises:
+            PlanError: The checkpoint belongs to other rows or another policy, or is newer than this version.
+        """
+        if state.get("lengths_for", self._laid_for) != self._laid_for:
+            self._lay(int(state["lengths_for"]), self.seed)
+        super().load_state_dict(state)
+
+    def close(self) -> None:
+        """Stop reading ahead. Twice is once; iterating again starts again. Batches that were handed out stay."""
+        for batches in list(self._passes):
+            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
+                batches.close()
+        self.view = copy.copy(self.view)  # a thread that is still reading has its own memory
+
+    def __enter__(self) -> TokenLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes=weakref.WeakSet())
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Serve the epoch, or what is left of it after ``load_state_dict``.
+
+        Raises:
+            CorruptEntryError: A document fails its check; it is named with its file and line.
+            MissingEntryError: A shard is gone.
+            UsageError: The loader was closed in the middle.
+        """
+        plan, served = self._position.begin(), 0
+
+        def send(step: int) -> Sent:
+            return self._send(plan.batch(step, self.rank))
+
+        batches = read_ahead(send, range(len(plan)), self._prefetch)
+        self._passes.add(batches)
+        for batch in batches:
+            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            served += 1
+            yield self._transfer.receive(batch)
+        if served < len(plan):
+            raise UsageError(
+                f"the loader was closed after {served} of {len(plan)} batches",
+                why="a pass that ends early would look like a whole epoch",
+                fix="close it after the epoch, or iterate again",
+            )
+
+    def __getitem__(self, step: int) -> Batch:
+        """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
+
+        Raises:
+            IndexError: No such step.
+            CorruptEntryError: A document fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)}")
+        return self._transfer.receive(self._send(self._position.whole().batch(step, self.rank)))
+
+    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+        """One batch of the given rows, which share a length; all epochs serve them alike."""
+        del epoch
+        return self._transfer.receive(self._send(np.asarray(rows)))
+
+    def _send(self, rows: NDArray[np.integer]) -> Sent:
+        """A batch on its way to the device."""
+        width = self.view.sizes[int(self._bucket[rows[0]])].width
+        return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self._format))
+
+    def _lay(self, batch: int, seed: int) -> None:
+        """Decide at which length each row is served, where a step has so many rows on all ranks."""
+        view = self.view
+        self._laid_for, self._bucket = batch, view.bucket(batch)
+        self.report = _some_steps(plan_report(self._bucket, view.sizes, self._batches, view.mixture))
+        entries = RowEntries(view.identity, self._bucket, view.sizes)
+        self._position = Position(entries, self.report, seed=seed, generation=view.generation)
+
+
+def _some_steps(report: PlanReport) -> PlanReport:
+    """The report, if it has a step.
+
+    Raises:
+        EmptyPlanError: It has none; the message says what would mend it.
+    """
+    if report.steps:
+        return report
+    batches, rows = report.batches, sum(bucket.samples for bucket in report.buckets)
+    most = max((bucket.least for bucket in report.buckets), default=0) // batches.world_size
+    smaller = f", or batch_size={most}" if most else ""
+    raise EmptyPlanError(
+        f"no full batch can be formed (0 steps per epoch) at batch size {batches.batch_size}"
+        f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
+        where=f"{rows} row{'s' * (rows != 1)} of tokens",
+        why=f"a step needs {batches.global_batch_size} rows of one length",
+        fix=f"small_buckets='repeat'{smaller}" if rows else "a larger max_length, another overflow=, or more data",
+    )

@@ -1,0 +1,85 @@
+"""Several views as one, in given shares: which rows an epoch serves is decided before training and exact.
+
+The schedule is that of ``combine_caches``: whole numbers of rows by largest remainder, turns that rotate over the
+epochs. Shares of documents or tokens are turned into shares of rows by what a row of each view holds on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, get_args
+
+import numpy as np
+
+from latentcache.errors import UsageError
+from latentcache.identity.content import content_hash
+from latentcache.loader.token_view import TokenView
+from latentcache.plan.weights import Mixture, Weight, mixture
+
+Unit = Literal["rows", "documents", "tokens"]
+
+
+def combine_views(
+    views: Sequence[TokenView],
+    *,
+    weights: Sequence[Weight] | None = None,
+    rows: int | None = None,
+    by: Unit = "rows",
+) -> TokenView:
+    """Several views as one: a batch may hold rows of any of them.
+
+    Args:
+        views: Of one kind and length; of parts of one cache (``of_source``) or of several with one tokenizer.
+        weights: Share of an epoch that each view gets, in any unit. Without them every row is served once. Counts of
+            rows are exact in every epoch; over the epochs all rows of a view are served equally often.
+        rows: Rows in an epoch. By default the view with the most rows for its share is served exactly once.
+        by: What the shares are of: ``rows``, ``documents`` or ``tokens``; the last two to the nearest row, and as
+            rows hold on average.
+
+    Raises:
+        UsageError: No view, views that cannot stand in one batch, weights that cannot be, ``rows`` without weights,
+            or a view that has weights itself.
+    """
+    _check(views)
+    if by not in get_args(Unit):
+        raise UsageError(f"unknown by={by!r}", fix=f"use one of {', '.join(get_args(Unit))}")
+    if weights is None and rows is not None:
+        raise UsageError(f"rows={rows} without weights", fix="pass weights too, for example [1, 1]")
+    return TokenView(
+        [part for view in views for part in view.parts],
+        views[0].settings,
+        identity=content_hash(b"".join(view.identity for view in views)),
+        mixture=None if weights is None else _mixture(views, weights, rows, by),
+        generation=views[0].generation,
+    )
+
+
+def _check(views: Sequence[TokenView]) -> None:
+    if not views:
+        raise UsageError("no views to combine", fix="name at least one")
+    if any(view.mixture for view in views):
+        raise UsageError("combine_views of a view with weights", fix="combine the views it is made of")
+    different = sorted({str((view.settings, view.recipe.identity())) for view in views})
+    if len(different) > 1:
+        raise UsageError(
+            "these views cannot stand in one batch",
+            why=" and ".join(different),
+            fix="make them of caches of one tokenizer, with the same words",
+        )
+
+
+def _mixture(views: Sequence[TokenView], weights: Sequence[Weight], rows: int | None, by: Unit) -> Mixture:
+    shares: list[Weight] = list(weights)
+    for number, (view, weight) in enumerate(zip(views, weights, strict=False)):
+        held = {"rows": len(view), "tokens": view.tokens, "documents": _documents(view)}[by]
+        try:
+            shares[number] = Fraction(str(weight)) * len(view) / held
+        except (ValueError, ZeroDivisionError):
+            continue  # refused with the others
+    names = [view.name or f"view {number}" for number, view in enumerate(views)]
+    return mixture([len(view) for view in views], shares, samples=rows, names=names)
+
+
+def _documents(view: TokenView) -> int:
+    return sum(len(np.unique(part.plan.document)) for part in view.parts)

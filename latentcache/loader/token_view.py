@@ -1,0 +1,275 @@
+"""A view of a token cache: rows of a fixed length, as a map-style data set and as what loaders are made of.
+
+Decides nothing about rows: their plan does. Guarantee: ``len`` is exact and known at once; a batch is as wide as the
+view, or as one of its allowed lengths, never as its longest row; a batch is one piece of memory, and its rows are
+views of it, so a collator that is given all of them gives it back without a copy. Memory is used again only when
+nobody refers to it. Cost: see ``token_rows``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from latentcache.geometry.sizes import Size
+from latentcache.loader.ring import BatchRing
+from latentcache.loader.token_formats import Batch, TokenFormat, segments
+from latentcache.loader.token_loader import TokenLoader
+from latentcache.loader.token_rows import RowArrays, RowReader
+from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report
+from latentcache.plan.lengths import fitting, merged_upward
+from latentcache.plan.rows import begins
+from latentcache.plan.weights import Mixture
+from latentcache.token_recipe import TokenRecipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSettings:
+    """How rows are served."""
+
+    max_length: int
+    lengths: tuple[int, ...]
+    """Allowed lengths, rising; the last is ``max_length``."""
+    pad_id: int
+    padding_side: str = "right"
+    isolated: bool = False
+    """Whether documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
+
+
+class TokenView(Dataset[Batch]):
+    """Rows of tokens. ``view[i]`` is one; ``view.loader(...)`` serves epochs of them. Picklable.
+
+    Batches hold ``input_ids``, ``attention_mask`` and ``labels``, (B, L) int64: filled with ``pad_id``, 0 and -100.
+    The first token of a document has the label -100. Where documents are kept apart also ``position_ids``, which
+    begin at 0 in each document and in the filling, and ``seq_idx``, int32: 1 for the first document of a row, 0 for
+    the filling.
+
+    Args:
+        parts: Readers of rows; the rows of the view are those of the first, then those of the second, ...
+        settings: How they are served.
+        recipe: What the ids were made by.
+        identity: Names what the rows are, for checkpoints.
+        mixture: How often each part is served, where they have weights.
+        generation: Number of the generation, for messages.
+        name: What the cache is called, for messages.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RowReader],
+        settings: ViewSettings,
+        *,
+        recipe: TokenRecipe,
+        identity: bytes,
+        mixture: Mixture | None = None,
+        generation: int = 0,
+        name: str = "",
+    ) -> None:
+        self.parts, self.settings, self.recipe, self.identity = tuple(parts), settings, recipe, identity
+        self.mixture, self.generation, self.name = mixture, generation, name
+        self.row_lengths = np.concatenate([part.lengths for part in self.parts])
+        self._starts = begins(np.cumsum([len(part.plan) for part in self.parts]))
+        self._ring = BatchRing(4)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.row_lengths)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens in a row, the filling included."""
+        return self.settings.max_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of documents in all rows."""
+        return int(self.row_lengths.sum())
+
+    @property
+    def fill(self) -> float:
+        """Part of all places of rows of ``max_length`` that hold a token of a document."""
+        return self.tokens / (len(self) * self.max_length) if len(self) else 0.0
+
+    @property
+    def left(self) -> list[tuple[str, str, int]]:
+        """What stands in no row: (reason, file and line, tokens of that document), document by document.
+
+        Reasons: ``too_long`` (dropped), ``cut`` (a part of it was cut off), ``idle`` (nothing would be learned of it,
+        or of a part), ``tail`` (the end of blocks). :attr:`tokens_left` has the exact number of tokens.
+        """
+        return [
+            (reason, part.store.documents.where(number), int(part.store.documents.length[number]))
+            for part in self.parts
+            for reason, left in part.plan.left.items()
+            for number in left.documents.tolist()
+        ]
+
+    @property
+    def tokens_left(self) -> Mapping[str, int]:
+        """Tokens that stand in no row, by reason."""
+        reasons = self.parts[0].plan.left
+        return {reason: sum(part.plan.left[reason].tokens for part in self.parts) for reason in reasons}
+
+    def __getitem__(self, row: int) -> Batch:
+        """One row, (L,) tensors of ``max_length`` tokens.
+
+        Raises:
+            IndexError: No such row.
+            CorruptEntryError: A document fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        batch = self.batch([row % len(self)], width=self.max_length)
+        return {name: value[0] for name, value in batch.items()}
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
+        """Several rows, each a view of one batch; errors as for one row."""
+        batch = self.batch(rows)
+        return [{name: value[place] for name, value in batch.items()} for place in range(len(rows))]
+
+    def transform(self, examples: Mapping[str, Sequence[int]]) -> Batch:
+        """For ``datasets.Dataset.from_dict({"row": range(len(view))}).with_transform(view.transform)``."""
+        return self.batch(examples["row"])
+
+    def batch(self, rows: Sequence[int] | NDArray[np.integer], *, width: int | None = None) -> Batch:
+        """One batch of the given rows.
+
+        Args:
+            rows: Their numbers, from 0.
+            width: Tokens in a row; by default the smallest allowed length that holds all of them.
+
+        Raises:
+            CorruptEntryError: A document fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        numbers = np.asarray(rows, dtype=np.int64)
+        width = width or self._width(numbers)
+        arrays = self._arrays(len(numbers), width)
+        how = {"pad_id": self.settings.pad_id, "left": self.settings.padding_side == "left"}
+        owner = np.searchsorted(self._starts, numbers, side="right") - 1 if len(self.parts) > 1 else None
+        for number, part in enumerate(self.parts):
+            at = np.arange(len(numbers)) if owner is None else np.flatnonzero(owner == number)
+            if len(at):
+                own = numbers[at] - self._starts[number]
+                tokens = int(part.lengths[own].sum())
+                flat = self._ring.take(tokens * part.dtype.itemsize).view(part.dtype)
+                part.fill(own, arrays, at.tolist(), flat, **how)
+        names = [name for name in RowArrays.__dataclass_fields__ if getattr(arrays, name) is not None]
+        return {name: torch.from_numpy(getattr(arrays, name)) for name in names}
+
+    def segments(self, batch: Batch) -> dict[str, Any]:
+        """``cu_seqlens``, (n + 1,) int32, and ``max_seqlen`` of a batch as one row; the filling counts."""
+        ends, longest = segments(batch["position_ids"])
+        return {"cu_seqlens": ends, "max_seqlen": longest}
+
+    def bucket(self, batch: int) -> NDArray[np.int32]:
+        """(R,) for each row the allowed length it is served at, where a step has so many rows on all ranks."""
+        if len(self.settings.lengths) == 1:
+            return np.zeros(len(self), dtype=np.int32)
+        return merged_upward(self.row_lengths, self.settings.lengths, batch)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """The allowed lengths as buckets: 1 high, so many tokens wide."""
+        return tuple(Size(1, length) for length in self.settings.lengths)
+
+    def plan(self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat") -> PlanReport:
+        """What an epoch would do, before training starts; a bucket is an allowed length, ``Size(1, L)``.
+
+        Raises:
+            UsageError: A number or policy that cannot be.
+            PlanError: The policy ``error`` met rows that do not divide.
+        """
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
+        return plan_report(self.bucket(batches.global_batch_size), self.sizes, batches, self.mixture)
+
+    def steps(
+        self, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False
+    ) -> int:
+        """Optimizer steps of a trainer that shuffles this view itself, as the Trainer of transformers counts them.
+
+        Args:
+            epochs: Passes over the rows, also a fraction.
+            batch_size: Rows per rank and step.
+            world_size: Number of ranks.
+            grad_accum: Batches of a rank per optimizer step.
+            drop_last: Whether a batch that is not full is left out.
+        """
+        batches = len(self) // batch_size if drop_last else math.ceil(len(self) / batch_size)
+        batches = batches // world_size if drop_last else math.ceil(batches / world_size)
+        return math.ceil(epochs * max(math.ceil(batches / grad_accum), 1))
+
+    def loader(
+        self,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        small_buckets: SmallBuckets = "repeat",
+        format: TokenFormat = "plain",
+        prefetch: int = 2,
+        device: str | torch.device = "cpu",
+    ) -> TokenLoader:
+        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
+
+        Args:
+            batch_size: Rows per rank and step.
+            seed: Changes the order of all epochs.
+            rank: Which share of each step this process gets.
+            world_size: Number of ranks; all of them see the same steps.
+            small_buckets: What becomes of rows that fill no batch: ``repeat`` (default), ``drop``, ``partial`` or
+                ``error``.
+            format: What a batch calls things: ``plain``, ``transformers`` or ``flat`` (see ``token_formats``).
+            prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
+
+        Raises:
+            UsageError: A number, policy, format or device that cannot be.
+            DeviceError: The device is not there.
+            EmptyPlanError: An epoch would have no step.
+            PlanError: The policy ``error`` met rows that do not divide.
+        """
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
+        return TokenLoader(
+            self,
+            batches,
+            isolated=self.settings.isolated,
+            seed=seed,
+            rank=rank,
+            format=format,
+            prefetch=prefetch,
+            device=device,
+        )
+
+    def _width(self, rows: NDArray[np.int64]) -> int:
+        """The smallest allowed length that holds all of these rows."""
+        allowed = self.settings.lengths
+        if len(allowed) == 1 or not len(rows):
+            return allowed[-1]
+        return allowed[int(fitting(self.row_lengths[rows].max(keepdims=True), allowed)[0])]
+
+    def _arrays(self, count: int, width: int) -> RowArrays:
+        """Memory of one batch in one piece."""
+        places = count * width
+        isolated = self.settings.isolated
+        memory = self._ring.take(places * 8 * (4 if isolated else 3) + places * 4 * isolated)
+        wide = memory[: places * 8 * (4 if isolated else 3)].view(np.int64).reshape(-1, count, width)
+        more: dict[str, Any] = {}
+        if isolated:
+            more = {"position_ids": wide[3], "seq_idx": memory[places * 32 :].view(np.int32).reshape(count, width)}
+        return RowArrays(input_ids=wide[0], attention_mask=wide[1], labels=wide[2], **more)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_ring"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _ring=BatchRing(4))
