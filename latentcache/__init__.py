@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from latentcache.geometry.placement import place
     from latentcache.loader.cache import combine_caches, open_cache
     from latentcache.loader.loader import CacheLoader
+    from latentcache.loader.token_mix import combine_views
+    from latentcache.loader.token_opening import open_tokens
     from latentcache.pipeline.build import build_cache
     from latentcache.pipeline.settings import BuildSettings, RecipeSettings
     from latentcache.plan.epoch import plan_epoch
@@ -26,7 +28,9 @@ _HOMES = {
     "StoreError": "latentcache.errors",
     "build_cache": "latentcache.pipeline.build",
     "combine_caches": "latentcache.loader.cache",
+    "combine_views": "latentcache.loader.token_mix",
     "open_cache": "latentcache.loader.cache",
+    "open_tokens": "latentcache.loader.token_opening",
     "place": "latentcache.geometry.placement",
     "plan_epoch": "latentcache.plan.epoch",
     "verify_cache": "latentcache.verify.run",
@@ -42,7 +46,9 @@ __all__ = [
     "StoreError",
     "build_cache",
     "combine_caches",
+    "combine_views",
     "open_cache",
+    "open_tokens",
     "place",
     "plan_epoch",
     "verify_cache",

@@ -19,6 +19,7 @@
         CacheFormatError                newer than this version, or not a cache
         CacheDamagedError               a shard or a manifest that is not what it was
         CacheIncompleteError            a repair took entries out that no build has made again yet
+        StaleCacheError                 made with another tokenizer or recipe than the one that is asked for
         CorruptEntryError               one entry fails its check
         MissingEntryError(LookupError)  one entry is not there
         CacheLockedError                another build holds the cache (``holder``)
@@ -186,6 +187,23 @@ class CacheIncompleteError(StoreError):
 
     slug = "cache-incomplete"
     default_fix = "run `latentcache build` again: it encodes what was removed"
+
+
+class StaleCacheError(StoreError):
+    """The cache was made with something else than what it is opened for.
+
+    Args:
+        what: As in the base class.
+        differences: (field, as it is cached, as it is asked for), the fields that differ.
+        **parts: ``where``, ``why``, ``fix`` of the base class.
+    """
+
+    slug = "stale-cache"
+    exit_code = 1
+
+    def __init__(self, what: str, *, differences: tuple[tuple[str, str, str], ...] = (), **parts: str) -> None:
+        self.differences = differences
+        super().__init__(what, **parts)
 
 
 class CorruptEntryError(StoreError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags, reports, token_flags
 from latentcache.cli.console import SHOWN, counted, human_bytes, item, out
 from latentcache.cli.failures import as_known
 from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from latentcache.sources.sample import Refusal
 
 
+@token_flags.with_tokens
 @flags.with_recipe
 def build(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.", readable=False)],

@@ -78,7 +78,7 @@ class BuildTalk:
     def _lines(self, progress: Progress, elapsed: float) -> tuple[str, ...]:
         """The same in fewer and fewer words; the time left is in all of them."""
         rate = progress.done / elapsed
-        left = f"{_clock((progress.total - progress.done) / rate) if rate else '-:--'} left"
+        left = f"{clock((progress.total - progress.done) / rate) if rate else '-:--'} left"
         speed, refused = f"{rate:.1f} img/s", f"{progress.quarantined} quarantined"
         counts = f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {refused}"
         whole = f"{speed}, {human_bytes(progress.payload_bytes / elapsed)}/s, {counts}, {left}"
@@ -101,7 +101,8 @@ class BuildTalk:
         self._bar.update(self._task, completed=progress.done, description=text)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as people write them: 0:07, 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

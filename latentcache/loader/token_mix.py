@@ -49,6 +49,7 @@ def combine_views(
     return TokenView(
         [part for view in views for part in view.parts],
         views[0].settings,
+        recipe=views[0].recipe,
         identity=content_hash(b"".join(view.identity for view in views)),
         mixture=None if weights is None else _mixture(views, weights, rows, by),
         generation=views[0].generation,

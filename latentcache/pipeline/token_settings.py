@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latentcache.errors import UsageError
 from latentcache.token_recipe import LOSSES
@@ -21,6 +22,10 @@ class TokenSettings:
     """A file of records, or a folder of them."""
     out: Path | None = None
     """The cache; ``DATA.latentcache`` beside the data where it is not given."""
+    datasets: tuple[str, ...] = ()
+    """Names in a ``dataset_info.json``; all of them by default."""
+    text_lines: bool = False
+    """Whether each line of a text file is a document."""
     tokenizer: str | None = None
     """A ``tokenizer.json``, a folder with one, or ``stub[:delay_ms=N]``."""
     chat_template: Path | None = None
@@ -55,3 +60,8 @@ class TokenSettings:
             return self.out
         data = self.data.resolve()
         return data.with_name(data.name + ".latentcache")
+
+
+def options_json(settings: TokenSettings) -> dict[str, Any]:
+    """How DATA is read, as JSON values: other options make other records of the same files."""
+    return {"datasets": list(settings.datasets), "text_lines": settings.text_lines}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,27 @@ def todo_of(work: TokenSurvey, known: Known, refused: Mapping[bytes, Any]) -> ND
     return todo
 
 
+def refused_rows(work: TokenSurvey, refused: Mapping[bytes, Refusal]) -> list[Refusal]:
+    """One refusal for each record that the tokenizer refused, also where one stands several times.
+
+    Args:
+        work: All records.
+        refused: Refusals by content hash.
+    """
+    if not refused:
+        return []
+    known = as_items(np.frombuffer(b"".join(refused), dtype=np.uint8).reshape(-1, HASH_BYTES))
+    rows = np.flatnonzero(np.isin(as_items(work.content), known)).tolist()
+    return [
+        replace(
+            refused[work.content[row].tobytes()],
+            name=work.sources[int(work.source[row])].name,
+            line=int(work.line[row]),
+        )
+        for row in rows
+    ]
+
+
 def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -> Iterator[Record]:
     """The records that are to be tokenised, read again.
 
@@ -134,7 +155,7 @@ def _changed(name: str) -> SourceError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Every file of DATA as the file system describes it. Equal listings mean equal bytes, where none is too young."""
+    """Every file of DATA as the file system has it. Equal listings mean equal bytes, where none is too young."""
 
     hash: str
     """Over names and stats."""

@@ -50,6 +50,7 @@ _DOCUMENT_SHAPES: Mapping[str, tuple[str, int]] = {
     "line": ("<u4", 0),
     "control": ("<u4", 0),
 }
+_DOCUMENT_NAMES = tuple(name for name in (*_DOCUMENT_SHAPES, "spans") if name != "control")
 _BLOCK_SHAPES: Mapping[str, tuple[str, int]] = {
     "key": ("|u1", 32),
     "shard": ("<i4", 0),
@@ -156,11 +157,6 @@ class TokenGeneration:
             pixel_hash=self.blocks.ids_hash,
         )
 
-    def name(self, document: int) -> str:
-        """Where a document came from, for people: ``data.jsonl:17``."""
-        source = self.sources.names[int(self.documents.source[document])]
-        return f"{source}:{int(self.documents.line[document])}"
-
 
 AnyGeneration = Generation | TokenGeneration
 
@@ -248,14 +244,15 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> TokenGe
     columns = load_columns(folder, manifest["columns"])
     _check(columns, len(shards))
     lists = json.loads(checked_bytes(folder / "refused.json", manifest["lists"]["checksum"]))
+    names = StringColumn(columns["sources_bytes"], columns["sources_ends"])
     return TokenGeneration(
         number=number,
         recipe=TokenRecipe.from_json(manifest["recipe"]),
-        documents=Documents(**{name: columns[name] for name in Documents.__dataclass_fields__}),
+        documents=Documents(sources=tuple(names), **{name: columns[name] for name in _DOCUMENT_NAMES}),
         control=columns["control"],
         blocks=Blocks(**{name: columns[name] for name in Blocks.__dataclass_fields__}),
         sources=Sources(
-            names=StringColumn(columns["sources_bytes"], columns["sources_ends"]),
+            names=names,
             content=columns["source_content"],
             stat=columns["source_stat"],
         ),
@@ -287,7 +284,7 @@ def _check(columns: Mapping[str, NDArray[Any]], num_shards: int) -> None:
 
 
 def _arrays(documents: Documents, blocks: Blocks, sources: Sources) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {n: getattr(documents, n) for n in Documents.__dataclass_fields__}
+    arrays: dict[str, NDArray[Any]] = {name: getattr(documents, name) for name in _DOCUMENT_NAMES}
     arrays |= {name: getattr(blocks, name) for name in Blocks.__dataclass_fields__}
     arrays |= {"sources_bytes": sources.names.data, "sources_ends": sources.names.ends}
     return arrays | {"source_content": sources.content, "source_stat": sources.stat}

@@ -36,17 +36,13 @@ class TokenReader:
 
     def __init__(self, layout: CacheLayout, generation: TokenGeneration) -> None:
         self.layout, self.generation = layout, generation
+        self.documents: Documents = generation.documents
         self.dtype = numpy_dtype(generation.recipe.dtype)
         self._checked = np.zeros(len(generation.blocks), dtype=np.bool_)
         # Where the first id of each block lies in its file.
         self._places = generation.blocks.offset.astype(np.int64) + HEADER_BYTES
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
-
-    @property
-    def documents(self) -> Documents:
-        """The columns."""
-        return self.generation.documents
 
     def ids(self, document: int) -> NDArray[Any]:
         """(n,) ids of one document, read-only.
@@ -56,17 +52,40 @@ class TokenReader:
             MissingEntryError: Its shard is gone.
             CacheDamagedError: Its shard cannot be read.
         """
-        columns = self.generation.documents
-        return self.piece(document, 0, int(columns.length[document]))
+        found = np.empty(int(self.documents.length[document]), dtype=self.dtype)
+        self.gather(np.array([document]), np.zeros(1, dtype=np.int64), np.array([len(found)]), found)
+        found.flags.writeable = False
+        return found
 
-    def piece(self, document: int, start: int, length: int) -> NDArray[Any]:
-        """(length,) some ids of one document, read-only. Errors as :meth:`ids`."""
-        columns = self.generation.documents
-        block = int(columns.block[document])
-        if not self._checked[block]:
-            self.check(block)
-        first = int(columns.start[document]) + start
-        return np.frombuffer(self._read(block, first, length), dtype=self.dtype)
+    def gather(
+        self,
+        document: NDArray[np.integer],
+        start: NDArray[np.integer],
+        length: NDArray[np.integer],
+        out: NDArray[Any],
+    ) -> None:
+        """Read pieces of documents one after the other, straight into the caller's memory.
+
+        Args:
+            document: (P,) which document each piece is of.
+            start: (P,) first token of the piece in its document.
+            length: (P,) tokens in the piece; pieces lie inside their documents.
+            out: (sum of ``length``,) of the reader's ``dtype``, C-contiguous.
+
+        Errors as :meth:`ids`.
+        """
+        blocks = self.documents.block[document]
+        if not self._checked[blocks].all():
+            for block in np.unique(blocks[~self._checked[blocks]]).tolist():
+                self.check(block)
+        itemsize = self.dtype.itemsize
+        places = self._places[blocks] + (self.documents.start[document] + start.astype(np.int64)) * itemsize
+        sizes = length.astype(np.int64) * itemsize
+        memory = memoryview(out.view(np.uint8).data)
+        begin = 0
+        for block, place, size in zip(blocks.tolist(), places.tolist(), sizes.tolist(), strict=True):
+            self._read_into(block, place, memory[begin : begin + size])
+            begin += size
 
     def check(self, block: int) -> Block:
         """Read a whole block and hold it against its key and the columns. Errors as :meth:`ids`."""
@@ -103,15 +122,13 @@ class TokenReader:
             raise self._corrupt(block, f"expected {blocks.tokens[block]} ids of {self.dtype}, found {len(found.ids)}")
         return found
 
-    def _read(self, block: int, first: int, length: int) -> bytes:
-        size = length * self.dtype.itemsize
+    def _read_into(self, block: int, place: int, memory: memoryview) -> None:
         try:
-            data = os.pread(self._descriptor(block), size, int(self._places[block]) + first * self.dtype.itemsize)
+            found = os.preadv(self._descriptor(block), (memory,), place)
         except OSError as error:
             raise self._corrupt(block, str(error)) from error
-        if len(data) != size:
-            raise self._corrupt(block, f"the shard ends early: expected {size} bytes, found {len(data)}")
-        return data
+        if found != len(memory):
+            raise self._corrupt(block, f"the shard ends early: expected {len(memory)} bytes, found {found}")
 
     def _descriptor(self, block: int) -> int:
         """Descriptor of the block's shard; one inherited by a fork stays valid for positional reads.
@@ -137,7 +154,7 @@ class TokenReader:
     def _corrupt(self, block: int, why: str) -> CorruptEntryError:
         blocks = self.generation.blocks
         holding = np.flatnonzero(self.generation.documents.block == block)
-        name = self.generation.name(int(holding[0])) if len(holding) else ""
+        name = self.documents.where(int(holding[0])) if len(holding) else ""
         more = f" and {len(holding) - 1} more" if len(holding) > 1 else ""
         return CorruptEntryError(
             f"the block of {name}{more} is damaged",

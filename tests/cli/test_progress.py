@@ -59,7 +59,7 @@ def test_quiet_shows_warnings_only(clock, capsys):
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")])
 def test_time_left(seconds, text):
-    assert progress._clock(seconds) == text
+    assert progress.clock(seconds) == text
 
 
 def test_before_anything_is_looked_at_nothing_is_divided_by_zero(clock, capsys):

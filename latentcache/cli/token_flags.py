@@ -1,0 +1,153 @@
+"""The flags of token builds, and which of the two kinds of build a command line asks for.
+
+Decides nothing else: a build of tokens is asked for by one of these flags, by a cache of tokens, or by DATA that is
+a file of records. Flags of the other kind are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from latentcache.errors import UsageError
+from latentcache.pipeline.token_settings import TokenSettings
+
+#: Extensions of files of records, as ``sources.corpus`` reads them.
+RECORD_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".text"})
+#: Flags of ``build`` that both kinds have.
+_SHARED = frozenset(
+    {"data", "out_folder", "commit_every", "events", "allow_failed", "retry_failed", "dry_run", "report_to", "quiet"}
+    | {"as_json"}
+)
+
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="PATH",
+        help="Makes a cache of tokens: a tokenizer.json, a folder with one, or stub (bytes).",
+        show_default=False,
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option("--chat-template", metavar="FILE", help="Jinja; default: the tokenizer's own.", show_default=False),
+]
+
+
+def token_options(
+    *,
+    tokenizer: Tokenizer = None,
+    chat_template: ChatTemplate = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            "--loss", metavar="WHERE", help="all (texts), or assistant (conversations).", show_default=False
+        ),
+    ] = None,
+    add_bos: Annotated[
+        bool | None, typer.Option("--add-bos/--no-add-bos", help="Begin each text with bos.", show_default=False)
+    ] = None,
+    add_eos: Annotated[
+        bool | None, typer.Option("--add-eos/--no-add-eos", help="End each text with eos.", show_default=False)
+    ] = None,
+    control_tokens: Annotated[
+        bool | None,
+        typer.Option(
+            "--control-tokens/--no-control-tokens",
+            help="Let control strings in content become control tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option("--dataset", metavar="NAME", help="Of a dataset_info.json. Repeat.", show_default=False),
+    ] = None,
+    text_lines: Annotated[bool, typer.Option("--text-lines", help="Each line of a text file is a document.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", metavar="N", min=0, help="Processes that tokenise; 0: none but this.", show_default=False
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """What was said of tokens, by the names of ``TokenSettings``; empty where nothing was."""
+    given = {
+        "tokenizer": tokenizer,
+        "chat_template": chat_template,
+        "loss": loss,
+        "add_bos": add_bos,
+        "add_eos": add_eos,
+        "control_tokens": control_tokens,
+        "datasets": tuple(dataset or ()) or None,
+        "text_lines": text_lines or None,
+        "workers": workers,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
+    """Give ``build`` the flags of token builds, and those builds to :func:`latentcache.cli.token_build.build`.
+
+    Typer reads a command's options from its signature, so the signature is what is put together here.
+    """
+    asked = inspect.signature(token_options, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    others = [parameter for name, parameter in own.items() if name not in _SHARED]
+    first = [own[name] for name in ("data", "out_folder")]
+    last = [parameter for name, parameter in own.items() if name in _SHARED and parameter not in first]
+
+    @functools.wraps(command)
+    def either(**given: Any) -> int:
+        said = token_options(**{name: given.pop(name) for name in asked})
+        if not said and not _is_for_tokens(given["data"], given["out_folder"]):
+            return command(**given)
+        for parameter in others:
+            if given[parameter.name] != parameter.default:
+                flag = "--" + parameter.name.replace("_", "-")
+                raise UsageError(f"{flag} is for pictures, and this is a build of tokens", fix=f"leave {flag} out")
+        shared = {name: given[name] for name in _SHARED}
+        settings = TokenSettings(
+            **said,
+            data=shared.pop("data"),
+            out=shared.pop("out_folder"),
+            allow_failed=shared.pop("allow_failed") or "0",
+            **{name: shared.pop(name) for name in ("commit_every", "events", "retry_failed", "dry_run")},
+        )
+        from latentcache.cli.token_build import build
+
+        return build(settings, **shared)
+
+    parameters = [*first, *others, *asked.values(), *last]
+    vars(either)["__signature__"] = inspect.signature(command).replace(parameters=parameters)
+    return either
+
+
+def _is_for_tokens(data: Path, out: Path | None) -> bool:
+    """Whether DATA is a file of records, or the cache is one of tokens."""
+    return (data.suffix.lower() in RECORD_SUFFIXES and data.is_file()) or holds_tokens(
+        TokenSettings(data=data, out=out).cache
+    )
+
+
+def holds_tokens(cache: Path) -> bool:
+    """Whether a cache, finished or begun, is one of tokens. Damage says no: then others find the words for it."""
+    try:
+        current = (cache / "CURRENT").read_bytes().strip().decode("ascii")
+        places = [cache / "generations" / current / "manifest.json"] if current.isdecimal() else []
+    except (OSError, UnicodeDecodeError):
+        places = []
+    for place in (*places, cache / "BUILDING"):
+        try:
+            found = json.loads(place.read_bytes()) if place.is_file() else None
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found.get("kind") == "tokens"
+    return False

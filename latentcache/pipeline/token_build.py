@@ -1,0 +1,284 @@
+"""``build_tokens``: the whole story of a token cache on one screen. Survey, plan, tokenise what is missing, publish.
+
+Guarantee: run twice, the second run tokenises nothing; killed at any moment, the next run goes on with all blocks
+that were acknowledged, and makes the blocks that an undisturbed one would have made; blocks, their order and all
+columns but places do not depend on the number of workers; sources are only read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from latentcache.encoders.tokenising import TokeniserDescription
+from latentcache.errors import EmptySourceError, InterruptedBuildError, SourceNotFoundError
+from latentcache.failpoint import failpoint
+from latentcache.pipeline.events import EventLog
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.preflight import check_places, remove_unused
+from latentcache.pipeline.token_assemble import TokenDraft, assemble_tokens, manifest_facts, says_the_same
+from latentcache.pipeline.token_checks import (
+    check_room,
+    is_chat,
+    nothing_changed,
+    refused_before,
+)
+from latentcache.pipeline.token_inputs import (
+    TokenBefore,
+    completed,
+    describe,
+    open_records,
+    read_token_before,
+    token_marker,
+)
+from latentcache.pipeline.token_known import known_documents
+from latentcache.pipeline.token_report import (
+    SilentTokens,
+    TokenObserver,
+    TokenPlan,
+    TokenProgress,
+    TokenReport,
+    token_plan,
+    with_work,
+)
+from latentcache.pipeline.token_run import TokenRun
+from latentcache.pipeline.token_settings import TokenSettings
+from latentcache.pipeline.token_survey import (
+    Listing,
+    as_refusals,
+    first_of_each,
+    list_files,
+    refused_rows,
+    survey_records,
+    todo_of,
+    todo_records,
+    token_refusal_json,
+)
+from latentcache.sources.records import RecordScan
+from latentcache.sources.sample import Refusal
+from latentcache.store.catalog import load_catalog
+from latentcache.store.durable import make_folder, remove_durably, write_json, writing
+from latentcache.store.layout import CacheLayout
+from latentcache.store.lock import builder_lock
+from latentcache.store.salvage import mend_shards
+from latentcache.store.token_generation import TokenGeneration, publish_tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class _Build:
+    """One build in progress."""
+
+    settings: TokenSettings
+    observer: TokenObserver
+    stop: StopSignal
+    layout: CacheLayout
+    started: float = field(default_factory=time.monotonic)
+    progress: TokenProgress = field(default_factory=TokenProgress)
+    refused: dict[bytes, Refusal] = field(default_factory=dict)
+    """Records that the tokenizer refused, in this run and before, by content hash."""
+
+    def run(self) -> TokenReport:
+        """Plan, tokenise, publish."""
+        with ExitStack() as locks:
+            check_places(self.settings.data, self.layout.root)
+            if not self.settings.data.exists():
+                raise SourceNotFoundError(
+                    f"no such file or folder: {self.settings.data}",
+                    where=str(self.settings.data),
+                    fix="check the path",
+                )
+            if not self.settings.dry_run:
+                EventLog(self.settings.events).close()  # refused now, not after an hour of planning
+                self.take_lock(locks)
+            before = read_token_before(self.layout)
+            self.settings = completed(self.settings, before)
+            if not self.settings.dry_run:
+                self.recover(before)
+            listing, seen_ns = list_files(self.settings.data), time.time_ns()
+            still = self.stand(before, listing)
+            if still is not None:
+                return still
+            scan = open_records(self.settings)
+            description = describe(self.settings, chat=is_chat(scan))
+            return self.build(before, scan, description, listing.as_json(seen_ns))
+
+    def take_lock(self, locks: ExitStack) -> None:
+        """Take the cache; a folder made for it goes again when the build is refused before anything is in it."""
+        is_new = not self.layout.root.exists()
+        make_folder(self.layout.root)
+        locks.enter_context(builder_lock(self.layout.lock))
+        if is_new:
+            locks.callback(remove_unused, self.layout)
+
+    def recover(self, before: TokenBefore) -> None:
+        """Take over what a build that died has committed, and what is whole of damaged shards."""
+        if before.damage:
+            self.observer.warned(f"the manifest was damaged and is made again ({before.damage})")
+        make_folder(self.layout.shards)
+        for found in mend_shards(self.layout, before.generation):
+            saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
+            self.observer.warned(f"shard {found.source} was damaged: {saved}")
+
+    def stand(self, before: TokenBefore, listing: Listing) -> TokenReport | None:
+        """What there is to say where nothing changed since the last build; None where something may have."""
+        old = before.generation
+        if old is None or self.settings.retry_failed or old.allow_failed != self.settings.allow_failed:
+            return None
+        if not nothing_changed(before, listing, self.settings, self.layout):
+            return None
+        recipe = describe(self.settings, chat=bool(old.recipe.chat_template)).recipe
+        if recipe.as_json() != old.recipe.as_json():
+            return None
+        refused, notes = (tuple(as_refusals(items)) for items in (old.refused, old.notes))
+        distinct = len(first_of_each(old.documents.content))
+        samples = len(old.documents) + len(refused)
+        plan = token_plan(self.settings, recipe, samples=samples, refused=refused, notes=notes)
+        plan = replace(plan, reused=distinct, sources=len(old.sources))
+        self.observer.planned(plan)
+        if self.stop.requested:
+            raise self.stop.error()
+        dry = self.settings.dry_run
+        return TokenReport(
+            plan=plan,
+            dry_run=dry,
+            cached=0 if dry else distinct,
+            refused=refused,
+            notes=notes,
+            accounts=dict(old.manifest["tokens"]),
+            generation=0 if dry else old.number,
+            elapsed_s=self.elapsed,
+            allow_failed=self.settings.allow_failed,
+        )
+
+    def build(
+        self, before: TokenBefore, scan: RecordScan, description: TokeniserDescription, listing: dict[str, Any]
+    ) -> TokenReport:
+        """Survey, plan, tokenise, publish."""
+        recipe, old = description.recipe, before.generation
+        for note in description.notes:
+            self.observer.warned(note)
+        work = survey_records(scan)
+        if not len(work.content) and not work.refused:
+            raise EmptySourceError(
+                f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
+            )
+        catalog = load_catalog(self.layout)
+        known = known_documents(catalog, old, recipe)
+        for key in known.damaged:
+            self.observer.warned(f"block {key} is damaged: what is needed of it is made again")
+        self.refused = dict({} if self.settings.retry_failed else refused_before(old, recipe))
+        todo = todo_of(work, known, self.refused)
+        again = refused_rows(work, self.refused)
+        characters = int(work.size[todo].sum(dtype=np.int64))
+        samples = len(work.content) + len(work.refused)
+        plan = token_plan(self.settings, recipe, samples=samples, refused=(*work.refused, *again), notes=work.notes)
+        reused = int((known.find(work.content[first_of_each(work.content)]) >= 0).sum())
+        plan = replace(plan, reused=reused, sources=len(work.sources))
+        plan = with_work(plan, int(todo.sum()), characters, self.settings.workers)
+        self.observer.planned(plan)
+        if self.settings.dry_run:
+            return TokenReport(
+                plan=plan, dry_run=True, refused=plan.refused, notes=plan.notes, elapsed_s=self.elapsed
+            )
+        check_room(plan)
+        if plan.todo:
+            write_json(self.layout.building, token_marker(recipe, self.settings, plan.samples))
+            with writing(self.layout.building):
+                failpoint("plan-written")
+            run = TokenRun(
+                description=description,
+                layout=self.layout,
+                settings=self.settings,
+                stop=self.stop,
+                progress=self.progress,
+                refused=self.refused,
+                advanced=self.observer.advanced,
+            )
+            run(todo_records(scan, work, todo), plan.workers)
+            known = known_documents(load_catalog(self.layout), old, recipe)
+        draft = assemble_tokens(work, known, self.refused)
+        return self.publish(plan, draft, description, old, before, listing)
+
+    def publish(
+        self,
+        plan: TokenPlan,
+        draft: TokenDraft,
+        description: TokeniserDescription,
+        old: TokenGeneration | None,
+        before: TokenBefore,
+        listing: dict[str, Any],
+    ) -> TokenReport:
+        """Write the next generation, unless the current one says the same."""
+        facts = manifest_facts(draft, description, self.settings, listing)
+        terms = {name: facts[name] for name in ("source", "fingerprint", "tokens", "allow_failed")}
+        same = old is not None and not before.damage and says_the_same(draft, description.recipe, old, terms)
+        number = old.number if same and old is not None else 0
+        if not number:
+            number = publish_tokens(
+                self.layout,
+                recipe=description.recipe,
+                documents=draft.documents,
+                control=draft.control,
+                blocks=draft.blocks,
+                sources=draft.sources,
+                shards=draft.shards,
+                refused=[token_refusal_json(one) for one in draft.refused],
+                notes=[token_refusal_json(one) for one in draft.notes],
+                facts=facts,
+            )
+        remove_durably(self.layout.building)
+        if self.stop.requested:  # asked to end after the last block: all is done, and the caller hears of its signal
+            raise self.stop.error()
+        distinct = len(first_of_each(draft.documents.content))
+        encoded = plan.todo - self.progress.refused
+        return TokenReport(
+            plan=plan,
+            encoded=encoded,
+            cached=distinct - encoded,
+            refused=draft.refused,
+            notes=draft.notes,
+            accounts=facts["tokens"],
+            generation=number,
+            published=not same,
+            elapsed_s=self.elapsed,
+            written_bytes=self.progress.written_bytes,
+            allow_failed=self.settings.allow_failed,
+        )
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the build began."""
+        return time.monotonic() - self.started
+
+
+def build_tokens(
+    settings: TokenSettings,
+    *,
+    observer: TokenObserver | None = None,
+    last_words: Callable[[InterruptedBuildError], None] | None = None,
+) -> TokenReport:
+    """Make a token cache true for its data: tokenise what is missing, reuse the rest, publish a generation.
+
+    Args:
+        settings: What to build, and from what.
+        observer: Told of the plan and of progress; silent where it is not given.
+        last_words: Called when a second signal ends the process at once; must not touch streams.
+
+    Raises:
+        UsageError: Settings that cannot be, or an output folder inside the data.
+        SourceError: The data cannot be used, or holds no record.
+        EncoderError: The tokenizer cannot be used.
+        CacheLockedError: Another build holds the cache.
+        CacheFormatError: The cache holds pictures, or was written by a newer version.
+        StoreError: The disk is full or fails.
+        WorkerError: A process that tokenised died.
+        InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
+    """
+    with StopSignal(last_words) as stop:
+        layout = CacheLayout(settings.cache)
+        return _Build(settings=settings, observer=observer or SilentTokens(), stop=stop, layout=layout).run()

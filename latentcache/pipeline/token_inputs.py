@@ -1,0 +1,211 @@
+"""From the settings of a build to its records and its tokeniser; what was not said follows the cache.
+
+Decides nothing that a source or a tokenizer decides.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.encoders.tokenising import TokeniserDescription
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
+from latentcache.identity.content import content_hash
+from latentcache.identity.stat import StatMemo
+from latentcache.pipeline.token_settings import TokenSettings
+from latentcache.sources.records import Record, RecordLog, RecordScan, RecordSource, text_record
+from latentcache.sources.sample import Refusal
+from latentcache.store.durable import read_json
+from latentcache.store.layout import CacheLayout
+from latentcache.store.manifest import FORMAT_VERSION, TOKENS, TOKENS_VERSION, is_whole, signed
+from latentcache.store.token_generation import TokenGeneration, load_tokens
+from latentcache.token_recipe import TokenRecipe
+
+_STUB = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBefore:
+    """The cache as a build of tokens finds it."""
+
+    generation: TokenGeneration | None = None
+    recipe: TokenRecipe | None = None
+    tokenizer: str | None = None
+    """As the build before was told it, a path as an absolute one."""
+    chat_template: str | None = None
+    """Path of the template's file, where one was given."""
+    damage: str = ""
+    """What is wrong with the current generation, where an older one or none had to stand in for it."""
+
+
+def read_token_before(layout: CacheLayout) -> TokenBefore:
+    """What the cache holds already; a build that was killed counts with its recipe.
+
+    Raises:
+        CacheFormatError: Written by a newer version, or a cache of pictures.
+    """
+    generation, damage = _newest_whole(layout)
+    begun = _begun(layout)
+    if begun is not None:
+        return replace(begun, generation=generation, damage=damage)
+    if generation is None:
+        return TokenBefore(damage=damage)
+    made = generation.manifest["provenance"]
+    return TokenBefore(
+        generation=generation,
+        recipe=generation.recipe,
+        tokenizer=str(made["tokenizer"]),
+        chat_template=made.get("chat_template"),
+        damage=damage,
+    )
+
+
+def token_marker(recipe: TokenRecipe, settings: TokenSettings, samples: int) -> dict[str, Any]:
+    """What BUILDING holds while a build of tokens runs. ``settings`` are whole: nothing in them is unsaid."""
+    template = settings.chat_template
+    return signed(
+        {
+            "format": TOKENS_VERSION,
+            "kind": TOKENS,
+            "recipe": recipe.as_json(),
+            "tokenizer": settings.tokenizer,
+            "chat_template": None if template is None else str(template.resolve()),
+            "samples": samples,
+        }
+    )
+
+
+def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
+    """The settings with what the cache says in the places of what was not said.
+
+    Raises:
+        UsageError: Nobody says which tokenizer.
+    """
+    recipe, same = before.recipe, settings.tokenizer in (None, before.tokenizer)
+    if settings.tokenizer is None and before.tokenizer is None:
+        raise UsageError(
+            "no tokenizer was given",
+            why=before.damage or "tokens are made by one, and nothing here says by which",
+            fix="--tokenizer PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+        )
+    template = Path(before.chat_template) if before.chat_template and same else None
+    said = replace(
+        settings,
+        tokenizer=_absolute(settings.tokenizer or before.tokenizer or ""),
+        chat_template=settings.chat_template or template,
+    )
+    if recipe is None:
+        return said
+    return replace(
+        said,
+        loss=said.loss or recipe.loss,
+        add_bos=recipe.add_bos if said.add_bos is None else said.add_bos,
+        add_eos=recipe.add_eos if said.add_eos is None else said.add_eos,
+        control_tokens=not recipe.split_control if said.control_tokens is None else said.control_tokens,
+    )
+
+
+def describe(settings: TokenSettings, *, chat: bool) -> TokeniserDescription:
+    """What the tokeniser of these settings is.
+
+    Raises:
+        EncoderError: The tokenizer cannot be used.
+    """
+    match = _STUB.fullmatch(settings.tokenizer or "")
+    if match is None:
+        raise UsageError(f"--tokenizer {settings.tokenizer}: only the stub is there", fix="--tokenizer stub")
+    return stub_description(
+        chat=chat,
+        loss=settings.loss,
+        add_bos=bool(settings.add_bos),
+        add_eos=settings.add_eos is not False,
+        delay_ms=int(match[1] or 0),
+    )
+
+
+def open_records(settings: TokenSettings) -> RecordScan:
+    """The records of DATA.
+
+    Raises:
+        SourceError: There is nothing that could be one.
+    """
+    root = settings.data if settings.data.is_dir() else settings.data.parent
+
+    def read(log: RecordLog) -> Iterator[Record]:
+        paths = sorted(root.glob("*.jsonl")) if settings.data.is_dir() else [settings.data]
+        for path in paths:
+            data = path.read_bytes()
+            count = bad = 0
+            for number, line in enumerate(data.splitlines(), 1):
+                try:
+                    record = text_record(path.name, number, json.loads(line)["text"])
+                except (ValueError, KeyError, TypeError) as error:
+                    bad += 1
+                    log.refused.append(Refusal(name=path.name, cause="json", line=number, detail=str(error)))
+                    continue
+                count += 1
+                yield record
+            stat = StatMemo.of(path.stat())
+            log.sources.append(
+                RecordSource(name=path.name, stat=stat, content=content_hash(data), records=count, refused=bad)
+            )
+
+    return RecordScan(root, read)
+
+
+def _absolute(tokenizer: str) -> str:
+    """A path as an absolute one, anything else as it was said."""
+    path = Path(tokenizer)
+    return str(path.resolve()) if path.exists() and _STUB.fullmatch(tokenizer) is None else tokenizer
+
+
+def _newest_whole(layout: CacheLayout) -> tuple[TokenGeneration | None, str]:
+    """The current generation, or the newest whole one with what is wrong with the current; None without any."""
+    damage = ""
+    for number in (None, *sorted(layout.generations(), reverse=True)):
+        try:
+            return load_tokens(layout.root, number), damage
+        except CacheNotFoundError:
+            if layout.building.exists() or not layout.generations():
+                return None, damage
+            damage = f"{layout.current.name} is missing"
+        except CacheDamagedError as error:
+            damage = damage or f"{error.what}: {error.why}"
+    return None, damage
+
+
+def _begun(layout: CacheLayout) -> TokenBefore | None:
+    """What a build that has not ended set out to do. A marker that cannot be read says nothing.
+
+    Raises:
+        CacheFormatError: A newer version is at work here, or a build of pictures.
+    """
+    try:
+        found = read_json(layout.building) if layout.building.exists() else {}
+        if int(found.get("format", 0)) > FORMAT_VERSION:
+            raise CacheFormatError(
+                f"a build of format {found['format']} is under way here; this version knows up to {FORMAT_VERSION}",
+                where=str(layout.building),
+                fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+            )
+        if not is_whole(found):
+            return None
+        if found.get("kind") != TOKENS:
+            raise CacheFormatError(
+                "a build of pictures has been started here and has not ended",
+                where=str(layout.root),
+                fix="give tokens another folder with --out",
+                slug="cache-kind",
+            )
+        return TokenBefore(
+            recipe=TokenRecipe.from_json(found["recipe"]),
+            tokenizer=str(found["tokenizer"]),
+            chat_template=found["chat_template"],
+        )
+    except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
+        return None

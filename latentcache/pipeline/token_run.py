@@ -1,0 +1,120 @@
+"""The tokenising run: records through the pool, documents into blocks, blocks to the writer, all in one order.
+
+Guarantee: blocks are made of the documents in the order of their records, whoever tokenised them; bounded memory;
+after a stop request the full blocks are committed. The one that is not full is left: the next build begins with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from latentcache.encoders.tokenising import TokeniserDescription
+from latentcache.pipeline.events import EventLog
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.token_pool import TokenPool, units
+from latentcache.pipeline.token_report import TokenProgress
+from latentcache.pipeline.token_settings import TokenSettings
+from latentcache.pipeline.token_survey import record_size
+from latentcache.pipeline.token_worker import Result
+from latentcache.pipeline.writing import WriterThread
+from latentcache.sources.records import Record
+from latentcache.sources.sample import Refusal
+from latentcache.store.blocks import BlockFiller, Tokenised
+from latentcache.store.entry import HEADER_BYTES, unpack_header
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
+from latentcache.store.shard import NewEntry, ShardWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRun:
+    """One run over the records that are to be tokenised."""
+
+    description: TokeniserDescription
+    layout: CacheLayout
+    settings: TokenSettings
+    stop: StopSignal
+    progress: TokenProgress
+    refused: dict[bytes, Refusal]
+    """Filled with what the tokenizer refuses, by content hash."""
+    advanced: Callable[[TokenProgress], None]
+
+    def __call__(self, records: Iterable[Record], workers: int) -> None:
+        """Tokenise and commit.
+
+        Raises:
+            InterruptedBuildError: Asked to stop; what was acknowledged is committed.
+            SourceError: A file is not what it was a moment ago.
+            StoreError: The disk is full or fails.
+            WorkerError: A process that tokenised died.
+        """
+        filler = BlockFiller(self.description.recipe)
+        self.stop.orderly = True
+        with EventLog(self.settings.events) as events, TokenPool(self.description, workers) as pool:
+
+            def committed(entries: Sequence[NewEntry]) -> None:
+                events.commit([entry.key for entry in entries])
+                self.progress.written_bytes += sum(len(entry.value) for entry in entries)
+                self.progress.committed += sum(_documents_in(entry) for entry in entries)
+
+            writer = WriterThread(_new_shard(self.layout), committed, commit_every=self.settings.commit_every)
+            try:
+                for unit, results in pool.results(units(records)):
+                    for record, result in zip(unit, results, strict=True):
+                        self._take(record, result, filler, writer)
+                    self.advanced(self.progress)
+                    if self.stop.requested:
+                        break
+                last = None if self.stop.requested else filler.finish()
+                if last is not None:
+                    writer.put([last])
+            finally:
+                writer.finish()
+        self.advanced(self.progress)
+        if self.stop.requested:
+            raise self.stop.error()
+
+    def _take(self, record: Record, result: Result, filler: BlockFiller, writer: WriterThread) -> None:
+        """One record's document goes into its block, or its refusal to the others."""
+        self.progress.done += 1
+        self.progress.characters += record_size(record)
+        if isinstance(result, Refusal):
+            self._refuse(replace(result, content=record.content))
+        elif not len(result.ids):
+            self._refuse(
+                Refusal(
+                    name=record.source,
+                    line=record.line,
+                    content=record.content,
+                    cause="no-tokens",
+                    detail="the tokenizer makes nothing of it",
+                    hint="take the record out, or let every text end with a token (--add-eos)",
+                )
+            )
+        else:
+            document = Tokenised(
+                content=record.content,
+                ids=result.ids,
+                runs=result.runs,
+                control_strings=result.control_strings,
+            )
+            self.progress.tokens += len(result.ids)
+            full = filler.add(document)
+            if full is not None:
+                writer.put([full])
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.progress.refused += 1
+        self.refused[refusal.content] = refusal
+
+
+def _documents_in(entry: NewEntry) -> int:
+    return unpack_header(bytes(entry.value[:HEADER_BYTES]), entry.key).original_size.height
+
+
+def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
+    def make() -> ShardWriter:
+        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
+
+    return make
