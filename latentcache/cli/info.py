@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags, reports, token_flags, token_info
 from latentcache.cli.console import counted, human_bytes, item, kept, out, table
 from latentcache.errors import LatentcacheError
 
@@ -32,6 +32,8 @@ def info(
     from latentcache.store.inventory import current_or_none, stored_entries
     from latentcache.store.layout import CacheLayout
 
+    if token_flags.holds_tokens(cache):
+        return token_info.info(cache, entries=entries, quarantine=quarantine, as_json=as_json)
     layout = CacheLayout(cache)
     generation = current_or_none(cache)
     stored = list(stored_entries(cache, payloads=entries))
@@ -44,7 +46,7 @@ def info(
             "entries": len(stored),
             "quarantined": len(generation.refused) if generation else 0,
         },
-        "bytes": _bytes_on_disk(cache),
+        "bytes": bytes_on_disk(cache),
         "entries_lost": _lost(generation, stored) if generation else 0,
         **(_facts(generation) if generation else _begun(layout.building)),
     }
@@ -107,7 +109,7 @@ def _begun(building: Path) -> dict[str, Any]:
         return {}
 
 
-def _bytes_on_disk(cache: Path) -> int:
+def bytes_on_disk(cache: Path) -> int:
     """Space that the cache takes; files that a running build renames meanwhile count once or not at all."""
     total = 0
     for folder, _, names in os.walk(cache):
@@ -171,14 +173,15 @@ def _show(payload: dict[str, Any], *, entries: bool, quarantine: bool) -> None:
     if "recipe" in payload:
         _show_recipe(payload)
     if quarantine:
-        _show_quarantine(payload)
+        show_quarantine(payload)
     for entry in payload.get("entries", ()) if entries else ():
         shape = "x".join(map(str, entry["shape"]))
         mark = entry["checksum"] or "DAMAGED"
         out(f"{entry['key']}  {entry['dtype']} {shape}  {mark}  {' '.join(entry['paths'])}")
 
 
-def _show_quarantine(payload: dict[str, Any]) -> None:
+def show_quarantine(payload: dict[str, Any]) -> None:
+    """Causes, examples and what mends them."""
     for cause in payload["causes"]:
         out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
         for example in cause["examples"]:

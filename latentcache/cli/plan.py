@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
+from latentcache.cli import console, flags, token_info
 from latentcache.cli.console import SHOWN, counted, out, table
 from latentcache.errors import EmptyPlanError, UsageError
 from latentcache.pipeline.settings import RecipeSettings
@@ -52,6 +52,7 @@ def plan(
     from latentcache.plan.batches import BatchPlan, plan_report, require_steps
     from latentcache.plan.epoch import with_names
 
+    token_info.refuse_plan(paths)
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
     parts = [_entries(path, recipe) for path in paths]
     _require_alike(parts)

@@ -55,10 +55,6 @@ def repaired(
     """Plan, ask, repair. Talk goes to stderr."""
     from latentcache.verify.repair import repair_cache
 
-    def confirm(plan: RepairPlan) -> bool:
-        _show_plan(plan)
-        return yes or typer.confirm("Remove them?", err=True)
-
     report = repair_cache(
         cache,
         data=data,
@@ -66,10 +62,20 @@ def repaired(
         drop_stale=drop_stale,
         depth=depth,
         reencode=reencode,
-        confirm=confirm,
+        confirm=confirm(yes=yes),
     )
-    _show_result(report)
+    show_result(report)
     return report
+
+
+def confirm(*, yes: bool) -> Callable[[RepairPlan], bool]:
+    """Shows the plan of a repair, and asks where nobody said yes."""
+
+    def shown(plan: RepairPlan) -> bool:
+        _show_plan(plan)
+        return yes or typer.confirm("Remove them?", err=True)
+
+    return shown
 
 
 def as_json(report: RepairReport) -> dict[str, Any]:
@@ -97,7 +103,8 @@ def _show_plan(plan: RepairPlan) -> None:
         say(f"{counted(len(plan.shards), 'damaged shard')}: what is whole of it is copied into a new one")
 
 
-def _show_result(report: RepairReport) -> None:
+def show_result(report: RepairReport) -> None:
+    """What came of a repair."""
     if not report.plan.needed:
         say("nothing to repair")
     elif not report.done:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +18,6 @@ import typer
 from latentcache.errors import UsageError
 from latentcache.pipeline.token_settings import TokenSettings
 
-#: Extensions of files of records, as ``sources.corpus`` reads them.
-RECORD_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".text"})
 #: Flags of ``build`` that both kinds have.
 _SHARED = frozenset(
     {"data", "out_folder", "commit_every", "events", "allow_failed", "retry_failed", "dry_run", "report_to", "quiet"}
@@ -45,6 +43,15 @@ def token_options(
     *,
     tokenizer: Tokenizer = None,
     chat_template: ChatTemplate = None,
+    template_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--template-option",
+            metavar="NAME=JSON",
+            help="Given to the template, as enable_thinking=false. Repeat.",
+            show_default=False,
+        ),
+    ] = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +88,7 @@ def token_options(
     given = {
         "tokenizer": tokenizer,
         "chat_template": chat_template,
+        "template_options": template_options(template_option or ()) or None,
         "loss": loss,
         "add_bos": add_bos,
         "add_eos": add_eos,
@@ -90,6 +98,24 @@ def token_options(
         "workers": workers,
     }
     return {name: value for name, value in given.items() if value is not None}
+
+
+def template_options(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """``NAME=JSON`` as pairs, sorted; what is no JSON is taken as text.
+
+    Raises:
+        UsageError: There is no ``=``.
+    """
+    found = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name:
+            raise UsageError(f"--template-option {word!r} gives no value", fix="--template-option NAME=JSON")
+        try:
+            found[name] = json.dumps(json.loads(text), sort_keys=True)
+        except ValueError:
+            found[name] = json.dumps(text)
+    return tuple(sorted(found.items()))
 
 
 def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
@@ -131,9 +157,9 @@ def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
 
 def _is_for_tokens(data: Path, out: Path | None) -> bool:
     """Whether DATA is a file of records, or the cache is one of tokens."""
-    return (data.suffix.lower() in RECORD_SUFFIXES and data.is_file()) or holds_tokens(
-        TokenSettings(data=data, out=out).cache
-    )
+    from latentcache.sources.corpus import is_corpus
+
+    return is_corpus(data) or holds_tokens(TokenSettings(data=data, out=out).cache)
 
 
 def holds_tokens(cache: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports
+from latentcache.cli import console, flags, reports, token_flags, token_verify
 from latentcache.cli import reencode as reencoding
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
@@ -39,6 +39,8 @@ def verify(
         bool, typer.Option("--drop-stale", help="Let --repair take out stale entries too.")
     ] = False,
     recipe: RecipeSettings,
+    tokenizer: token_flags.Tokenizer = None,
+    chat_template: token_flags.ChatTemplate = None,
     allow_failed: flags.AllowFailed = None,
     report_to: reports.Report = None,
     as_json: flags.Json = False,
@@ -84,6 +86,17 @@ def verify(
     from latentcache.verify.run import verify_cache
     from latentcache.verify.selection import Depth, parse_selection
 
+    if token_flags.holds_tokens(cache):
+        pictures = flags.any_said(recipe) or recipe_file or sample or max_duration is not None or untrusted
+        token_verify.check_flags(pictures=bool(pictures), device=device, drop_stale=drop_stale)
+        repairing.check_flags(repair=repair, yes=yes, drop_stale=False)
+        asked = token_verify.Asked(
+            data=data, full=full, reencode=reencode or 0, seed=seed, tokenizer=tokenizer, chat_template=chat_template
+        )
+        return token_verify.verify(
+            cache, asked, repair=repair, yes=yes, allow_failed=allow_failed, report_to=report_to, as_json=as_json
+        )
+    token_verify.refuse_tokenizer(tokenizer, chat_template)
     reencoding.check_flags(reencode, device=device, untrusted=untrusted)
     flags.checked_allowed(allow_failed)
     whole = sample is None and max_duration is None and not untrusted
@@ -114,12 +127,12 @@ def verify(
     findings = [_with_flags(finding, flags.as_words(recipe), device) for finding in report.findings]
     allowed = report.allow_failed if allow_failed is None else allow_failed
     exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
-    payload = _payload(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
+    payload = payload_of(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
     run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)
     else:
-        _show(report, findings)
+        show(report, findings)
     return exit_code
 
 
@@ -151,7 +164,7 @@ def _with_flags(finding: Finding, words: str, device: str) -> Finding:
     return replace(finding, fix=f"{finding.fix} {words}") if needs_flags else finding
 
 
-def _payload(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> dict[str, Any]:
+def payload_of(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> dict[str, Any]:
     """The JSON form."""
     return {
         "cache": str(cache),
@@ -178,7 +191,7 @@ def _item(finding: Finding) -> dict[str, str]:
     return item(finding.category, finding.reason, finding.path, hint=finding.hint, **more)
 
 
-def _show(report: VerifyReport, findings: Sequence[Finding]) -> None:
+def show(report: VerifyReport, findings: Sequence[Finding]) -> None:
     """The findings for people, worst first, then the counts and what mends them."""
     from latentcache.verify.findings import CATEGORIES
 

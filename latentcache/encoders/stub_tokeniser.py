@@ -1,8 +1,8 @@
 """A documented stand-in for a tokenizer: one token for each byte of UTF-8. For tests of everything but tokenizers.
 
 Ids 0 to 255 are bytes; 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn
-is 259, the role, a line end, the content and 260; its content and its end carry loss where the turn is learned. Nothing in a text can
-turn into an id above 255, so no control strings are found. NumPy only.
+is 259, the role, a line end, the content and 260; its content and its end carry loss where the turn is learned.
+Nothing in a text can turn into an id above 255, so no control strings are found. NumPy only.
 """
 
 from __future__ import annotations

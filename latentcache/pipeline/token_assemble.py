@@ -150,6 +150,7 @@ def manifest_facts(
         "chat_template": None if template is None else str(template.resolve()),
         "parts": dict(description.parts),
         "fast": description.fast,
+        "notes": list(description.notes),
     }
     return {
         "source": {

@@ -14,7 +14,8 @@ from latentcache.pipeline.preflight import RESERVE_BYTES
 from latentcache.pipeline.token_inputs import TokenBefore
 from latentcache.pipeline.token_report import TokenPlan
 from latentcache.pipeline.token_settings import TokenSettings, options_json
-from latentcache.pipeline.token_survey import Listing, as_refusals
+from latentcache.pipeline.token_survey import as_refusals
+from latentcache.sources.record_listing import Listing
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
 from latentcache.store.index import holds, load_index
@@ -42,8 +43,7 @@ def nothing_changed(before: TokenBefore, listing: Listing, settings: TokenSettin
         return False
     source = old.manifest["source"]
     same = source["root"] == str(settings.data.resolve()) and source["options"] == options_json(settings)
-    said = source["listing"]
-    return same and said["hash"] == listing.hash and not said["racy"] and _all_there(old, layout)
+    return same and listing.proves(source["listing"]) and _all_there(old, layout)
 
 
 def _all_there(generation: TokenGeneration, layout: CacheLayout) -> bool:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.encoders.describe_tokens import describe_tokeniser
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
-from latentcache.identity.content import content_hash
-from latentcache.identity.stat import StatMemo
 from latentcache.pipeline.token_settings import TokenSettings
-from latentcache.sources.records import Record, RecordLog, RecordScan, RecordSource, text_record
-from latentcache.sources.sample import Refusal
+from latentcache.sources.corpus import RecordOptions, scan_records
+from latentcache.sources.records import RecordScan
 from latentcache.store.durable import read_json
 from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import FORMAT_VERSION, TOKENS, TOKENS_VERSION, is_whole, signed
@@ -104,7 +101,8 @@ def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
     return replace(
         said,
         loss=said.loss or recipe.loss,
-        add_bos=recipe.add_bos if said.add_bos is None else said.add_bos,
+        add_bos=recipe.add_bos if said.add_bos is None and same else said.add_bos,
+        template_options=said.template_options or recipe.template_options,
         add_eos=recipe.add_eos if said.add_eos is None else said.add_eos,
         control_tokens=not recipe.split_control if said.control_tokens is None else said.control_tokens,
     )
@@ -115,16 +113,17 @@ def describe(settings: TokenSettings, *, chat: bool) -> TokeniserDescription:
 
     Raises:
         EncoderError: The tokenizer cannot be used.
+        UsageError: Conversations without a template, or texts whose ends the tokenizer does not know.
     """
-    match = _STUB.fullmatch(settings.tokenizer or "")
-    if match is None:
-        raise UsageError(f"--tokenizer {settings.tokenizer}: only the stub is there", fix="--tokenizer stub")
-    return stub_description(
+    return describe_tokeniser(
+        settings.tokenizer or "",
         chat=chat,
+        chat_template=settings.chat_template,
+        template_options={name: json.loads(value) for name, value in settings.template_options or ()},
         loss=settings.loss,
-        add_bos=bool(settings.add_bos),
+        add_bos=settings.add_bos,
         add_eos=settings.add_eos is not False,
-        delay_ms=int(match[1] or 0),
+        split_control=not settings.control_tokens,
     )
 
 
@@ -133,29 +132,14 @@ def open_records(settings: TokenSettings) -> RecordScan:
 
     Raises:
         SourceError: There is nothing that could be one.
+        UsageError: A kind of file that is not read, or a data set that is not there.
     """
-    root = settings.data if settings.data.is_dir() else settings.data.parent
+    return scan_records(settings.data, RecordOptions(text_lines=settings.text_lines, datasets=settings.datasets))
 
-    def read(log: RecordLog) -> Iterator[Record]:
-        paths = sorted(root.glob("*.jsonl")) if settings.data.is_dir() else [settings.data]
-        for path in paths:
-            data = path.read_bytes()
-            count = bad = 0
-            for number, line in enumerate(data.splitlines(), 1):
-                try:
-                    record = text_record(path.name, number, json.loads(line)["text"])
-                except (ValueError, KeyError, TypeError) as error:
-                    bad += 1
-                    log.refused.append(Refusal(name=path.name, cause="json", line=number, detail=str(error)))
-                    continue
-                count += 1
-                yield record
-            stat = StatMemo.of(path.stat())
-            log.sources.append(
-                RecordSource(name=path.name, stat=stat, content=content_hash(data), records=count, refused=bad)
-            )
 
-    return RecordScan(root, read)
+def is_there(tokenizer: str) -> bool:
+    """Whether a recorded tokenizer is still there to be asked."""
+    return _STUB.fullmatch(tokenizer) is not None or Path(tokenizer).exists()
 
 
 def _absolute(tokenizer: str) -> str:

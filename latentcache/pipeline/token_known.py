@@ -19,7 +19,7 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KIND_TOKENS, RECIPE_BYTES
 from latentcache.store.blocks import unpack_block
 from latentcache.store.catalog import Catalog, Located
-from latentcache.store.documents import take_spans
+from latentcache.store.documents import as_items, take_spans
 from latentcache.store.token_generation import TokenGeneration
 from latentcache.token_recipe import TokenRecipe
 
@@ -59,11 +59,6 @@ class Known:
         wanted = as_items(content)
         place = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
         return np.where(self._sorted[place] == wanted, self._order[place], -1).astype(np.int64)
-
-
-def as_items(content: NDArray[np.uint8]) -> NDArray[Any]:
-    """(N,) one item for each hash, in the order of its bytes. Of hashes of one length, no zero at the end is lost."""
-    return np.ascontiguousarray(content).view(f"S{HASH_BYTES}").ravel()
 
 
 def known_documents(catalog: Catalog, generation: TokenGeneration | None, recipe: TokenRecipe) -> Known:

@@ -29,6 +29,8 @@ class TokenSettings:
     tokenizer: str | None = None
     """A ``tokenizer.json``, a folder with one, or ``stub[:delay_ms=N]``."""
     chat_template: Path | None = None
+    template_options: tuple[tuple[str, str], ...] | None = None
+    """(name, JSON) of what the template is given beside a conversation."""
     loss: str | None = None
     """``all`` or ``assistant``."""
     add_bos: bool | None = None

@@ -7,22 +7,20 @@ memory a record.
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
-from latentcache.identity.content import HASH_BYTES, json_hash
-from latentcache.identity.stat import RACY_NS, StatMemo
-from latentcache.pipeline.token_known import Known, as_items
+from latentcache.identity.content import HASH_BYTES
+from latentcache.pipeline.token_known import Known
 from latentcache.sources.records import Record, RecordScan, RecordSource
 from latentcache.sources.sample import Refusal
+from latentcache.store.documents import as_items
 
 _EMPTY = b"\0" * HASH_BYTES
 
@@ -151,45 +149,6 @@ def _changed(name: str) -> SourceError:
         where=name,
         fix="run the same command again when nobody writes to it: committed work is kept",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """Every file of DATA as the file system has it. Equal listings mean equal bytes, where none is too young."""
-
-    hash: str
-    """Over names and stats."""
-    files: int
-    newest_ns: int
-    """Last change of any of them."""
-
-    def as_json(self, seen_ns: int) -> dict[str, Any]:
-        """For the manifest; ``seen_ns`` is when the files were read."""
-        return {"hash": self.hash, "files": self.files, "racy": seen_ns - self.newest_ns < RACY_NS}
-
-
-def list_files(data: Path) -> Listing:
-    """Stat every regular file of DATA, a file or a folder.
-
-    Raises:
-        OSError: It cannot be listed.
-    """
-    stats = sorted((name, StatMemo.of(result).identity) for name, result in _files(data))
-    newest = max((max(identity[1], identity[2]) for _, identity in stats), default=0)
-    names = [[os.fsencode(name).hex(), *identity] for name, identity in stats]
-    return Listing(hash=json_hash(names).hex(), files=len(stats), newest_ns=newest)
-
-
-def _files(data: Path) -> Iterable[tuple[str, os.stat_result]]:
-    if not data.is_dir():
-        yield data.name, data.stat()
-        return
-    for folder, folders, names in os.walk(data):
-        folders.sort()
-        for name in names:
-            path = Path(folder, name)
-            if path.is_file():
-                yield str(path.relative_to(data)), path.stat()
 
 
 def as_refusals(items: Sequence[Mapping[str, Any]]) -> list[Refusal]:

@@ -49,6 +49,26 @@ HINTS: Mapping[str, str] = {
     "caption-unicode": "remove the NUL or the half surrogate pair from the caption",
     "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
     "table-row": "correct this row of the table",
+    # a line or a row of records
+    "no-json": "correct or remove this line; `sed -n LINEp FILE` shows it",
+    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
+    "line-too-long": "a record has at most 64 MiB: split it into several",
+    "text-too-large": "a text has at most 64 MiB: use --text-lines for one document a line, or split the file",
+    "record-field": "correct this field, or remove the record",
+    "record-empty": "there is nothing to learn from it: remove the record",
+    "record-unicode": "remove the half surrogate pair from the text",
+    "role-order": "put the turns into the order in which they were said, or remove the record",
+    "no-answer": "end the conversation with a turn of the assistant, or remove the record",
+    "compressed": "unpack it first, e.g. `gunzip -k FILE` or `zstd -d FILE`",
+    "not-records": "expected one JSON object a line, or one list of objects",
+    "hub-dataset": "download it, e.g. `hf download --repo-type dataset NAME --local-dir FOLDER`, and give its folder",
+    "script-dataset": "a script is never run: save what it gives as JSON lines and name the file as file_name",
+    "not-for-sft": "this form of data is not read: leave it out, or write it as prompts with answers",
+    # tokenisation
+    "template": "correct the record, or give another template with --chat-template FILE",
+    "template-rewrites": "give a template that marks what is learned with {% generation %}, by --chat-template FILE",
+    "no-template": "give a template with --chat-template FILE",
+    "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
     # the encoder
     "non-finite": "the model gives no finite latents for it, in float32 neither: remove the picture",
     "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
@@ -64,6 +84,9 @@ HINTS: Mapping[str, str] = {
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the pictures",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
+    "text-unused": "the folder has records in JSON or parquet: give the text files their own folder to use them",
+    "all-samples": "num_samples draws at random and is not followed: all records are used",
+    "link": "links are not followed here: put the file or folder itself into the data folder",
     "backslash": "write the paths with / to make the table work on every system",
 }
 _GENERIC = "look at the file; replace or remove it"

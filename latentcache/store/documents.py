@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.identity.content import HASH_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
@@ -49,6 +51,11 @@ class Documents:
         source = int(self.source[document])
         name = self.sources[source] if source < len(self.sources) else f"source {source}"
         return f"{name}:{int(self.line[document])}"
+
+
+def as_items(content: NDArray[np.uint8]) -> NDArray[Any]:
+    """(N,) one item for each hash, in the order of its bytes. Of hashes of one length, no zero at the end is lost."""
+    return np.ascontiguousarray(content).view(f"S{HASH_BYTES}").ravel()
 
 
 def take_spans(

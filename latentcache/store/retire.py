@@ -19,11 +19,12 @@ from latentcache.store.catalog import Located
 from latentcache.store.durable import make_folder, sync_folder, write_json
 from latentcache.store.generation import Generation, Rows, publish
 from latentcache.store.layout import CacheLayout
+from latentcache.store.token_generation import AnyGeneration
 
 #: What ``publish`` itself says in a manifest; the rest are facts that its caller gave.
-_OWN_FACTS = frozenset(
+OWN_FACTS = frozenset(
     {"format", "generation", "complete", "created", "recipe", "recipe_id", "buckets", "shards", "counts", "columns"}
-    | {"lists", "checksum"}
+    | {"lists", "checksum", "kind"}
 )
 
 
@@ -50,7 +51,7 @@ def republish(layout: CacheLayout, old: Generation, *, rows: Rows, shards: Seque
 
     Arguments and errors as :func:`publish`.
     """
-    kept = sorted(old.manifest.keys() - _OWN_FACTS)
+    kept = sorted(old.manifest.keys() - OWN_FACTS)
     return publish(
         layout,
         recipe=old.recipe,
@@ -65,7 +66,9 @@ def republish(layout: CacheLayout, old: Generation, *, rows: Rows, shards: Seque
     )
 
 
-def moved(generation: Generation, dropped: Set[int], placed: Mapping[int, Located]) -> tuple[Rows, tuple[str, ...]]:
+def moved(
+    generation: AnyGeneration, dropped: Set[int], placed: Mapping[int, Located]
+) -> tuple[Rows, tuple[str, ...]]:
     """Rows without some and with others in new places, and the names of the shards they point into.
 
     Args:

@@ -18,12 +18,12 @@ from latentcache.errors import CacheReadOnlyError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.catalog import load_catalog
 from latentcache.store.durable import as_store_error
-from latentcache.store.generation import load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.live import live_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.pins import Holder, holders, unpinned
 from latentcache.store.retire import to_scratch
+from latentcache.store.token_generation import load_any
 from latentcache.verify.compact import compact, sparse_shards
 from latentcache.verify.remains import OldGeneration, disk_bytes, generations_on_disk, leftovers, sealed_at
 
@@ -84,7 +84,7 @@ def collect(
     """
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep {keep}, grace {grace_s}", why="at least the current generation stays", fix="--keep 1")
-    load_generation(cache)  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
+    load_any(cache)  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
     layout = CacheLayout(cache)
     with ExitStack() as locks:
         try:
@@ -123,7 +123,7 @@ class _Collector:
         """Copy what is needed of shards that are mostly unneeded. A build that has not ended may need the rest."""
         if self.layout.building.exists():
             return
-        current = load_generation(self.layout.root)
+        current = load_any(self.layout.root)
         others = [old.shards for old, reason in self._fates() if reason and old.number != current.number]
         if None in others:
             return

@@ -16,11 +16,12 @@ import numpy as np
 
 from latentcache.failpoint import failpoint
 from latentcache.store.catalog import Catalog, index_or_none
-from latentcache.store.generation import Generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
-from latentcache.store.retire import moved, republish, retire, to_scratch
+from latentcache.store.retire import moved, retire, to_scratch
 from latentcache.store.salvage import Salvaged, places_in, salvage
+from latentcache.store.token_generation import AnyGeneration
+from latentcache.store.token_moves import republish_any
 
 #: A shard is copied when less than this share of its entries is needed: then at least as much is freed as is written.
 LIVE_SHARE = 0.5
@@ -37,7 +38,7 @@ class Sparse:
     """Entries in it."""
 
 
-def sparse_shards(layout: CacheLayout, generation: Generation, others: Collection[str]) -> list[Sparse]:
+def sparse_shards(layout: CacheLayout, generation: AnyGeneration, others: Collection[str]) -> list[Sparse]:
     """Shards that are worth copying.
 
     Args:
@@ -56,7 +57,7 @@ def sparse_shards(layout: CacheLayout, generation: Generation, others: Collectio
 
 
 def compact(
-    layout: CacheLayout, generation: Generation, sparse: Collection[Sparse]
+    layout: CacheLayout, generation: AnyGeneration, sparse: Collection[Sparse]
 ) -> tuple[list[Sparse], list[Sparse]]:
     """Copy the needed entries of these shards and publish. The caller holds the builder lock.
 
@@ -80,7 +81,7 @@ def compact(
     return [item for item in sparse if item.shard in copies], damaged
 
 
-def _publish(layout: CacheLayout, generation: Generation, copies: dict[str, Salvaged]) -> None:
+def _publish(layout: CacheLayout, generation: AnyGeneration, copies: dict[str, Salvaged]) -> None:
     catalog = Catalog([load_index(layout.shards / copy.shard) for copy in copies.values()])
     numbers = [generation.shards.index(name) for name in copies]
     placed = {}
@@ -92,7 +93,7 @@ def _publish(layout: CacheLayout, generation: Generation, copies: dict[str, Salv
     for name in copies:
         failpoint("collect-delete")
         retire(layout, name, "compacted")
-    republish(layout, generation, rows=rows, shards=shards, complete=generation.complete)
+    republish_any(layout, generation, rows=rows, shards=shards, complete=generation.complete)
 
 
 def _discard(layout: CacheLayout, copy: Salvaged) -> None:

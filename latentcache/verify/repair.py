@@ -185,7 +185,7 @@ def _carry_out(layout: CacheLayout, generation: Generation, plan: RepairPlan) ->
         if row not in placed:
             reasons.setdefault(row, "not-whole")
     removals = tuple(_removal(generation, row, reason) for row, reason in sorted(reasons.items()))
-    log = _write_log(layout, generation, removals)
+    log = write_log(layout, generation.number, removals)
     for name in plan.shards:
         failpoint("repair-delete")
         retire(layout, name, "damaged")
@@ -256,11 +256,11 @@ def _elsewhere(
     return found
 
 
-def _write_log(layout: CacheLayout, generation: Generation, removals: Sequence[Removal]) -> str:
+def write_log(layout: CacheLayout, generation: int, removals: Sequence[Removal]) -> str:
     """One line for each entry, durable before anything is taken out; its name, or nothing where there is none."""
     if not removals:
         return ""
-    about = {"generation": generation.number}
+    about = {"generation": generation}
     lines = [
         {"key": item.key, "path": item.path, "reason": item.reason, "bytes": item.num_bytes} | about
         for item in removals

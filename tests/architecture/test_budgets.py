@@ -29,10 +29,17 @@ LOCAL_IMPORTS = {
     "latentcache/cli/*": "a command imports what it needs when it runs, so that --help and info start at once",
     "latentcache/encoders/opening.py": "only the library of the model that is opened is imported",
     "latentcache/encoders/locate.py": "half a second that only users of a hub id should pay",
+    "latentcache/encoders/opening_tokens.py": "chat templates cost a second of imports, and tiktoken is an extra",
+    "latentcache/encoders/describe_tokens.py": "templates import transformers, which plain texts never need",
+    "latentcache/encoders/text_tokeniser.py": "templates import transformers, which plain texts never need",
+    "latentcache/encoders/fastcheck.py": "tiktoken is an extra",
+    "latentcache/encoders/tokenizer.py": "transformers takes seconds; only folders without tokenizer.json need it",
+    "latentcache/sources/corpus.py": "pyarrow is an extra that only parquet and saved data sets need",
     "latentcache/pipeline/resize.py": "torch is taken for resizing only when its self-test passes",
 }
 BROAD_EXCEPTS = {
     "latentcache/cli/app.py": "the front door: what nobody foresaw becomes one line and exit status 70",
+    "latentcache/encoders/describe_tokens.py": "tokenizers raises plain Exception for any fault of its file",
     "latentcache/loader/prefetch.py": "a thread hands its error to the caller, who raises it at its batch",
     "latentcache/pipeline/decoding.py": "a thread hands its error to the build, which raises it",
     "latentcache/pipeline/writing.py": "a thread hands its error to the build, which raises it",

@@ -1,0 +1,211 @@
+"""The tokeniser of real tokenizers: texts and conversations to ids and runs, by the reference or the fast engine.
+
+Guarantee: the result of a record depends on the record and the description alone: not on the engine, on what stands
+beside it in a batch, nor on the process. Control strings in a text are counted, and stay text unless the recipe says
+otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.encoders.engines import Engine, ReferenceEngine, Spans
+from latentcache.encoders.guard import CLOSE, MARK, OPEN, ControlStrings, RenderedChat, guarded, unguarded
+from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
+from latentcache.errors import UnsupportedModelError, UnusableSampleError
+from latentcache.sources.causes import hint_for
+from latentcache.sources.lines import fault
+from latentcache.sources.records import Record
+from latentcache.sources.sample import Refusal
+from latentcache.token_recipe import TokenRecipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A record as one text for an engine."""
+
+    record: Record
+    text: str
+    spans: Spans | None
+    """What is learned, in characters; None for everything."""
+    controls: int
+
+
+class FastChoice(Engine, Protocol):
+    """An engine that may leave texts to the reference."""
+
+    def takes(self, text: str) -> bool:
+        """Whether a text may go through it."""
+
+
+class Renderer(Protocol):
+    """Conversations to text."""
+
+    def render(self, record: Record) -> RenderedChat:
+        """A conversation as text with what is learned, or ``UnusableSampleError``."""
+
+
+class TextTokeniser:
+    """A :class:`~latentcache.encoders.tokenising.Tokeniser`.
+
+    Args:
+        description: What to do; its ``tokenizer`` is not empty.
+        fast: The fast engine for this description, or None.
+
+    Raises:
+        UnsupportedModelError: The control tokens cannot be told from text in this tokenizer.
+    """
+
+    def __init__(self, description: TokeniserDescription, fast: FastChoice | None = None) -> None:
+        self._recipe = description.recipe
+        tokenizer = json.loads(description.tokenizer)
+        self._control = ControlStrings(tokenizer)
+        used = engine_json(description)
+        self._reference = ReferenceEngine(json.dumps(used), self._recipe.dtype)
+        self._fast = fast
+        self._chat = _renderer(description, self._control)
+        if self._recipe.split_control:
+            self._check_names()
+
+    @property
+    def recipe(self) -> TokenRecipe:
+        """What it makes of a record."""
+        return self._recipe
+
+    def tokenise(self, records: Sequence[Record]) -> list[TokenisedDocument | Refusal]:
+        """One result for each record, in their order."""
+        results: list[TokenisedDocument | Refusal | None] = []
+        prepared: list[_Prepared] = []
+        for record in records:
+            try:
+                prepared.append(self._prepare(record))
+                results.append(None)
+            except UnusableSampleError as error:
+                results.append(_refused(record, error))
+        documents = iter(self._documents(prepared))
+        return [next(documents) if result is None else result for result in results]
+
+    def _prepare(self, record: Record) -> _Prepared:
+        """The text of a record.
+
+        Raises:
+            UnusableSampleError: ``no-template``, ``template``, ``template-rewrites`` or ``reserved-character``.
+        """
+        if record.messages is None:
+            text = record.text or ""
+            self._check_reserved(text)
+            return _Prepared(record, text, None, self._control.count(text))
+        if self._chat is None:
+            raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
+        words = [
+            *(m.content for m in record.messages),
+            *(v for m in record.messages for _, v in m.fields),
+            record.tools,
+        ]
+        for word in words:
+            self._check_reserved(word)
+        controls = sum(map(self._control.count, words))
+        rendered = self._chat.render(record)
+        text, places = rendered.text, [place for span in rendered.spans for place in span]
+        if self._recipe.split_control:
+            text, places = self._control.rewrite(text, places)
+        spans = list(zip(places[::2], places[1::2], strict=True))
+        return _Prepared(record, text, None if self._recipe.loss == "all" else spans, controls)
+
+    def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenisedDocument]:
+        """Ids and runs, each kind of text together: the engine works on batches."""
+        made: dict[int, TokenisedDocument] = {}
+        takes = self._fast.takes if self._fast else _never
+        for engine, fits in ((self._fast, True), (self._reference, False)):
+            if engine is None:
+                continue
+            mine = [number for number, item in enumerate(prepared) if takes(item.text) is fits]
+            whole = [number for number in mine if prepared[number].spans is None]
+            for number, ids in zip(whole, engine.ids([prepared[n].text for n in whole]), strict=True):
+                made[number] = self._whole(prepared[number], ids)
+            parts = [(number, spans) for number in mine if (spans := prepared[number].spans) is not None]
+            results = engine.ids_and_runs([prepared[n].text for n, _ in parts], [spans for _, spans in parts])
+            for (number, _), (ids, runs) in zip(parts, results, strict=True):
+                made[number] = _document(prepared[number], ids, runs)
+        return [made[number] for number in range(len(prepared))]
+
+    def _whole(self, item: _Prepared, ids: NDArray[np.generic]) -> TokenisedDocument:
+        """A document all of which carries loss; a text gets its ends."""
+        if item.record.messages is None:
+            recipe = self._recipe
+            begin = [recipe.bos_id] if recipe.add_bos and recipe.bos_id is not None else []
+            end = [recipe.eos_id] if recipe.add_eos and recipe.eos_id is not None else []
+            if begin or end:
+                ids = np.concatenate([np.array(begin, dtype=ids.dtype), ids, np.array(end, dtype=ids.dtype)])
+        runs = np.array([(0, len(ids))] if len(ids) else [], dtype=np.uint32).reshape(-1, 2)
+        return _document(item, ids, runs)
+
+    def _check_reserved(self, text: str) -> None:
+        if OPEN in text or CLOSE in text or MARK in text:
+            raise fault("reserved-character", "it has a character between U+FDD0 and U+FDD2")
+
+    def _check_names(self) -> None:
+        """Every control token is known by its other name and by no other.
+
+        Raises:
+            UnsupportedModelError: One of them is not.
+        """
+        for content, number in self._control.ids.items():
+            found = self._reference.ids([f"{OPEN}{number}{CLOSE}"])[0].tolist()
+            if found != [number]:
+                raise UnsupportedModelError(
+                    f"the control token {content!r} cannot be told from text in this tokenizer",
+                    why=f"expected the id {number}, found {found}",
+                    fix="let control strings in texts be control tokens: --no-split-control",
+                )
+
+
+def engine_json(description: TokeniserDescription) -> dict[str, object]:
+    """The ``tokenizer.json`` that the engines of a description are made of."""
+    tokenizer = json.loads(description.tokenizer)
+    if not description.recipe.split_control:
+        return unguarded(tokenizer)
+    return guarded(tokenizer, ControlStrings(tokenizer).ids)
+
+
+def _renderer(description: TokeniserDescription, control: ControlStrings) -> Renderer | None:
+    recipe = description.recipe
+    if not description.chat_template:
+        return None
+    # transformers, which plain texts never need.
+    from latentcache.encoders.chat import ChatRenderer
+
+    return ChatRenderer(
+        description.chat_template,
+        control,
+        special=description.special,
+        options=recipe.template_options,
+        split_control=recipe.split_control,
+    )
+
+
+def _never(text: str) -> bool:
+    return False
+
+
+def _document(item: _Prepared, ids: NDArray[np.generic], runs: NDArray[np.uint32]) -> TokenisedDocument:
+    return TokenisedDocument(content=item.record.content, ids=ids, runs=runs, control_strings=item.controls)
+
+
+def _refused(record: Record, error: UnusableSampleError) -> Refusal:
+    place = f"{record.source}:{record.line}" + (f": {error.where}" if error.where else "")
+    return Refusal(
+        name=record.source,
+        cause=error.slug,
+        detail=f"{place}: {error.what}",
+        hint=hint_for(error.slug),
+        content=record.content,
+        line=record.line,
+        field=error.where,
+    )

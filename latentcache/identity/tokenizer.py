@@ -1,0 +1,69 @@
+"""What a tokenizer is: the parts of its ``tokenizer.json`` that move ids, each hashed by itself.
+
+Not part of it: truncation and padding (set at run time by whoever used it last), the decoder, and how the same
+content is spelled: order of vocabulary and of added tokens, merges as pairs or with a blank between, settings that
+are off or left out. Pure: JSON values in, hashes out, no tokenizer library. Cost: 0.5 s of CPU for 128 000 entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from latentcache.identity.content import json_hash
+
+_MODEL_TABLES = ("vocab", "merges")
+_STAGES = ("normalizer", "pre_tokenizer", "post_processor")
+_ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+def tokenizer_parts(tokenizer: Mapping[str, Any], special: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Part -> hex hash, of the vocabulary, the merges, other settings, each stage, added and special tokens.
+
+    Args:
+        tokenizer: The parsed ``tokenizer.json``.
+        special: Role -> token, as ``bos_token``; templates and the ends of texts use them.
+    """
+    model = tokenizer.get("model") or {}
+    settings = {name: value for name, value in model.items() if name not in _MODEL_TABLES and _is_set(value)}
+    added = sorted(tokenizer.get("added_tokens") or (), key=lambda token: int(token["id"]))
+    parts = {
+        "vocab": _vocab(model.get("vocab")),
+        "merges": [
+            merge.split(" ", 1) if isinstance(merge, str) else list(merge) for merge in model.get("merges") or ()
+        ],
+        "model": settings,
+        **{stage: tokenizer.get(stage) for stage in _STAGES},
+        "added_tokens": [[token["id"], *(token.get(name, False) for name in _ADDED_FIELDS)] for token in added],
+        "special_tokens": dict(special or {}),
+    }
+    return {name: json_hash(_without_floats(value)).hex() for name, value in parts.items()}
+
+
+def tokenizer_fingerprint(parts: Mapping[str, str]) -> str:
+    """One hex hash over all parts."""
+    return json_hash(dict(parts)).hex()
+
+
+def differing_parts(cached: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(part, hash before, hash now) of every part in which two tokenizers differ."""
+    names = dict.fromkeys([*cached, *now])
+    return [(n, cached.get(n, ""), now.get(n, "")) for n in names if cached.get(n) != now.get(n)]
+
+
+def _vocab(vocab: Any) -> Any:
+    """Token -> id as it is; a list of pieces with their scores keeps its order, which is that of the ids."""
+    return vocab if isinstance(vocab, Mapping) else list(vocab or ())
+
+
+def _is_set(value: Any) -> bool:
+    return value is not None and value is not False and value != ""
+
+
+def _without_floats(value: Any) -> Any:
+    """The value with floats as exact text: their decimal spelling depends on the writer."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {name: _without_floats(child) for name, child in value.items()}
+    return [_without_floats(child) for child in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,66 @@
+"""Chat templates in the styles that models have, each with and without tags on what the assistant says."""
+
+
+def tagged(template):
+    return template.replace("<<", "{% generation %}").replace(">>", "{% endgeneration %}")
+
+
+def untagged(template):
+    return template.replace("<<", "").replace(">>", "")
+
+
+# A default system message, a header for each turn, a line end after each turn.
+CHATML = (
+    "{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif %}"
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+    "{%- if m.role == 'assistant' %}<<{{- m.content }}"
+    "{%- for c in m.tool_calls or [] %}{{- '<tool_call>' + (c.function | tojson) + '</tool_call>' }}{%- endfor %}"
+    "{{- '<|im_end|>' }}>>"
+    "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+# Begin token once, headers between tokens, contents trimmed.
+LLAMA3 = (
+    "{{- bos_token }}{%- for m in messages %}"
+    "{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' }}"
+    "{%- if m.role == 'assistant' %}<<{{- m.content | trim + '<|eot_id|>' }}>>"
+    "{%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
+)
+# No header for the assistant, strict order, the end token after each answer.
+MISTRAL = (
+    "{{- bos_token }}{%- for m in messages %}"
+    "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{- raise_exception('roles must alternate') }}{%- endif %}"
+    "{%- if m.role == 'user' %}{{- '[INST] ' + m.content + ' [/INST]' }}"
+    "{%- else %}<<{{- ' ' + m.content + eos_token }}>>{%- endif %}{%- endfor %}"
+)
+# The system message goes into the first turn of the user; the assistant is called model.
+GEMMA = (
+    "{{- bos_token }}{%- set first = '' %}{%- set turns = messages %}"
+    "{%- if messages[0].role == 'system' %}{%- set first = messages[0].content + '\\n\\n' %}"
+    "{%- set turns = messages[1:] %}{%- endif %}"
+    "{%- for m in turns %}{%- set role = 'model' if m.role == 'assistant' else m.role %}"
+    "{{- '<start_of_turn>' + role + '\\n' }}{%- if loop.first %}{{- first }}{%- endif %}"
+    "{%- if m.role == 'assistant' %}<<{{- m.content | trim + '<end_of_turn>' }}>>"
+    "{%- else %}{{- m.content | trim + '<end_of_turn>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"
+)
+# An empty thought before the last answer only; thoughts of earlier answers are taken out.
+THINKING = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+    "{%- if m.role == 'assistant' %}<<"
+    "{%- set said = m.content.split('</think>')[-1].lstrip('\\n') %}"
+    "{%- if loop.last %}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}"
+    "{{- said + '<|im_end|>' }}>>"
+    "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+# Never prompts for an answer when asked to: its header is not learned all the same.
+UNASKED = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}{{- m.content + '<|im_end|>\\n' }}{%- endfor %}"
+)
+# Writes the number of turns at the top: every turn changes what stands before it.
+COUNTING = (
+    "{{- messages | length }}{%- for m in messages %}{{- '<|im_start|>' + m.role + ':' + m.content + '<|im_end|>' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant:' }}{%- endif %}"
+)

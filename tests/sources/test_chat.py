@@ -1,0 +1,182 @@
+import json
+
+import pytest
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.chat import map_record
+from latentcache.sources.record_format import ALPACA, OPENAI, SHAREGPT, TEXT, RecordFormat
+
+
+def mapped(record, form):
+    return map_record(record, form, source="a.jsonl", line=7)
+
+
+def turns(record, form):
+    return [(m.role, m.content, m.learned) for m in mapped(record, form).messages]
+
+
+def cause(record, form):
+    with pytest.raises(UnusableSampleError) as caught:
+        mapped(record, form)
+    return caught.value.slug, caught.value.where
+
+
+def test_a_text():
+    record = mapped({"text": "hi", "meta": float("nan")}, TEXT)
+    assert (record.text, record.messages, record.source, record.line) == ("hi", None, "a.jsonl", 7)
+
+
+def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers():
+    record = {"instruction": "do", "input": "this", "output": "done", "history": [["q", "a"]], "system": "be kind"}
+    assert turns(record, ALPACA) == [
+        ("system", "be kind", False),
+        ("user", "q", False),
+        ("assistant", "a", True),
+        ("user", "do\nthis", False),
+        ("assistant", "done", True),
+    ]
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_input_that_is_empty_adds_no_line(empty):
+    assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
+
+
+def test_columns_that_are_not_named_are_not_used():
+    form = RecordFormat(form="alpaca", prompt="q", query="", response="a")
+    assert turns({"q": "do", "input": "unused", "a": "x"}, form)[0][1] == "do"
+
+
+def test_sharegpt_with_all_tags():
+    record = {
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "weather?"},
+            {"from": "function_call", "value": '{"name": "look", "arguments": {"x": 1.5}}'},
+            {"from": "observation", "value": "rain"},
+            {"from": "gpt", "value": "rain"},
+        ],
+        "tools": '[{"name": "look"}]',
+    }
+    assert turns(record, SHAREGPT) == [
+        ("system", "s", False),
+        ("user", "weather?", False),
+        ("assistant", "", True),
+        ("tool", "rain", False),
+        ("assistant", "rain", True),
+    ]
+    made = mapped(record, SHAREGPT)
+    ((name, calls),) = made.messages[2].fields
+    assert (name, json.loads(calls)[0]["function"]) == ("tool_calls", {"name": "look", "arguments": {"x": 1.5}})
+    assert json.loads(made.tools) == [{"name": "look"}]
+
+
+def test_openai_messages():
+    record = {
+        "messages": [
+            {"role": "developer", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}],
+            },
+            {"role": "tool", "content": "4", "tool_call_id": "c1"},
+            {"role": "assistant", "content": "4", "reasoning_content": "hm", "weight": 0},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "5", "train": True, "id": "left out"},
+        ]
+    }
+    assert turns(record, OPENAI) == [
+        ("developer", "be kind", False),
+        ("user", "ab", False),
+        ("assistant", "", True),
+        ("tool", "4", False),
+        ("assistant", "4", False),
+        ("user", "more", False),
+        ("assistant", "5", True),
+    ]
+    messages = mapped(record, OPENAI).messages
+    assert json.loads(dict(messages[2].fields)["tool_calls"])[0]["function"]["arguments"] == {"x": 1}
+    assert dict(messages[3].fields) == {"tool_call_id": '"c1"'}
+    assert dict(messages[4].fields) == {"reasoning_content": '"hm"'}
+    assert messages[6].fields == ()
+
+
+def said(*turns_, **more):
+    return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "slug", "where"),
+    [
+        ([], TEXT, "record-field", ""),
+        ({"text": ""}, TEXT, "record-empty", "text"),
+        ({"text": 5}, TEXT, "record-field", "text"),
+        ({"body": "a"}, TEXT, "record-field", "text"),
+        ({"text": "\ud800"}, TEXT, "record-unicode", ""),
+        ({"instruction": "a", "output": None}, ALPACA, "no-answer", "output"),
+        ({"instruction": "a", "output": ["x", "y"]}, ALPACA, "no-answer", "output"),
+        ({"instruction": ["a"], "output": "b"}, ALPACA, "record-field", "instruction"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, ALPACA, "record-field", "history[0]"),
+        ({"instruction": "a", "output": "b", "history": "q"}, ALPACA, "record-field", "history"),
+        ({"messages": []}, OPENAI, "record-empty", "messages"),
+        ({"messages": "a"}, OPENAI, "record-field", "messages"),
+        ({"messages": ["a"]}, OPENAI, "record-field", "messages[0]"),
+        ({"messages": [{"content": "a"}]}, OPENAI, "record-field", "messages[0].role"),
+        (said(("user", "a")), OPENAI, "no-answer", "messages"),
+        (said(("user", "a"), ("assistant", "b"), ("user", "c")), OPENAI, "no-answer", "messages"),
+        (said(("system", "a")), OPENAI, "no-answer", "messages"),
+        (said(("user", "a"), ("system", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
+        (said(("tool", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
+        (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
+        (
+            said(("user", [{"type": "image_url", "image_url": {}}]), ("assistant", "c")),
+            OPENAI,
+            "record-field",
+            "messages[0].content[0]",
+        ),
+        (said(("user", "a"), ("assistant", "b"), tools={"a": 1}), OPENAI, "record-field", "tools"),
+        (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "no-json", ""),
+        ({"conversations": [{"from": "gpt", "value": "a"}]}, SHAREGPT, "role-order", "conversations[0].from"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "a"}]},
+            SHAREGPT,
+            "role-order",
+            "conversations[1].from",
+        ),
+        ({"conversations": [{"from": "system", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
+    ],
+)
+def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
+    assert cause(record, form) == (slug, where)
+
+
+@pytest.mark.parametrize(
+    ("turn", "where"),
+    [
+        ({"weight": 0.5}, "messages[1].weight"),
+        ({"train": "no"}, "messages[1].train"),
+        ({"tool_calls": {}}, "messages[1].tool_calls"),
+        ({"tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}, "messages[1].tool_calls[0].arguments"),
+        ({"reasoning_content": float("inf")}, "messages[1]"),
+    ],
+)
+def test_fields_of_a_turn_are_checked(turn, where):
+    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **turn}]}
+    assert cause(record, OPENAI) == ("record-field", where)
+
+
+def test_a_user_cannot_be_learned():
+    record = {"messages": [{"role": "user", "content": "a", "train": True}, {"role": "assistant", "content": "b"}]}
+    assert cause(record, OPENAI) == ("record-field", "messages[0]")
+
+
+def test_the_spelling_of_a_line_and_its_other_columns_do_not_matter():
+    one = mapped(json.loads('{"instruction": "a", "output": "\\u00e4", "id": 1}'), ALPACA)
+    two = mapped({"output": "ä", "input": "", "instruction": "a"}, ALPACA)
+    assert one.content == two.content

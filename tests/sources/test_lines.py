@@ -1,0 +1,106 @@
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources import lines as lines_module
+from latentcache.sources.lines import LineReader, decode, has_bom, parse_json, parse_json_at
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.lists(st.sampled_from([b"a", b"\n", b"\r\n", b"\r", b"bcd", b"\xff", b""]), min_size=1).map(b"".join),
+    chunk=st.integers(1, 7),
+)
+def test_lines_are_those_of_the_bytes_whatever_the_chunks(tmp_path_factory, data, chunk):
+    if not data:
+        return
+    path = tmp_path_factory.mktemp("lines") / "a"
+    path.write_bytes(data)
+    before, lines_module._CHUNK_BYTES = lines_module._CHUNK_BYTES, chunk
+    try:
+        with LineReader(path) as reader:
+            found = list(reader.lines())
+            stat, content = reader.finish()
+    finally:
+        lines_module._CHUNK_BYTES = before
+    wanted = data.split(b"\n")
+    wanted = wanted[:-1] if not wanted[-1] else wanted
+    assert found == list(enumerate((line.removesuffix(b"\r") for line in wanted), start=1))
+    assert content == xxhash.xxh3_128_digest(data)
+    assert (stat.size, stat.inode) == (len(data), path.stat().st_ino)
+
+
+@pytest.mark.parametrize("chunk", [3, 1 << 20])
+def test_a_line_that_is_too_long_is_told_and_the_next_one_is_read(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(lines_module, "_CHUNK_BYTES", chunk)
+    path = tmp_path / "a"
+    path.write_bytes(b"abc\n" + b"x" * 100 + b"\nabcde\n" + b"y" * 6)
+    with LineReader(path, max_bytes=5) as reader:
+        assert list(reader.lines()) == [(1, b"abc"), (2, None), (3, b"abcde"), (4, None)]
+        assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
+
+
+def test_a_byte_order_mark_is_hashed_but_not_given(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"\xef\xbb\xbfx\n")
+    with LineReader(path) as reader:
+        assert list(reader.lines()) == [(1, b"x")]
+        assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
+    assert has_bom(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"\xff\xfeh\x00", "not-utf8"),
+        (b"\x1f\x8b\x08\x00", "compressed"),
+        (b"\x28\xb5\x2f\xfd", "compressed"),
+        (b"", "empty"),
+    ],
+)
+def test_files_that_are_no_text_are_refused_at_once(tmp_path, data, cause):
+    path = tmp_path / "a"
+    path.write_bytes(data)
+    with pytest.raises(UnusableSampleError) as caught:
+        LineReader(path)
+    assert caught.value.slug == cause
+
+
+def test_a_file_that_grows_is_an_error_at_its_end(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"a\nb\n")
+    with LineReader(path) as reader:
+        for _ in reader.lines():
+            with path.open("ab") as file:
+                file.write(b"c\n")
+        with pytest.raises(UnusableSampleError, match="changed"):
+            reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1, "a": 2}', "'a' is there twice"),
+        ('{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": -Infinity}', "Infinity"),
+        ('{"a": ', "column"),
+        ("[" * 100_000, "deep"),
+        ('{"a": ' + "9" * 5000 + "}", "digits"),
+    ],
+)
+def test_json_that_is_none_is_refused_with_its_fault(text, words):
+    with pytest.raises(UnusableSampleError, match=words) as caught:
+        parse_json(text)
+    assert caught.value.slug == "no-json"
+
+
+def test_a_value_in_the_middle():
+    assert parse_json_at('[ {"a": 1} , 2]', 2) == ({"a": 1}, 10)
+
+
+def test_bytes_that_are_no_utf8_are_named():
+    with pytest.raises(UnusableSampleError, match="0xe9 at byte 3"):
+        decode(b"caf"[:2] + b"\xe9")
