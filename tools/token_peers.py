@@ -1,7 +1,7 @@
 """Other ways to keep token ids for training, written and read the way their own users do.
 
 Each candidate serves the rows of a plan as padded (B, L) int64 ``input_ids`` and ``attention_mask``, in this process
-and with one thread, so that CPU time is what it costs. The floor is one flat file of uint16 ids, mapped, with offsets,
+and with one thread, so that CPU time is what it costs. The floor is one mapped file of uint16 ids with offsets,
 filled whole batch by whole batch. None of the libraries is a dependency; what is not there is left out:
 
     pip install -c constraints.txt datasets trl tiktoken litdata mosaicml-streaming megatron-core
