@@ -148,7 +148,7 @@ def _by_info(folder: Path, options: RecordOptions) -> _Listing:
     files: list[RecordFile] = []
     for dataset in datasets:
         path = folder / dataset.file
-        inside = [folder / name for name in _walk(path).names] if path.is_dir() else [path]
+        inside = [path / name for name in _walk(path).names] if path.is_dir() else [path]
         for each in inside:
             kind = KINDS.get(extension_of(each.name), "json")
             name = each.relative_to(folder).as_posix()

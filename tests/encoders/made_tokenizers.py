@@ -9,7 +9,6 @@ import json
 import logging
 import pathlib
 import subprocess
-import typing
 
 from tokenizers import (
     AddedToken,
@@ -35,7 +34,7 @@ EXTRA = ["naïve café Straße 数据 テスト данные 123 4567 don't we'l
 
 @functools.cache
 def texts():
-    modules = (argparse, asyncio, collections, inspect, json, logging, pathlib, subprocess, typing)
+    modules = (argparse, asyncio, collections, inspect, json, logging, pathlib, subprocess)
     found = [inspect.getdoc(value) or "" for module in modules for value in vars(module).values() if callable(value)]
     return tuple([text for text in found if text] + EXTRA)
 

@@ -1,0 +1,144 @@
+import functools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SPLIT, byte_level, texts, unigram
+from tokenizers import AddedToken, normalizers
+
+from latentcache.encoders.bpe import FastEngine, byte_ranks
+from latentcache.encoders.engines import ReferenceEngine
+
+KINDS = {
+    "gpt2": lambda: byte_level(),
+    "llama3": lambda: byte_level(LLAMA3_SPLIT, special=LLAMA3_TOKENS, first=False, ignore_merges=True),
+    "qwen2": lambda: byte_level(QWEN2_SPLIT, special=CHATML_TOKENS, first=False, nfc=True),
+}
+ALPHABET = st.one_of(
+    st.characters(exclude_categories=("Cs",)),
+    st.sampled_from(" \n\t\r'sStT12 \u00a0\u0301\u3000<|>\u200d\U0001f600"),
+)
+TEXTS = st.one_of(
+    st.text(ALPHABET, max_size=60),
+    st.lists(st.sampled_from([" ", "  ", "\n", "'s", "'LL", "word", "123456", *CHATML_TOKENS, *LLAMA3_TOKENS])).map(
+        "".join
+    ),
+)
+
+
+@functools.cache
+def engines(kind):
+    tokenizer = KINDS[kind]().to_str()
+    return ReferenceEngine(tokenizer, "uint16"), FastEngine(byte_ranks(json.loads(tokenizer)), "uint16")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_ids_and_runs_are_the_reference_s(kind, text, data):
+    reference, fast = engines(kind)
+    if not fast.takes(text):
+        assert kind == "qwen2"
+        return
+    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=4)))
+    spans = list(zip(places[::2], places[1::2], strict=False))
+    ((ids, runs),) = fast.ids_and_runs([text], [spans])
+    ((wanted, wanted_runs),) = reference.ids_and_runs([text], [spans])
+    assert ids.tolist() == wanted.tolist()
+    assert runs.tolist() == wanted_runs.tolist()
+    assert fast.ids([text])[0].tolist() == wanted.tolist()
+    assert ids.dtype == np.uint16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_text_gives_the_same_ids(kind):
+    reference, fast = engines(kind)
+    some = [text for text in texts()[::5] if fast.takes(text)]
+    assert len(some) > 50
+    for one, other in zip(reference.ids(some), fast.ids(some), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_a_text_that_is_not_in_normal_form_is_left_to_the_reference():
+    _, fast = engines("qwen2")
+    assert fast.takes("é")
+    assert not fast.takes("e\u0301")
+
+
+def json_of(tokenizer):
+    return json.loads(tokenizer.to_str())
+
+
+def edited(change, **options):
+    tokenizer = json_of(byte_level(**options))
+    change(tokenizer)
+    return tokenizer
+
+
+def reversed_merges(tokenizer):
+    tokenizer["model"]["merges"].reverse()
+
+
+def unlisted_pair(tokenizer):
+    """A token merged of a pair that its bytes never come to: " t" + "h" is in, but as " " + "th"."""
+    merges = tokenizer["model"]["merges"]
+    place = next(n for n, (left, right) in enumerate(merges) if len(left) > 1 and len(right) == 1)
+    left, right = merges[place]
+    tokenizer["model"]["merges"][place] = [left[0], left[1:] + right]
+
+
+def with_added(*tokens, **flags):
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(token, **flags) for token in tokens])
+    return json_of(tokenizer)
+
+
+def with_prefix_space(tokenizer):
+    tokenizer["pre_tokenizer"]["add_prefix_space"] = True
+
+
+def with_normalizer(normalizer):
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizer
+    return json_of(tokenizer)
+
+
+def without_a_byte(tokenizer):
+    del tokenizer["model"]["vocab"]["Ā"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        (lambda: json_of(unigram()), "Unigram"),
+        (lambda: edited(reversed_merges), "not made yet|apart|other pairs"),
+        (lambda: edited(unlisted_pair), "not made yet|other pairs"),
+        (lambda: edited(with_prefix_space), "splitting"),
+        (lambda: json_of(byte_level(r"\p{N}+|\P{N}+")), "splitting"),
+        (lambda: with_normalizer(normalizers.Lowercase()), "Lowercase"),
+        (lambda: with_added("<a>", lstrip=True), "beside it"),
+        (lambda: with_added("<a>", "<a>b"), "begins with"),
+        (lambda: edited(without_a_byte), "1 of 256"),
+        (lambda: edited(lambda t: t["model"].update(dropout=0.1)), "dropout"),
+        (lambda: edited(lambda t: t["model"]["vocab"].update(extra=5000), ignore_merges=True), "no merge"),
+    ],
+)
+def test_what_cannot_go_this_way_says_why(tokenizer, words):
+    reason = byte_ranks(tokenizer())
+    assert isinstance(reason, str)
+    assert any(word in reason for word in words.split("|")), reason
+
+
+def test_ids_need_not_be_in_the_order_of_ranks():
+    tokenizer = json_of(byte_level())
+    size = max(tokenizer["model"]["vocab"].values())
+    numbers = {token: size - number for token, number in tokenizer["model"]["vocab"].items()}
+    tokenizer["model"]["vocab"] = numbers
+    for token in tokenizer["added_tokens"]:
+        token["id"] = numbers[token["content"]]
+    reference = ReferenceEngine(json.dumps(tokenizer), "uint16")
+    fast = FastEngine(byte_ranks(tokenizer), "uint16")
+    text = texts()[0] + "<|im_end|>"
+    assert fast.ids([text])[0].tolist() == reference.ids([text])[0].tolist()

@@ -1,0 +1,130 @@
+from datetime import date
+
+import pytest
+from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
+
+from latentcache.encoders.chat import ChatRenderer, pin_clock
+from latentcache.encoders.guard import ControlStrings
+from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.sources.records import Message, chat_record
+
+NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+         "<start_of_turn>", "<end_of_turn>")  # fmt: skip
+CONTROL = ControlStrings(
+    {"added_tokens": [{"id": n, "content": name, "special": True} for n, name in enumerate(NAMES)]}
+)
+ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>"}
+STYLES = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA}
+
+
+def renderer(template, **options):
+    special = (("bos_token", "<s>"), ("eos_token", "</s>"))
+    return ChatRenderer(template, CONTROL, special=special, options=tuple(options.items()), split_control=True)
+
+
+def say(*turns, **last):
+    messages = [Message(role=role, content=content, learned=role == "assistant") for role, content in turns]
+    if last:
+        messages[-1] = Message(**{"role": "assistant", "content": messages[-1].content, "learned": True, **last})
+    return chat_record("a", 1, tuple(messages))
+
+
+def learned(template, record, **options):
+    rendered = renderer(template, **options).render(record)
+    return [rendered.text[begin:end] for begin, end in rendered.spans]
+
+
+TWO = say(("user", "Hi"), ("assistant", "Hello!"), ("user", "And?"), ("assistant", "Bye.\nBye."))
+WITH_SYSTEM = say(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello!"))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_tags_and_difference_say_the_same(style):
+    record = TWO
+    wanted = [text + ENDS[style] for text in ("Hello!", "Bye.\nBye.")]
+    wanted = [" " + text for text in wanted] if style == "mistral" else wanted
+    assert learned(tagged(STYLES[style]), record) == wanted
+    assert learned(untagged(STYLES[style]), record) == wanted
+
+
+@pytest.mark.parametrize("style", ["chatml", "llama3", "gemma"])
+def test_a_system_message_moves_nothing_that_is_learned(style):
+    for template in (tagged(STYLES[style]), untagged(STYLES[style])):
+        rendered = renderer(template).render(WITH_SYSTEM)
+        assert "Be kind." in rendered.text
+        assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hello!" + ENDS[style]]
+
+
+@pytest.mark.parametrize("make", [tagged, untagged])
+def test_a_turn_that_is_not_to_be_learned_is_not(make):
+    messages = [Message(role="user", content="a"), Message(role="assistant", content="b", learned=False)]
+    messages += [Message(role="user", content="c"), Message(role="assistant", content="d", learned=True)]
+    assert learned(make(CHATML), chat_record("a", 1, tuple(messages))) == ["d<|im_end|>"]
+
+
+@pytest.mark.parametrize("make", [tagged, untagged])
+def test_calls_of_tools_are_learned(make):
+    calls = '[{"type":"function","function":{"name":"f","arguments":{"x":1}}}]'
+    record = say(("user", "a"), ("assistant", ""), fields=(("tool_calls", calls),))
+    (text,) = learned(make(CHATML), record)
+    assert text == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call><|im_end|>'
+
+
+def test_a_template_that_takes_earlier_thoughts_out():
+    record = say(("user", "a"), ("assistant", "<think>hm</think>\nb"), ("user", "c"), ("assistant", "d"))
+    assert learned(untagged(THINKING), record) == ["b<|im_end|>", "<think>\n\n</think>\n\nd<|im_end|>"]
+    assert learned(tagged(THINKING), record) == learned(untagged(THINKING), record)
+
+
+def test_a_header_that_is_not_prompted_for_is_not_learned():
+    assert learned(UNASKED, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
+
+
+def test_a_template_that_changes_what_stands_before_is_refused():
+    with pytest.raises(UnusableSampleError) as caught:
+        learned(COUNTING, TWO)
+    assert caught.value.slug == "template-rewrites"
+
+
+def test_an_order_that_the_template_refuses_is_refused_with_its_words():
+    with pytest.raises(UnusableSampleError, match="roles must alternate") as caught:
+        learned(untagged(MISTRAL), say(("user", "a"), ("user", "b"), ("assistant", "c")))
+    assert caught.value.slug == "template"
+
+
+@pytest.mark.parametrize("template", ["{{ messages[7].content }}", "{{ messages + 1 }}", "{{ 1 // 0 }}"])
+def test_a_template_that_fails_refuses_the_record(template):
+    with pytest.raises(UnusableSampleError) as caught:
+        learned(template, TWO)
+    assert caught.value.slug == "template"
+
+
+def test_a_template_cannot_reach_python():
+    with pytest.raises(UnusableSampleError):
+        learned("{{ ''.__class__.__mro__[1].__subclasses__() }}", TWO)
+
+
+def test_a_template_that_is_no_jinja_is_an_error_with_its_line():
+    with pytest.raises(UsageError) as caught:
+        renderer("a\n{% for %}").render(TWO)
+    assert "line 2" in caught.value.where
+
+
+def test_options_reach_the_template():
+    assert renderer("{{ mood }}{{ bos_token }}", mood='"good"').render(TWO).text == "good<s>"
+
+
+def test_what_users_wrote_is_marked():
+    record = say(("user", "a</s>"), ("assistant", "b<|im_end|>c"))
+    rendered = renderer(untagged(CHATML)).render(record)
+    text, _ = CONTROL.rewrite(rendered.text, [])
+    assert "a</s>" in text
+    assert [rendered.text[a:b].replace("\ufdd2", "") for a, b in rendered.spans] == ["b<|im_end|>c<|im_end|>"]
+
+
+def test_the_clock_is_stopped():
+    template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ messages[0].content }}"
+    assert renderer(pin_clock(template, date(2024, 7, 26))).render(TWO).text == "26 Jul 2024Hi"
+    assert pin_clock("no clock", date(2024, 7, 26)) == "no clock"
+    with pytest.raises(UsageError, match="clock"):
+        pin_clock("{{ strftime_now(form) }}", date(2024, 7, 26))

@@ -1,0 +1,52 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_tokenizers import byte_level
+
+from latentcache.encoders.engines import ReferenceEngine, runs_of
+
+
+@given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 30), max_size=6))
+def test_runs_are_the_tokens_that_a_span_touches(lengths, borders):
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    begins = ends - np.array(lengths, dtype=np.int64)
+    borders = sorted(set(borders))
+    spans = list(zip(borders[::2], borders[1::2], strict=False))
+    runs = runs_of(begins, ends, spans)
+    found = {token for start, number in runs.tolist() for token in range(start, start + number)}
+    wanted = {
+        token
+        for token, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
+        if any(begin < b and max(end, begin + 1) > a for a, b in spans)
+    }
+    assert found == wanted
+    assert all(a + n < b for (a, n), (b, _) in zip(runs.tolist(), runs.tolist()[1:], strict=False))
+    assert runs.dtype == np.uint32
+    assert runs.shape[1] == 2
+
+
+def test_a_token_that_straddles_the_border_is_learned():
+    begins, ends = np.array([0, 2, 4]), np.array([2, 4, 6])
+    assert runs_of(begins, ends, [(3, 5)]).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_ids_are_those_of_the_library_in_the_dtype(dtype):
+    tokenizer = byte_level()
+    engine = ReferenceEngine(tokenizer.to_str(), dtype)
+    texts = ["hello world", "", "été"]
+    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [ids.tolist() for ids in engine.ids(texts)] == wanted
+    assert [ids.tolist() for ids, _ in engine.ids_and_runs(texts, [[(0, 5)], [], []])] == wanted
+    assert {ids.dtype for ids in engine.ids(texts)} == {np.dtype(dtype)}
+
+
+def test_truncation_and_padding_of_the_file_are_left_aside():
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    (ids,) = ReferenceEngine(tokenizer.to_str(), "uint16").ids(["a b c d e f"])
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    assert ids.tolist() == tokenizer.encode("a b c d e f").ids

@@ -1,0 +1,80 @@
+import sys
+from dataclasses import replace
+
+import pytest
+from made_tokenizers import byte_level, save
+
+from latentcache.encoders import bpe, fastcheck
+from latentcache.encoders.describe_tokens import describe_tokeniser
+from latentcache.encoders.fastcheck import with_fast_path
+from latentcache.encoders.opening_tokens import open_tokeniser
+from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.sources.records import text_record
+
+
+@pytest.fixture(scope="module")
+def description(tmp_path_factory):
+    folder = save(byte_level(), tmp_path_factory.mktemp("bpe"), roles={"eos_token": "<|endoftext|>"})
+    return describe_tokeniser(str(folder), chat=False)
+
+
+@pytest.fixture(autouse=True)
+def few_characters(monkeypatch):
+    """The whole of Unicode takes a second; one test has it."""
+    monkeypatch.setattr(fastcheck, "_RANGES", ((0x20, 0x300),))
+
+
+def test_equal_ids_turn_it_on(description):
+    checked = with_fast_path(description, [text_record("a", 1, "hello <|endoftext|>")])
+    assert checked.fast
+    assert "the same ids" in checked.notes[-1]
+    assert replace(checked, fast=False, notes=()) == replace(description, notes=())
+
+
+def test_every_character_is_tried(description, monkeypatch):
+    monkeypatch.undo()
+    assert with_fast_path(description, []).fast
+
+
+def test_a_difference_in_the_data_turns_it_off_and_is_said(description, monkeypatch):
+    monkeypatch.setattr(fastcheck, "_RANGES", ())
+    monkeypatch.setattr(fastcheck, "_RANDOM_DOCUMENTS", 0)
+    # Split otherwise than the tokenizer does: only a text with digits shows it.
+    monkeypatch.setattr(bpe, "_GPT2", bpe._GPT2.replace(r"\p{N}+", r"\p{N}"))
+    assert with_fast_path(description, [text_record("a", 1, "words only")]).fast
+    digits = max(range(10, 1000), key=lambda n: len(str(n)))
+    words = " ".join(str(n) for n in range(digits))
+    checked = with_fast_path(description, [text_record("a", 1, "fine"), text_record("b.jsonl", 7, words)])
+    assert not checked.fast
+    assert "b.jsonl:7" in checked.notes[-1]
+
+
+def test_random_documents_find_a_difference_that_the_data_hide(description, monkeypatch):
+    monkeypatch.setattr(bpe, "_GPT2", bpe._GPT2.replace(r"\s+(?!\S)|", ""))
+    checked = with_fast_path(description, [text_record("a", 1, "fine")])
+    assert not checked.fast
+
+
+def test_without_tiktoken_the_reference_does_all_and_says_what_to_install(description, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    monkeypatch.delitem(sys.modules, "latentcache.encoders.bpe")
+    checked = with_fast_path(description, [])
+    assert not checked.fast
+    assert "latentcache[tokens]" in checked.notes[-1]
+    assert open_tokeniser(checked).tokenise([text_record("a", 1, "x")])
+
+
+def test_no_more_than_a_megabyte_is_looked_at(description):
+    taken = []
+
+    def records():
+        for number in range(100):
+            taken.append(number)
+            yield text_record("a", number, "word " * 20_000)
+
+    assert with_fast_path(description, records()).fast
+    assert len(taken) == 11
+
+
+def test_the_stub_has_no_fast_path():
+    assert with_fast_path(stub_description(), []) == stub_description()

@@ -1,0 +1,88 @@
+import copy
+
+import pytest
+
+from latentcache.identity.tokenizer import differing_parts, tokenizer_fingerprint, tokenizer_parts
+
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {"id": 4, "content": "<s>", "special": True, "lstrip": False, "normalized": False},
+        {"id": 5, "content": "<e>", "special": True, "lstrip": False, "normalized": False},
+    ],
+    "normalizer": {"type": "NFC"},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+    "post_processor": {"type": "ByteLevel"},
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "abb": 3}, "merges": [["a", "b"], ["ab", "b"]]},
+}
+SPECIAL = {"bos_token": "<s>"}
+
+
+def fingerprint(tokenizer, special=SPECIAL):
+    return tokenizer_fingerprint(tokenizer_parts(tokenizer, special))
+
+
+def changed(**changes):
+    tokenizer = copy.deepcopy(TOKENIZER)
+    for path, value in changes.items():
+        *outer, last = path.split("__")
+        place = tokenizer
+        for name in outer:
+            place = place[name]
+        place[last] = value
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        changed(truncation={"max_length": 512, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}),
+        changed(padding={"strategy": "BatchLongest", "pad_id": 0}),
+        changed(version="2.0"),
+        changed(decoder=None),
+        changed(model__merges=["a b", "ab b"]),
+        changed(model__vocab={"abb": 3, "ab": 2, "b": 1, "a": 0}),
+        changed(model__dropout=None, model__ignore_merges=False, model__unk_token=None),
+        changed(added_tokens=TOKENIZER["added_tokens"][::-1]),
+    ],
+)
+def test_how_it_is_spelled_and_what_the_run_left_is_no_part(same):
+    assert fingerprint(same) == fingerprint(TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("other", "part"),
+    [
+        (changed(model__vocab={"a": 1, "b": 0, "ab": 2, "abb": 3}), "vocab"),
+        (changed(model__merges=[["ab", "b"], ["a", "b"]]), "merges"),
+        (changed(model__ignore_merges=True), "model"),
+        (changed(normalizer=None), "normalizer"),
+        (changed(pre_tokenizer__add_prefix_space=True), "pre_tokenizer"),
+        (changed(post_processor=None), "post_processor"),
+        (changed(added_tokens=TOKENIZER["added_tokens"][:1]), "added_tokens"),
+        (changed(added_tokens=[{**token, "lstrip": True} for token in TOKENIZER["added_tokens"]]), "added_tokens"),
+    ],
+)
+def test_what_moves_ids_is_a_part_by_its_name(other, part):
+    before, after = tokenizer_parts(TOKENIZER, SPECIAL), tokenizer_parts(other, SPECIAL)
+    assert [name for name, _, _ in differing_parts(before, after)] == [part]
+    assert fingerprint(other) != fingerprint(TOKENIZER)
+
+
+def test_special_tokens_are_a_part():
+    assert fingerprint(TOKENIZER, {"bos_token": "<e>"}) != fingerprint(TOKENIZER)
+
+
+def test_scores_are_exact_and_their_order_counts():
+    pieces = [["<unk>", 0.0], ["a", -1.5], ["b", -2.25]]
+    one = changed(model={"type": "Unigram", "unk_id": 0, "vocab": pieces})
+    two = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [pieces[0], pieces[2], pieces[1]]})
+    three = changed(model={"type": "Unigram", "unk_id": 0, "vocab": [*pieces[:2], ["b", -2.2500000000000004]]})
+    assert len({fingerprint(tokenizer) for tokenizer in (one, two, three)}) == 3
+
+
+def test_the_fingerprint_is_pinned():
+    assert fingerprint(TOKENIZER) == "9db08e0c04e7b271f1906f9c1cffdcac"

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+import xxhash
+
+from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.sources import record_files
+from latentcache.sources.record_files import RecordFile, read_file, read_rows
+from latentcache.sources.records import RecordLog
+
+
+def read(path, data, kind="json", **options):
+    path = path / "a"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    log = RecordLog()
+    records = list(read_file(RecordFile(path=path, name="a", kind=kind, **options), log))
+    return records, log
+
+
+def test_lines_with_everything_that_goes_wrong(tmp_path):
+    lines = [
+        b"\xef\xbb\xbf" + b'{"text": "one"}\r',
+        b"",
+        b"   ",
+        b'{"text": "two", "text": "three"}',
+        b'{"text": NaN}',
+        b'{"text": "caf\xe9"}',
+        b'{"text": ["a"]}',
+        b'{"body": "a"}',
+        b"{",
+        b"[1]",
+        b'{"text": "\\ud800"}',
+        b'{"text": "last"}',
+    ]
+    records, log = read(tmp_path, b"\n".join(lines))
+    assert [(r.line, r.text) for r in records] == [(1, "one"), (12, "last")]
+    assert [(item.line, item.cause, item.field) for item in log.refused] == [
+        (4, "no-json", ""),
+        (5, "no-json", ""),
+        (6, "not-utf8", ""),
+        (7, "record-field", "text"),
+        (8, "record-field", "text"),
+        (9, "no-json", ""),
+        (10, "record-field", ""),
+        (11, "record-unicode", ""),
+    ]
+    assert all(item.name == "a" and f"a:{item.line}" in item.detail and item.hint for item in log.refused)
+    assert [note.cause for note in log.notes] == ["bom"]
+    (source,) = log.sources
+    assert (source.name, source.records, source.refused) == ("a", 2, 8)
+    assert source.content == xxhash.xxh3_128_digest(b"\n".join(lines))
+
+
+def test_lines_that_are_too_long_are_refused_and_the_next_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_files.LineReader.__init__, "__kwdefaults__", {"max_bytes": 30})
+    records, log = read(tmp_path, json.dumps({"text": "x" * 50}) + '\n{"text": "ok"}\n')
+    assert [r.text for r in records] == ["ok"]
+    assert [(item.line, item.cause) for item in log.refused] == [(1, "line-too-long")]
+
+
+@pytest.mark.parametrize("spelling", ["[{0},{1},{2}]", "\n[\n {0},\n {1} ,\n\n {2}\n]\n"])
+def test_a_list_gives_its_items_with_their_lines(tmp_path, spelling):
+    items = [
+        '{"instruction": "a", "output": "b"}',
+        '{"instruction": 5, "output": "b"}',
+        '{"instruction": "c", "output": "d"}',
+    ]
+    records, log = read(tmp_path, spelling.replace("{0}", items[0]).replace("{1}", items[1]).replace("{2}", items[2]))
+    lines = [3, 4, 6] if "\n" in spelling else [1, 1, 1]
+    assert [r.line for r in records] == [lines[0], lines[2]]
+    assert [(item.line, item.field) for item in log.refused] == [(lines[1], "instruction")]
+    assert log.sources[0].refused == 1
+
+
+@pytest.mark.parametrize("text", ["[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'])
+def test_a_list_that_is_broken_is_an_error(tmp_path, text):
+    with pytest.raises(UnusableSampleError) as caught:
+        read(tmp_path, text)
+    assert caught.value.slug == "no-json"
+
+
+def test_an_empty_list_is_no_error(tmp_path):
+    records, log = read(tmp_path, " [ ] ")
+    assert (records, len(log.sources)) == ([], 1)
+
+
+def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
+    with pytest.raises(UnusableSampleError) as caught:
+        read(tmp_path, '{\n "a": 1\n}\n')
+    assert caught.value.slug == "not-records"
+
+
+def test_the_first_record_tells_the_form_and_others_have_to_be_of_it(tmp_path):
+    records, log = read(tmp_path, '{"x": 1}\n{"text": "a"}\n{"messages": []}\n{"text": "b", "messages": []}\n')
+    assert [r.text for r in records] == ["a", "b"]
+    assert [(item.line, item.field) for item in log.refused] == [(1, ""), (3, "text")]
+
+
+def test_a_text_is_one_document_as_it_stands(tmp_path):
+    records, _ = read(tmp_path, b"\xef\xbb\xbfa\r\n\r\nb\n", "text")
+    assert [(r.line, r.text) for r in records] == [(1, "a\r\n\r\nb\n")]
+
+
+def test_a_text_can_be_a_document_a_line(tmp_path):
+    records, log = read(tmp_path, b"a\r\n\r\nb\n\xff\n c", "text", text_lines=True)
+    assert [(r.line, r.text) for r in records] == [(1, "a"), (3, "b"), (5, " c")]
+    assert [(item.line, item.cause) for item in log.refused] == [(4, "not-utf8")]
+
+
+def test_a_text_that_is_no_utf8_is_refused(tmp_path):
+    records, log = read(tmp_path, b"caf\xe9", "text")
+    assert (records, [item.cause for item in log.refused]) == ([], ["not-utf8"])
+
+
+def test_a_text_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_files, "MAX_LINE_BYTES", 3)
+    with pytest.raises(UnusableSampleError) as caught:
+        read(tmp_path, b"abcd", "text")
+    assert caught.value.slug == "text-too-large"
+
+
+def test_too_many_refusals_end_the_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_files, "MAX_REFUSED", 3)
+    with pytest.raises(SourceError, match="more than 3"):
+        read(tmp_path, "x\n" * 10)
+
+
+def test_rows_are_numbered(tmp_path):
+    log = RecordLog()
+    file = RecordFile(path=tmp_path / "a", name="a", kind="parquet")
+    (record,) = read_rows(file, [{"text": None}, {"text": "x"}], None, bytes(16), log)
+    assert (record.line, log.refused) == (2, log.refused)
+    assert [(item.line, item.cause) for item in log.refused] == [(1, "record-field")]
