@@ -40,6 +40,9 @@ KNOWN_SPLITS = frozenset(
         rf"{_CASED}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
+#: The engine's regex takes runs of 100 000 blanks and fails on a million ("Max stack size exceeded"). A run twice as
+#: long as this holds a whole piece of this length that begins at a multiple of it.
+_BLANKS = 50_000
 _FLAGS = ("single_word", "lstrip", "rstrip")
 
 
@@ -106,7 +109,9 @@ class FastEngine:
         self._lengths = np.array(lengths, dtype=np.int64)
 
     def takes(self, text: str) -> bool:
-        """Whether a text may go this way: it is in the tokenizer's normal form already."""
+        """Whether a text may go this way: in the tokenizer's normal form already, and no endless run of blanks."""
+        if len(text) > _BLANKS and any(text[n : n + _BLANKS].isspace() for n in range(0, len(text), _BLANKS)):
+            return False
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:

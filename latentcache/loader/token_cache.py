@@ -34,7 +34,11 @@ PaddingSide = Literal["right", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCache:
-    """Documents as tokens. Builds that end later do not change what it serves. Picklable."""
+    """Documents as tokens. Builds that end later do not change what it serves. Picklable.
+
+    Files are closed when it, its views and their loaders are forgotten, not before: a thread that reads ahead could
+    otherwise meet another file under the number of a closed one.
+    """
 
     store: TokenStore
     recipe: TokenRecipe
@@ -180,16 +184,6 @@ class TokenCache:
             max_length=max_length, lengths=(max_length,), pad_id=self.pad_id, isolated=not crossing
         )
         return self._view(plan, settings, facts)
-
-    def close(self) -> None:
-        """Let go of files. Twice is once; reading again opens them again. Batches that were handed out stay."""
-        self.store.close()
-
-    def __enter__(self) -> TokenCache:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _corpus(self) -> Corpus:

@@ -101,7 +101,7 @@ class TokenLoader(Epochs):
         if prefetch < 0:
             raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
         self.view, self.rank, self._batches, self._prefetch = view, rank, batches, prefetch
-        self._format = checked_token_format(format, isolated=isolated)
+        self.format = checked_token_format(format, isolated=isolated)
         self._transfer = Transfer(device)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._lay(batches.global_batch_size, seed)
@@ -193,7 +193,7 @@ class TokenLoader(Epochs):
     def _send(self, rows: NDArray[np.integer]) -> Sent:
         """A batch on its way to the device."""
         width = self.view.sizes[int(self._bucket[rows[0]])].width
-        return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self._format))
+        return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
 
     def _lay(self, batch: int, seed: int) -> None:
         """Decide at which length each row is served, where a step has so many rows on all ranks."""

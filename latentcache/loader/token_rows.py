@@ -50,37 +50,51 @@ class RowReader:
         self.store, self.plan, self.dtype = store, plan, np.dtype(dtype)
         self.lengths = row_lengths(plan)
         self._begins = begins(plan.ends)
+        self._single = len(plan.document) == len(plan)
         self._columns = _piece_columns(plan)
         self._runs: LabelRuns | None = None if corpus.whole else label_runs(corpus, plan)
         self._run_begins = None if self._runs is None else begins(self._runs.ends)
         self._counting = np.arange(plan.max_length, dtype=np.int64)
 
     def fill(
-        self, rows: NDArray[np.integer], out: RowArrays, at: Sequence[int], flat: NDArray[Any], **how: Any
+        self,
+        rows: NDArray[np.integer],
+        lengths: NDArray[np.int64],
+        out: RowArrays,
+        at: Sequence[int],
+        flat: NDArray[Any],
+        *,
+        pad_id: int,
+        left: bool,
     ) -> None:
         """Read rows and put them into their places.
 
         Args:
             rows: (n,) numbers of rows, none longer than ``out`` is wide.
+            lengths: (n,) their tokens.
             out: The batch.
             at: (n,) which row of the batch each becomes.
             flat: (all tokens of these rows,) memory for ids as they are stored.
-            **how: ``pad_id``, and ``left`` for rows that end at the right edge.
+            pad_id: The id of the filling.
+            left: Whether rows end at the right edge.
 
         Raises:
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        first = self._begins[rows]
-        counts = self.plan.ends[rows] - first
-        pieces = spread(first, counts)
+        pieces, counts = rows, None
+        if not self._single:
+            first = self._begins[rows]
+            counts = self.plan.ends[rows] - first
+            pieces = spread(first, counts)
         self._gather(pieces, flat)
-        self._put(self.lengths[rows].tolist(), out, at, flat, **how)
-        self._label(rows, pieces, counts, out, at, left=how["left"])
+        tokens = lengths.tolist()
+        self._put(tokens, out, at, flat, pad_id=pad_id, left=left)
+        self._label(rows, pieces, counts, out, at, shift=out.labels.shape[1] - lengths if left else None)
         if out.position_ids is not None:
-            self._number(rows, out, at)
+            self._number(rows, tokens, out, at)
 
-    def _gather(self, pieces: NDArray[np.int64], flat: NDArray[Any]) -> None:
+    def _gather(self, pieces: NDArray[np.integer], flat: NDArray[Any]) -> None:
         plan = self.plan
         document, start, length = plan.document[pieces], plan.start[pieces], plan.length[pieces]
         try:
@@ -126,19 +140,18 @@ class RowReader:
     def _label(
         self,
         rows: NDArray[np.integer],
-        pieces: NDArray[np.int64],
-        counts: NDArray[np.int64],
+        pieces: NDArray[np.integer],
+        counts: NDArray[np.int64] | None,
         out: RowArrays,
         at: Sequence[int],
         *,
-        left: bool,
+        shift: NDArray[np.int64] | None,
     ) -> None:
         """What is learned of rows with runs; what is not of rows that are learned but for first tokens."""
-        width = out.labels.shape[1]
-        shift = width - self.lengths[rows] if left else np.zeros(len(rows), dtype=np.int64)
         if self._runs is None:
-            fronts = np.asarray(at, dtype=np.int64) * width + shift
-            if not self.plan.crossing and len(pieces) > len(rows):
+            fronts = np.asarray(at, dtype=np.int64) * out.labels.shape[1]
+            fronts = fronts if shift is None else fronts + shift
+            if counts is not None and not self.plan.crossing:
                 fronts = np.repeat(fronts, counts) + self._columns[pieces]
             out.labels.reshape(-1)[fronts] = IGNORED
             return
@@ -146,7 +159,7 @@ class RowReader:
         first = self._begin_of_runs(rows)
         number = runs.ends[rows] - first
         which = spread(first, number)
-        moved = np.repeat(shift, number)
+        moved = np.repeat(shift, number) if shift is not None else 0
         places = np.repeat(np.asarray(at, dtype=np.int64), number).tolist()
         edges = zip(places, (runs.first[which] + moved).tolist(), (runs.last[which] + moved).tolist(), strict=True)
         for row, begin, end in edges:
@@ -155,13 +168,13 @@ class RowReader:
     def _begin_of_runs(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         return self._run_begins[rows] if self._run_begins is not None else np.empty(0, dtype=np.int64)
 
-    def _number(self, rows: NDArray[np.integer], out: RowArrays, at: Sequence[int]) -> None:
+    def _number(self, rows: NDArray[np.integer], tokens: list[int], out: RowArrays, at: Sequence[int]) -> None:
         """Positions from 0 in each document and in the filling; documents from 1, the filling 0."""
         positions, segments, counting = out.position_ids, out.seq_idx, self._counting
         assert positions is not None
         assert segments is not None
         width = positions.shape[1]
-        for row, number, length in zip(at, rows.tolist(), self.lengths[rows].tolist(), strict=True):
+        for row, number, length in zip(at, rows.tolist(), tokens, strict=True):
             pieces = self.plan.pieces(number)
             columns = [*self._columns[pieces.start : pieces.stop].tolist(), length]
             for index in range(len(columns) - 1):

@@ -29,6 +29,9 @@ from latentcache.plan.rows import begins
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
 
+_TOGETHER = ("input_ids", "attention_mask", "labels")
+_ISOLATED = (*_TOGETHER, "position_ids", "seq_idx")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewSettings:
@@ -151,18 +154,15 @@ class TokenView(Dataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         numbers = np.asarray(rows, dtype=np.int64)
-        width = width or self._width(numbers)
-        arrays = self._arrays(len(numbers), width)
-        how = {"pad_id": self.settings.pad_id, "left": self.settings.padding_side == "left"}
-        owner = np.searchsorted(self._starts, numbers, side="right") - 1 if len(self.parts) > 1 else None
-        for number, part in enumerate(self.parts):
-            at = np.arange(len(numbers)) if owner is None else np.flatnonzero(owner == number)
-            if len(at):
-                own = numbers[at] - self._starts[number]
-                tokens = int(part.lengths[own].sum())
-                flat = self._ring.take(tokens * part.dtype.itemsize).view(part.dtype)
-                part.fill(own, arrays, at.tolist(), flat, **how)
-        names = [name for name in RowArrays.__dataclass_fields__ if getattr(arrays, name) is not None]
+        arrays = self._arrays(len(numbers), width or self._width(numbers))
+        if len(self.parts) == 1:
+            self._fill(self.parts[0], numbers, arrays, range(len(numbers)))
+        else:
+            owner = np.searchsorted(self._starts, numbers, side="right") - 1
+            for number in np.unique(owner).tolist():
+                at = np.flatnonzero(owner == number)
+                self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at.tolist())
+        names = _ISOLATED if self.settings.isolated else _TOGETHER
         return {name: torch.from_numpy(getattr(arrays, name)) for name in names}
 
     def segments(self, batch: Batch) -> dict[str, Any]:
@@ -249,6 +249,12 @@ class TokenView(Dataset[Batch]):
             prefetch=prefetch,
             device=device,
         )
+
+    def _fill(self, part: RowReader, rows: NDArray[np.int64], arrays: RowArrays, at: Sequence[int]) -> None:
+        lengths = part.lengths[rows]
+        flat = self._ring.take(int(lengths.sum()) * part.dtype.itemsize).view(part.dtype)
+        left = self.settings.padding_side == "left"
+        part.fill(rows, lengths, arrays, at, flat, pad_id=self.settings.pad_id, left=left)
 
     def _width(self, rows: NDArray[np.int64]) -> int:
         """The smallest allowed length that holds all of these rows."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.tokenising import TokeniserDescription
+from latentcache.errors import CacheDamagedError
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.token_known import Known
@@ -49,9 +50,18 @@ def assemble_tokens(work: TokenSurvey, known: Known, refused: Mapping[bytes, Ref
         work: All records.
         known: All documents that are committed.
         refused: Records that the tokenizer refused, by content hash; those of the survey are added.
+
+    Raises:
+        CacheDamagedError: A record is neither committed nor refused. None is ever left out in silence.
     """
     found = known.find(work.content)
     usable = np.flatnonzero(found >= 0)
+    again = refused_rows(work, refused)
+    if len(usable) + len(again) != len(found):
+        raise CacheDamagedError(
+            f"{len(found) - len(usable) - len(again)} documents that were committed cannot be read",
+            fix="run the same command again; if it stays so, check the disk",
+        )
     chosen = found[usable]
     needed, first = np.unique(known.documents.block[chosen], return_index=True)
     needed = needed[np.argsort(first)]

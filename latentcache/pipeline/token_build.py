@@ -8,7 +8,7 @@ columns but places do not depend on the number of workers; sources are only read
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -61,11 +61,12 @@ from latentcache.pipeline.token_survey import (
 from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
-from latentcache.store.catalog import load_catalog
+from latentcache.store.catalog import Located, load_catalog
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
-from latentcache.store.salvage import mend_shards
+from latentcache.store.retire import retire
+from latentcache.store.salvage import mend_shards, salvage
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
 
 #: Text for which the fast engine is tried: the trial costs 2 s of processor time, which 6 MB of text save again.
@@ -100,8 +101,6 @@ class _Build:
                 self.take_lock(locks)
             before = read_token_before(self.layout)
             self.settings = completed(self.settings, before)
-            if not self.settings.dry_run:
-                self.recover(before)
             listing, seen_ns = list_files(self.settings.data), time.time_ns()
             still = self.stand(before, listing)
             if still is not None:
@@ -126,6 +125,14 @@ class _Build:
         for found in mend_shards(self.layout, before.generation):
             saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
             self.observer.warned(f"shard {found.source} was damaged: {saved}")
+
+    def set_aside(self, damaged: Sequence[Located]) -> None:
+        """Copy what is whole of the shards of damaged blocks and retire them: what is made again has the same key."""
+        for block in damaged:
+            self.observer.warned(f"block {block.key.hex()} is damaged: what is needed of it is made again")
+        for name in dict.fromkeys(block.shard for block in damaged):
+            salvage(self.layout, self.layout.shards / name)
+            retire(self.layout, name, "damaged")
 
     def stand(self, before: TokenBefore, listing: Listing) -> TokenReport | None:
         """What there is to say where nothing changed since the last build; None where something may have."""
@@ -170,10 +177,13 @@ class _Build:
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
             )
+        if not self.settings.dry_run:
+            self.recover(before)
         catalog = load_catalog(self.layout)
         known = known_documents(catalog, old, recipe)
-        for key in known.damaged:
-            self.observer.warned(f"block {key} is damaged: what is needed of it is made again")
+        if known.damaged and not self.settings.dry_run:
+            self.set_aside(known.damaged)
+            known = known_documents(load_catalog(self.layout), old, recipe)
         self.refused = dict({} if self.settings.retry_failed else refused_before(old, recipe))
         todo = todo_of(work, known, self.refused)
         again = refused_rows(work, self.refused)

@@ -43,8 +43,8 @@ class Known:
 
     documents: Part
     blocks: tuple[Located, ...]
-    damaged: tuple[str, ...] = ()
-    """Keys, in hex, of blocks that fail their check."""
+    damaged: tuple[Located, ...] = ()
+    """Blocks that fail their check."""
     _order: NDArray[np.intp] = field(repr=False)
     _sorted: NDArray[Any] = field(repr=False)
 
@@ -82,7 +82,7 @@ def known_documents(catalog: Catalog, generation: TokenGeneration | None, recipe
                 raise CorruptEntryError("a block of tokens is damaged")
             block = unpack_block(found.header, payload)
         except CorruptEntryError:
-            damaged.append(found.key.hex())
+            damaged.append(found)
             continue
         names = ("content", "start", "length", "control", "span_ends", "spans")
         columns = {name: np.array(getattr(block, name)) for name in names}

@@ -2,8 +2,8 @@
 
 Guarantee: memory is bounded by the longest line that is allowed, whatever the size of the file; the memo describes
 the bytes that were hashed; a file that changes meanwhile is an error when its end is reached. A byte order mark of
-UTF-8 is taken off, one of UTF-16 is an error. Lines end with LF; a CR before it is taken off. Cost, measured with
-lines of 1 KiB in the page cache: 0.9 s of CPU per GiB, of which hashing is 0.1.
+UTF-8 is taken off, one of UTF-16 is an error. Lines end with LF; a CR before it is taken off. Cost, hashing,
+parsing and mapping of 8 kB texts included: 2.4 s of CPU per GB (docs/log.md, 2026-11-20).
 """
 
 from __future__ import annotations

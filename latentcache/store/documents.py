@@ -110,9 +110,6 @@ class TokenStore(Protocol):
             MissingEntryError: A shard is gone.
         """
 
-    def close(self) -> None:
-        """Let go of files; asked for more, it opens them again."""
-
 
 class MemoryTokens:
     """A :class:`TokenStore` in memory.
@@ -157,6 +154,3 @@ class MemoryTokens:
         for number, first, count in zip(document.tolist(), start.tolist(), length.tolist(), strict=True):
             out[place : place + count] = self._ids[number][first : first + count]
             place += count
-
-    def close(self) -> None:
-        """There is nothing to close."""

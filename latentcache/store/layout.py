@@ -7,6 +7,7 @@ CACHE/shards/<id>/          sealed: data.mdb, index.npy, shard.json, never writt
 CACHE/shards/<id>.retired   a mark: no build takes entries from this shard any more, readers go on
 CACHE/scratch/              shards being copied and things being removed: of no worth to anybody
 CACHE/quarantine/           shards too damaged to be used, kept for a look
+CACHE/plans/                rows of tokens that were planned once: of no worth, made again where they are gone
 CACHE/reports/              what the last run of each command said; nothing reads it back
 CACHE/BUILDING              present from the start of a build to its end: what it set out to do
 CACHE/builder.lock          our own lock, held by the process that builds

@@ -41,6 +41,11 @@ class TokenReader:
         self._checked = np.zeros(len(generation.blocks), dtype=np.bool_)
         # Where the first id of each block lies in its file.
         self._places = generation.blocks.offset.astype(np.int64) + HEADER_BYTES
+        documents = generation.documents
+        #: Where the first id of each document lies in its file, and which file that is.
+        self._starts = self._places[documents.block] + documents.start.astype(np.int64) * self.dtype.itemsize
+        self._shards = generation.blocks.shard[documents.block]
+        self._whole_checked = False
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
@@ -74,18 +79,28 @@ class TokenReader:
 
         Errors as :meth:`ids`.
         """
-        blocks = self.documents.block[document]
-        if not self._checked[blocks].all():
-            for block in np.unique(blocks[~self._checked[blocks]]).tolist():
-                self.check(block)
-        itemsize = self.dtype.itemsize
-        places = self._places[blocks] + (self.documents.start[document] + start.astype(np.int64)) * itemsize
-        sizes = length.astype(np.int64) * itemsize
-        memory = memoryview(out.view(np.uint8).data)
-        begin = 0
-        for block, place, size in zip(blocks.tolist(), places.tolist(), sizes.tolist(), strict=True):
-            self._read_into(block, place, memory[begin : begin + size])
-            begin += size
+        if not self._whole_checked:
+            self._check_first(self.documents.block[document])
+        places = self._starts[document] + start.astype(np.int64) * self.dtype.itemsize
+        sizes = length.astype(np.int64) * self.dtype.itemsize
+        shards, first = self._shards[document], None
+        follow = (places[1:] == places[:-1] + sizes[:-1]) & (shards[1:] == shards[:-1])
+        if follow.any():  # documents that stand together often lie together: one read for all of them
+            first = np.flatnonzero(np.append(True, ~follow))
+            places, sizes, shards = places[first], np.add.reduceat(sizes, first), shards[first]
+        memory, read, begin = memoryview(out.view(np.uint8).data), os.preadv, 0
+        parts = zip(shards.tolist(), places.tolist(), sizes.tolist(), strict=True)
+        for number, (shard, place, size) in enumerate(parts):
+            end, why = begin + size, ""
+            try:
+                if read(self._files.get(shard) or self._descriptor(shard), (memory[begin:end],), place) != size:
+                    why = "the shard ends early"
+            except OSError as error:
+                why = str(error)
+            if why:
+                piece = number if first is None else int(first[number])
+                raise self._corrupt(int(self.documents.block[document[piece]]), why)
+            begin = end
 
     def check(self, block: int) -> Block:
         """Read a whole block and hold it against its key and the columns. Errors as :meth:`ids`."""
@@ -105,7 +120,11 @@ class TokenReader:
 
     def _whole(self, block: int) -> Block:
         blocks = self.generation.blocks
-        key, file, place = blocks.key[block].tobytes(), self._descriptor(block), int(blocks.offset[block])
+        key, file, place = (
+            blocks.key[block].tobytes(),
+            self._descriptor(int(blocks.shard[block])),
+            int(blocks.offset[block]),
+        )
         try:
             header = unpack_header(os.pread(file, HEADER_BYTES, place), key)
             if header.recipe_id != self.generation.recipe.recipe_id:
@@ -122,20 +141,18 @@ class TokenReader:
             raise self._corrupt(block, f"expected {blocks.tokens[block]} ids of {self.dtype}, found {len(found.ids)}")
         return found
 
-    def _read_into(self, block: int, place: int, memory: memoryview) -> None:
-        try:
-            found = os.preadv(self._descriptor(block), (memory,), place)
-        except OSError as error:
-            raise self._corrupt(block, str(error)) from error
-        if found != len(memory):
-            raise self._corrupt(block, f"the shard ends early: expected {len(memory)} bytes, found {found}")
+    def _check_first(self, blocks: NDArray[np.int32]) -> None:
+        """Check those blocks that this process has not read from yet."""
+        if not self._checked[blocks].all():
+            for block in np.unique(blocks[~self._checked[blocks]]).tolist():
+                self.check(block)
+            self._whole_checked = bool(self._checked.all())
 
-    def _descriptor(self, block: int) -> int:
-        """Descriptor of the block's shard; one inherited by a fork stays valid for positional reads.
+    def _descriptor(self, shard: int) -> int:
+        """Descriptor of a shard; one inherited by a fork stays valid for positional reads.
 
         There is no lock, because a fork could inherit it held; two threads that open a shard at once keep one.
         """
-        shard = int(self.generation.blocks.shard[block])
         if shard not in self._files:
             path = self._path(shard)
             try:

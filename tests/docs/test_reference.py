@@ -45,11 +45,11 @@ def test_every_error_has_a_heading_with_its_slug():
 
 @pytest.mark.parametrize("cause", HINTS)
 def test_every_cause_is_explained_with_its_hint(cause):
-    rows = re.findall(
-        r"^\| `(\S+)` \| (.+?) \| (.+) \|$", (DOCS / "howto" / "bad-pictures.md").read_text("utf-8"), re.M
-    )
+    pages = [(DOCS / "howto" / name).read_text("utf-8") for name in ("bad-pictures.md", "records.md")]
+    tables = [page.partition("| cause |")[2] if "| form |" in page else page for page in pages]
+    rows = [row for table in tables for row in re.findall(r"^\| `(\S+)` \| (.+?) \| (.+) \|$", table, re.M)]
     found = {word: (meaning, fix) for word, meaning, fix in rows}
-    assert cause in found, f"give {cause} a row in docs/howto/bad-pictures.md"
+    assert cause in found, f"give {cause} a row in docs/howto/bad-pictures.md or records.md"
     assert found[cause][1] == HINTS[cause]
     assert found[cause][0] != found[cause][1]
     assert set(found) <= set(HINTS), "a row for a word that is not used"

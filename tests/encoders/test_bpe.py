@@ -67,6 +67,15 @@ def test_a_text_that_is_not_in_normal_form_is_left_to_the_reference():
     assert not fast.takes("e\u0301")
 
 
+@pytest.mark.parametrize("blank", [" ", "\n", " \n"])
+def test_endless_blanks_are_left_to_the_reference(blank):
+    reference, fast = engines("gpt2")
+    assert not fast.takes("a" * 70_000 + blank * 1_000_000 + "b")
+    long = "a" + blank * 49_000 + "b"
+    assert fast.takes(long)
+    assert fast.ids([long])[0].tolist() == reference.ids([long])[0].tolist()
+
+
 def json_of(tokenizer):
     return json.loads(tokenizer.to_str())
 
@@ -129,6 +138,20 @@ def test_what_cannot_go_this_way_says_why(tokenizer, words):
     reason = byte_ranks(tokenizer())
     assert isinstance(reason, str)
     assert any(word in reason for word in words.split("|")), reason
+
+
+def test_a_token_that_its_bytes_never_come_to_is_found():
+    """b and c merge first, so a, b, c never become the listed pair ab and c; the fast engine would join a and bc."""
+    tokenizer = json_of(byte_level(special=(), vocab_size=256))
+    vocab = tokenizer["model"]["vocab"]
+    for merged in ("bc", "ab", "abc"):
+        vocab[merged] = len(vocab)
+    tokenizer["model"]["merges"] = [["b", "c"], ["a", "b"], ["ab", "c"]]
+    assert "other pairs" in byte_ranks(tokenizer)
+    tokenizer["model"]["merges"] = [["a", "b"], ["b", "c"], ["ab", "c"]]
+    ranks = byte_ranks(tokenizer)
+    reference = ReferenceEngine(json.dumps(tokenizer), "uint16")
+    assert FastEngine(ranks, "uint16").ids(["abcb"])[0].tolist() == reference.ids(["abcb"])[0].tolist()
 
 
 def test_ids_need_not_be_in_the_order_of_ranks():

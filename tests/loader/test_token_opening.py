@@ -39,11 +39,11 @@ def decoded(ids):
 
 
 def test_what_was_built_comes_back(built):
-    with open_tokens(built) as cache:
-        assert len(cache) == len(TEXTS)
-        assert cache.sources == {"one.jsonl": 200, "two.jsonl": 100}
-        view = cache.padded(256)
-        rows = view.batch(range(len(view)))["input_ids"].tolist()
+    cache = open_tokens(built)
+    assert len(cache) == len(TEXTS)
+    assert cache.sources == {"one.jsonl": 200, "two.jsonl": 100}
+    view = cache.padded(256)
+    rows = view.batch(range(len(view)))["input_ids"].tolist()
     assert [decoded(row) for row in rows] == TEXTS
 
 

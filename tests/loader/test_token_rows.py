@@ -46,8 +46,8 @@ def arrays(count, width):
 
 def fill(reader, rows, out, at):
     rows = np.array(rows)
-    flat = np.empty(int(reader.lengths[rows].sum()), dtype=np.uint16)
-    reader.fill(rows, out, at, flat, pad_id=0, left=False)
+    lengths = reader.lengths[rows]
+    reader.fill(rows, lengths, out, at, np.empty(int(lengths.sum()), dtype=np.uint16), pad_id=0, left=False)
 
 
 def test_rows_go_to_their_places_and_no_others_are_written():

@@ -1,5 +1,7 @@
 import dataclasses
+import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +183,24 @@ def test_the_layout_of_the_table():
     payload = bytes(entry.value[HEADER_BYTES:])
     ids, hashes = struct.pack("<3H", 7, 8, 9), document(1, [1]).content + document(2, [1]).content
     assert payload == ids + hashes + struct.pack("<6I", 2, 1, 1, 0, 5, 0) + struct.pack("<2I", 1, 1)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_the_vectors_of_the_format_are_what_is_written(dtype):
+    path = Path(__file__).parents[2] / "docs" / "format" / "vectors" / "tokens.json"
+    expected = json.loads(path.read_bytes())[dtype]
+    recipe = TokenRecipe.from_json(expected["recipe"])
+    made = [
+        dataclasses.replace(
+            document(0, one["ids"], one["runs"], recipe, one["control_strings"]),
+            content=bytes.fromhex(one["content"]),
+        )
+        for one in expected["documents"]
+    ]
+    entry = pack_block(made, recipe)
+    assert (entry.key.hex(), bytes(entry.value).hex(), entry.facts.hex()) == (
+        expected["key"],
+        expected["value"],
+        expected["facts"],
+    )
+    assert recipe.recipe_id.hex() == expected["recipe_id"]

@@ -1,0 +1,59 @@
+import pytest
+from small_tokens import write_texts
+
+from latentcache.cli.token_build import show_accounts
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_texts(tmp_path / "a.jsonl", ["one", "two", ("bad",)])
+
+
+def test_the_contract_of_counts(run, data):
+    found = run("build", data, "--tokenizer", "stub", "--json")
+    assert found.status == 1
+    assert found.json["counts"] == {"samples": 3, "encoded": 2, "cached": 0, "quarantined": 1}
+    assert found.json["fields"] == {"input_ids": {"encoded": 2, "cached": 0}}
+    (item,) = found.json["items"]
+    assert (item["category"], item["path"], item["line"]) == ("quarantined", "a.jsonl", 3)
+    assert (found.json["kind"], found.json["tokens"]["tokens"]) == ("tokens", 8)
+    again = run("build", data, "--allow-failed", "1", "--json")
+    assert (again.status, again.json["counts"]["encoded"], again.json["counts"]["cached"]) == (0, 0, 2)
+    report = data.parent / "a.jsonl.latentcache" / "reports" / "build" / "report.json"
+    assert report.exists()
+
+
+def test_what_people_see(run, data):
+    found = run("build", data, "--tokenizer", "stub", "--workers", "0")
+    assert "2 tokenised, 0 reused, 1 quarantined (more than --allow-failed 0: exit status 1)" in found.out
+    assert "quarantined a.jsonl:3 [" in found.out
+    assert "2 documents, 8 tokens, 100.0% with loss" in found.out
+    assert "3 records of 1 file" in found.err
+    assert "2 documents to tokenise" in found.err
+    assert "dry run: 0 documents would be tokenised, 2 reused" in run("build", data, "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("words", "slug"),
+    [
+        (["--resolution", "64", "--tokenizer", "stub"], "usage"),
+        ([], "usage"),
+        (["--tokenizer", "nothing/at/all"], "model-not-found"),
+        (["--tokenizer", "stub", "--loss", "some"], "usage"),
+    ],
+)
+def test_refusals(run, data, words, slug):
+    found = run("build", data, *words, "--json")
+    assert found.status == 2
+    assert found.error["slug"] == slug
+    assert not (data.parent / "a.jsonl.latentcache").exists()
+
+
+def test_events_name_every_block(run, data, tmp_path):
+    run("build", data, "--tokenizer", "stub", "--events", tmp_path / "events", "--quiet")
+    assert (tmp_path / "events").read_text().count('"commit"') == 1
+
+
+def test_accounts_without_a_document(capsys):
+    show_accounts({})
+    assert "no document" in capsys.readouterr().out

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from small_tokens import write_texts
+
+from latentcache.cli.token_info import row_counts
+
+
+@pytest.fixture
+def cache(run, tmp_path):
+    data = write_texts(tmp_path / "a.jsonl", ["one", "two two", ("bad",)])
+    run("build", data, "--tokenizer", "stub", "--allow-failed", "1")
+    return tmp_path / "a.jsonl.latentcache"
+
+
+def test_info_says_what_is_in_it(run, cache):
+    found = run("info", cache, "--entries", "--quarantine", "--json").json
+    assert (found["kind"], found["complete"], found["generation"]) == ("tokens", True, 1)
+    assert found["counts"] == {"samples": 3, "documents": 2, "entries": 1, "quarantined": 1}
+    assert (found["tokens"]["tokens"], found["entries_lost"]) == (12, 0)
+    assert found["sources"] == [{"name": "a.jsonl", "documents": 2, "tokens": 12}]
+    (entry,) = found["entries"]
+    assert (entry["documents"], entry["tokens"], entry["paths"]) == (2, 12, ["a.jsonl:1", "a.jsonl:2"])
+    assert entry["checksum"]
+    text = run("info", cache, "--entries", "--quarantine").out
+    assert "2 documents, 12 tokens" in text
+    assert "rows of" in text
+
+
+def test_info_of_a_build_that_has_not_ended(run, cache):
+    (cache / "CURRENT").unlink()
+    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7}')
+    found = run("info", cache, "--json").json
+    assert (found["complete"], found["counts"]["samples"], found["counts"]["entries"]) == (False, 7, 1)
+    assert "not complete" in run("info", cache).out
+
+
+def test_plans_of_tokens_are_those_of_views(run, cache):
+    found = run("plan", cache, "--batch-size", "2", "--json")
+    assert found.status == 2
+    assert "rows" in found.error["fix"]
+
+
+def test_rows_of_common_lengths():
+    found = {one["max_length"]: one for one in row_counts(np.array([512, 600, 5000]))}
+    assert (found[512]["padded_rows"], found[512]["too_long"], found[512]["padded_fill"]) == (1, 2, 1.0)
+    assert (found[8192]["packed_rows_at_least"], found[8192]["block_rows"], found[1024]["block_rows"]) == (1, 1, 6)
+    assert row_counts(np.array([], dtype=np.int64))[0]["padded_fill"] == 0.0

@@ -1,0 +1,118 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_tokens import flip, opened, tamper, texts, write_texts
+
+from latentcache.encoders.stub_tokeniser import StubTokeniser
+
+LINES = texts(200, longest=4000)
+
+
+@pytest.fixture
+def data(run, tmp_path):
+    made = write_texts(tmp_path / "a.jsonl", LINES)
+    assert run("build", made, "--tokenizer", "stub", "--workers", "0").status == 0
+    return made
+
+
+@pytest.fixture
+def cache(data):
+    return data.with_name("a.jsonl.latentcache")
+
+
+def found_by(run, cache, *words):
+    done = run("verify", cache, *words, "--json")
+    found = done.json
+    return done.status, {name: number for name, number in found["counts"].items() if number}, found["items"]
+
+
+@pytest.mark.parametrize("words", [[], ["--full"], ["--reencode", "20"], ["--full", "--tokenizer", "stub"]])
+def test_a_true_cache(run, cache, words):
+    assert found_by(run, cache, *words) == (0, {"ok": 200}, [])
+
+
+def test_a_record_that_changed_is_named_with_its_line(run, data, cache):
+    write_texts(data, [*LINES[:5], "changed", *LINES[6:-1]])
+    status, counts, items = found_by(run, cache)
+    assert (status, counts["stale"], counts["ok"] + counts.get("touched", 0)) == (1, 2, 198)
+    assert [(item["reason"], item["path"]) for item in items if item["category"] == "stale"] == [
+        ("source-changed", "a.jsonl:6"),
+        ("source-removed", "a.jsonl:200"),
+    ]
+    assert "latentcache build" in items[0]["fix"]
+
+
+def test_new_and_moved_records(run, data, cache):
+    write_texts(data, ["new", *LINES[::-1], ("bad",)])
+    status, counts, items = found_by(run, cache, "--allow-failed", "1")
+    assert (status, counts) == (1, {"ok": 200, "missing": 1, "quarantined": 1})
+    assert {(item["category"], item["path"]) for item in items} == {
+        ("missing", "a.jsonl:1"),
+        ("quarantined", "a.jsonl:202"),
+    }
+
+
+def test_a_file_that_was_only_touched(run, data, cache):
+    data.write_bytes(data.read_bytes())
+    assert found_by(run, cache)[:2] == (0, {"touched": 200})
+
+
+def test_another_tokenizer_names_the_field(run, cache, tmp_path):
+    manifest = cache / "generations" / "000001" / "manifest.json"
+    recorded = json.loads(manifest.read_bytes())["recipe"]["tokenizer"][:8]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("latentcache.encoders.stub_tokeniser._VERSION", 2)
+        status, counts, items = found_by(run, cache)
+    assert (status, counts) == (1, {"stale": 200})
+    assert (items[0]["reason"], items[0]["found"]) == ("recipe:tokenizer", recorded)
+    assert items[0]["expected"] != recorded
+
+
+def test_damage_is_found_and_repaired_and_built_again(run, data, cache):
+    tamper(cache, block=1)
+    generation, _ = opened(cache)
+    inside = int((generation.documents.block == 1).sum())
+    assert found_by(run, cache)[0] == 0
+    status, counts, items = found_by(run, cache, "--full")
+    assert (status, counts) == (1, {"ok": 200 - inside, "corrupt": inside})
+    assert items[0]["key"] == generation.blocks.key[1].tobytes().hex()
+    assert run("verify", cache, "--repair", "--yes").status == 1
+    after, _ = opened(cache)
+    assert (after.complete, len(after.documents)) == (False, 200 - inside)
+    assert run("build", data, "--json").json["counts"]["encoded"] == inside
+    assert found_by(run, cache, "--full")[:2] == (0, {"ok": 200})
+
+
+def test_a_damaged_shard(run, data, cache):
+    generation, _ = opened(cache)
+    flip(cache / "shards" / generation.shards[0] / "index.npy", -1)
+    status, counts, items = found_by(run, cache)
+    assert (status, counts, items[0]["reason"]) == (1, {"corrupt": 200}, "shard")
+    assert run("verify", cache, "--repair", "--yes").status == 1
+    assert found_by(run, cache, "--full")[1] == {"ok": 200}
+
+
+def test_drift_is_found(run, cache, monkeypatch):
+    plain = StubTokeniser._document
+
+    def drifted(self, record):
+        found = plain(self, record)
+        return replace(found, ids=np.append(found.ids[:-1], [258]).astype(found.ids.dtype))
+
+    monkeypatch.setattr(StubTokeniser, "_document", drifted)
+    status, counts, items = found_by(run, cache, "--reencode", "5")
+    assert (status, counts) == (1, {"ok": 195, "drift": 5})
+    assert items[0]["reason"] == "tokens"
+    assert "258" in items[0]["found"]
+
+
+@pytest.mark.parametrize("words", [["--sample", "2"], ["--untrusted"], ["--model", "stub"], ["--device", "cpu"]])
+def test_flags_of_pictures_are_refused(run, cache, words):
+    done = run("verify", cache, *words, "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+
+
+def test_a_tokenizer_says_nothing_of_pictures(run, tmp_path):
+    assert run("verify", tmp_path, "--tokenizer", "stub", "--json").status == 2

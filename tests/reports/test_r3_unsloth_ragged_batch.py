@@ -1,0 +1,70 @@
+"""Unsloth: ``expected sequence of length 4096 at dim 1 (got 3999)``, with dynamic padding.
+
+The crash is made with the collator it comes from: it fills up what it knows and hands the rest to torch as lists.
+Here the length of a row is a number of the plan, ids, masks and labels are filled together, and a batch is one array
+before anything sees it. The tests fail where a row is as long as its document.
+"""
+
+import os
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from latentcache import open_tokens
+from latentcache.errors import PlanError
+from latentcache.loader.token_formats import TokenCollator
+from latentcache.pipeline.token_build import build_tokens
+from latentcache.pipeline.token_settings import TokenSettings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+LENGTHS = [4096, 3999, 17, 2048]
+
+
+def padding_tokenizer():
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<pad>": 0, "a": 1}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(vocab, "a")), pad_token="<pad>")
+
+
+@pytest.mark.filterwarnings("ignore:You're using a PreTrained")
+def test_dynamic_padding_crashes():
+    from transformers import DataCollatorWithPadding
+
+    rows = [{"input_ids": [1] * length, "labels": [1] * length} for length in LENGTHS[:2]]
+    with pytest.raises(ValueError, match="Unable to create tensor") as caught:
+        DataCollatorWithPadding(padding_tokenizer())(rows)
+    assert "expected sequence of length 4096 at dim 1 (got 3999)" in str(caught.value.__cause__)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ragged")
+    (folder / "texts.jsonl").write_text("".join(f'{{"text": "{"x" * (length - 1)}"}}\n' for length in LENGTHS))
+    build_tokens(TokenSettings(data=folder / "texts.jsonl", out=folder / "cache", tokenizer="stub", workers=0))
+    return open_tokens(folder / "cache")
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed", "blocks"])
+def test_the_same_lengths_make_batches_of_one_length_here(cache, kind):
+    assert cache.tokens == sum(LENGTHS)
+    view = getattr(cache, kind)(4096)
+    loaders = [view.loader(batch_size=2), DataLoader(view, batch_size=2, collate_fn=TokenCollator(), shuffle=True)]
+    for batches in loaders:
+        for batch in batches:
+            assert {tensor.shape[1] for tensor in batch.values()} == {4096}
+            assert all(isinstance(tensor, torch.Tensor) for tensor in batch.values())
+
+
+def test_rows_one_by_one_have_one_length_too(cache):
+    view = cache.padded(4096)
+    assert {tuple(view[row]["labels"].shape) for row in range(len(view))} == {(4096,)}
+
+
+def test_what_is_longer_is_never_cut_in_silence(cache):
+    with pytest.raises(PlanError, match="1 document is longer than max_length=4095") as caught:
+        cache.padded(4095, overflow="error")
+    assert caught.value.where == "texts.jsonl:1 (4096 tokens)"
+    assert cache.padded(4095, overflow="truncate_right").tokens_left["cut"] == 1

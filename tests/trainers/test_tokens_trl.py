@@ -1,0 +1,88 @@
+"""TRL's SFTTrainer on token views, and its padding-free collator against ours."""
+
+import datasets
+import pytest
+import torch
+from tiny_tokens import LENGTH, Account, build_fifty, seen_llama
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from latentcache import open_tokens
+from latentcache.loader.token_formats import TokenCollator
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return open_tokens(build_fifty(tmp_path_factory.mktemp("trl")) / "texts.latentcache")
+
+
+def a_tokenizer():
+    vocab = {"<pad>": 0, "<eos>": 1}
+    tokenizer = Tokenizer(models.WordLevel(vocab, "<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+
+
+def train(view, folder, form):
+    index = datasets.Dataset.from_dict({"row": range(len(view))}).with_transform(view.transform)
+    config = SFTConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+    )
+    account = Account()
+    trainer = SFTTrainer(
+        seen_llama(),
+        args=config,
+        train_dataset=index,
+        data_collator=TokenCollator(form),
+        processing_class=a_tokenizer(),
+        callbacks=[account],
+    )
+    trainer.train()
+    return trainer, account
+
+
+@pytest.mark.parametrize(("kind", "form"), [("padded", "plain"), ("packed", "transformers"), ("packed", "flat")])
+def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
+    view = getattr(cache, kind)(LENGTH)
+    trainer, account = train(view, tmp_path, form)
+    steps = view.steps(2, batch_size=4)
+    assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
+    assert account.epochs[-1] == 2
+    seen = {tuple(row) for batch in trainer.model.batches for row in torch.tensor(batch).reshape(-1, LENGTH).tolist()}
+    assert seen == {tuple(row) for row in view.batch(range(len(view)))["input_ids"].tolist()}
+
+
+def test_one_long_row_is_what_trl_makes_of_the_same_documents(cache):
+    """Rows without filling: then nothing differs, not a name, a type or a number."""
+    view = cache.blocks(LENGTH, crossing=False, tail="drop")
+    ours = TokenCollator("flat")(view.__getitems__([0, 1, 2]))
+    batch, part = view.batch([0, 1, 2]), view.parts[0].plan
+    rows = [
+        {
+            "input_ids": batch["input_ids"][row].tolist(),
+            "labels": batch["labels"][row].tolist(),
+            "seq_lengths": [int(part.length[piece]) for piece in part.pieces(row)],
+        }
+        for row in range(3)
+    ]
+    theirs = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            assert (ours[name].dtype, ours[name].shape) == (value.dtype, value.shape)
+            assert torch.equal(ours[name], value)
+        else:
+            assert ours[name] == value

@@ -1,0 +1,72 @@
+"""A token cache of fifty texts, a tiny Llama for it, and a Trainer's own account of steps and epochs."""
+
+import json
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+
+from latentcache.pipeline.token_build import build_tokens
+from latentcache.pipeline.token_settings import TokenSettings
+
+LENGTH = 64
+
+
+def build_fifty(folder):
+    """``texts.jsonl`` and ``texts.latentcache``: fifty texts of bytes, each other than the rest."""
+    lines = [json.dumps({"text": f"{number:02} " + "word " * (number % 11)}) for number in range(50)]
+    (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
+    build_tokens(
+        TokenSettings(data=folder / "texts.jsonl", out=folder / "texts.latentcache", tokenizer="stub", workers=0)
+    )
+    return folder
+
+
+def tiny_llama(num_ids=512):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=num_ids,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(config)
+
+
+class Account(TrainerCallback):
+    """The epochs a Trainer counted, step by step."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def on_step_end(self, args, state, control, **rest):
+        self.epochs.append(state.epoch)
+
+
+def seen_llama():
+    """A Llama, and in ``batches`` the ids it is trained on."""
+    model = tiny_llama()
+    model.batches = []
+
+    def note(module, args, inputs):
+        if module.training:
+            module.batches.append(inputs["input_ids"].tolist())
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    return model
+
+
+def arguments(folder, **more):
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1000,
+    }
+    return TrainingArguments(**(settings | more))
