@@ -28,11 +28,19 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(loader, folder, *, epochs=2, max_steps=-1, resume=None):
+def fit(loader, folder, *, stop=None, resume=None):
+    """Train two epochs, or until a checkpoint after so many steps."""
     module = Module()
-    settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    save = lightning.pytorch.callbacks.ModelCheckpoint(folder, "stop", every_n_train_steps=stop) if stop else None
     trainer = lightning.Trainer(
-        **settings, max_epochs=epochs, max_steps=max_steps, default_root_dir=folder, enable_checkpointing=False
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=2,
+        max_steps=stop or -1,
+        enable_checkpointing=bool(stop),
+        callbacks=[save] if save else [],
     )
     trainer.fit(module, loader, ckpt_path=resume)
     return trainer, module
@@ -56,8 +64,7 @@ def test_epochs_are_whole_and_differ(view, tmp_path):
 
 def test_a_resume_in_the_middle_serves_the_rest(view, tmp_path):
     loader = view.loader(batch_size=2, format="transformers")
-    stop = len(loader) + 2
-    trainer, first = fit(loader, tmp_path, max_steps=stop)
-    trainer.save_checkpoint(tmp_path / "middle.ckpt")
-    _, second = fit(view.loader(batch_size=2, format="transformers"), tmp_path, resume=tmp_path / "middle.ckpt")
+    _, first = fit(loader, tmp_path, stop=len(loader) + 2)
+    assert len(first.seen) == len(loader) + 2
+    _, second = fit(view.loader(batch_size=2, format="transformers"), tmp_path, resume=tmp_path / "stop.ckpt")
     assert first.seen + second.seen == expected(view, 2)
