@@ -63,22 +63,22 @@ def export(
     from latentcache.interop.hf_disk import HfDiskSettings, export_hf_disk
     from latentcache.loader.token_opening import open_tokens
 
-    with open_tokens(cache) as tokens:
-        parts = _parts(tokens, validation)
-        splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
-        facts = {
-            "cache": str(cache.resolve()),
-            "fingerprint": tokens.fingerprint,
-            "recipe_id": tokens.recipe.recipe_id.hex(),
-            "view": view,
-            "max_length": length,
-            "tokens": {name: rows.tokens for name, rows in splits.items()},
-            "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
-        }
-        left = padding_side == "left" and view == "padded"
-        settings = HfDiskSettings(out=target, trainer=trainer, view=view, left_padded=left, facts=facts)
-        rows = export_hf_disk(splits, settings, _Talk(quiet=as_json).advanced)
-        fill = {name: part.fill for name, part in splits.items()}
+    tokens = open_tokens(cache)
+    parts = _parts(tokens, validation)
+    splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
+    facts = {
+        "cache": str(cache.resolve()),
+        "fingerprint": tokens.fingerprint,
+        "recipe_id": tokens.recipe.recipe_id.hex(),
+        "view": view,
+        "max_length": length,
+        "tokens": {name: rows.tokens for name, rows in splits.items()},
+        "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
+    }
+    left = padding_side == "left" and view == "padded"
+    settings = HfDiskSettings(out=target, trainer=trainer, view=view, left_padded=left, facts=facts)
+    rows = export_hf_disk(splits, settings, _Talk(quiet=as_json).advanced)
+    fill = {name: part.fill for name, part in splits.items()}
     payload = {"cache": str(cache), "out": str(target), "format": to, "for": trainer, "rows": rows, "fill": fill}
     payload |= {name: facts[name] for name in ("view", "max_length", "tokens", "tokens_left")}
     if as_json:
