@@ -199,7 +199,6 @@ class StaleCacheError(StoreError):
     """
 
     slug = "stale-cache"
-    exit_code = 1
 
     def __init__(self, what: str, *, differences: tuple[tuple[str, str, str], ...] = (), **parts: str) -> None:
         self.differences = differences
