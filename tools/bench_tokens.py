@@ -29,8 +29,8 @@ from token_peers import Epoch, token_peers
 from latentcache.loader.token_opening import open_tokens
 from latentcache.pipeline.token_build import build_tokens
 from latentcache.pipeline.token_settings import TokenSettings
-from latentcache.plan.pieces import Corpus
 from latentcache.plan.row_kinds import packed_rows
+from latentcache.plan.rows import Corpus
 
 LENGTH, BATCH = 4096, 16
 MEAN, SIGMA = 1055, 1.0

@@ -66,7 +66,7 @@ def export(
     tokens = open_tokens(cache)
     parts = _parts(tokens, validation)
     splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
-    facts = {
+    facts: dict[str, Any] = {
         "cache": str(cache.resolve()),
         "fingerprint": tokens.fingerprint,
         "recipe_id": tokens.recipe.recipe_id.hex(),

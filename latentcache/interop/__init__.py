@@ -1,1 +1,1 @@
-"""FOR WHOM ELSE: one trainer or format per file."""
+"""For whom else? Rows of tokens as folders that trainers read without this package."""

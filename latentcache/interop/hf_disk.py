@@ -192,7 +192,7 @@ class _SplitWriter:
         names = [f"data-{number:05d}-of-{len(self._parts):05d}.arrow" for number in range(len(self._parts))]
         for part, name in zip(self._parts, names, strict=True):
             part.rename(self._folder / name)
-        state = {
+        state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in names],
             "_fingerprint": str(facts.get("fingerprint", ""))[:16],
             "_format_columns": None,

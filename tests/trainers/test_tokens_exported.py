@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on exported folders: nothing of ours runs while it trains, and the loss is that of each document alone."""
+"""TRL's SFTTrainer on exported folders, where nothing of ours runs while it trains."""
 
 import pytest
 import torch
