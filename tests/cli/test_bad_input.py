@@ -161,7 +161,7 @@ def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
 def test_a_cache_of_a_newer_format(run, cache, data):
     manifest = cache / "generations" / "000001" / "manifest.json"
     value = json.loads(manifest.read_text())
-    value["format"]["version"] = 3
+    value["format"]["version"] = 4
     manifest.write_text(json.dumps(value))
     for words in (["build", data, "--out", cache], ["verify", cache], ["info", cache]):
         done = run(*words, "--json")
@@ -169,7 +169,7 @@ def test_a_cache_of_a_newer_format(run, cache, data):
             3,
             error(
                 "cache-format",
-                "this cache has format 3; this version of latentcache reads up to 2",
+                "this cache has format 4; this version of latentcache reads up to 3",
                 str(manifest.parent),
                 "it was written by a newer version",
                 "upgrade with `pip install -U latentcache`, or build into another folder with --out",
