@@ -24,7 +24,9 @@ MAX_MEDIAN_LINES = 10
 MAX_FILE_LINES = 400
 #: Files above this many lines need a reason.
 REVIEW_FILE_LINES = 300
-LONG_FILES: dict[str, str] = {"latentcache/errors.py": "one short class for each way to fail, read as one list by users"}
+LONG_FILES: dict[str, str] = {
+    "latentcache/errors.py": "one short class for each way to fail, read as one list by users"
+}
 LOCAL_IMPORTS = {
     "latentcache/cli/*": "a command imports what it needs when it runs, so that --help and info start at once",
     "latentcache/encoders/opening.py": "only the library of the model that is opened is imported",
