@@ -10,7 +10,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 DOC_TOOLS := $(wildcard tools/check_*.py)
 BENCHES := $(wildcard tools/bench_*.py)
 
-.PHONY: help setup format lint types imports docs check test test-slow bench bench-read bench-verify demo clean
+.PHONY: help setup format lint types imports docs check test test-slow bench bench-read bench-tokens bench-verify demo clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -69,6 +69,9 @@ bench: .venv/.stamp  ## the measurements of docs/log.md
 
 bench-read: .venv/.stamp  ## reading alone: limits, loader, other stores, warm and cold
 	@$(BIN)/python tools/bench_read.py
+
+bench-tokens: .venv/.stamp  ## tokens: reading beside other stores, packing, building
+	@$(BIN)/python tools/bench_tokens.py
 
 bench-verify: .venv/.stamp  ## how long a check takes
 	@$(BIN)/python tools/bench_verify.py

@@ -28,6 +28,7 @@
         CacheReadOnlyError(PermissionError)
       PlanError                         exit 1: an epoch that would train on nothing
         EmptyPlanError
+      ExportError                       exit 1: rows that a trainer would read wrongly
       InterruptedBuildError             exit 130 or 143: work is committed, run again to go on
 
 Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints four lines made of these
@@ -285,6 +286,14 @@ class EmptyPlanError(PlanError):
     """An epoch of zero steps: training would run and learn nothing."""
 
     slug = "plan-empty"
+
+
+class ExportError(LatentcacheError):
+    """Rows that are not what a trainer would take them for; nothing is written."""
+
+    slug = "export"
+    exit_code = 1
+    default_fix = "report this with `latentcache info CACHE --json`: a view made rows that cannot be"
 
 
 class InterruptedBuildError(LatentcacheError):

@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 
 from latentcache import failpoint
-from latentcache.cli import build, console, gc, info, plan, verify
+from latentcache.cli import build, console, export, gc, info, plan, verify
 from latentcache.cli.failures import Signalled, as_known
 from latentcache.errors import UsageError
 
@@ -43,6 +43,7 @@ app.command("verify", help="Is the cache still true? Exit 1 with everything that
 )
 app.command("info", help="What a cache holds.")(info.info)
 app.command("gc", help="What nobody needs any more; --apply removes it.")(gc.gc)
+app.command("export", help="Rows of a token cache as files, for trainers that take no loader of ours.")(export.export)
 app.command("plan", help="Steps per epoch, bucket by bucket, before anything is trained.")(plan.plan)
 
 

@@ -1,18 +1,23 @@
 """The training code of the README trains."""
 
+import json
 import warnings
 
+import pytest
 import torch
 from make_pictures import make_pictures
 from page_blocks import ROOT, blocks
 
 from latentcache import BuildSettings, RecipeSettings, build_cache
+from latentcache.pipeline.token_build import build_tokens
+from latentcache.pipeline.token_settings import TokenSettings
 
 README = ROOT / "README.md"
+LINES = [block for block in blocks(README) if block.language == "python"]
 
 
 def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
-    (block,) = [block for block in blocks(README) if block.language == "python"]
+    block = LINES[0]
     make_pictures(tmp_path / "pictures", count=10, side=128)
     build_cache(BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(resolutions=(128,), bucket_step=16)))
     monkeypatch.chdir(tmp_path)
@@ -42,8 +47,31 @@ def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
     assert sum(losses[half:]) < sum(losses[:half])
 
 
-def test_it_is_five_lines():
-    (block,) = [block for block in blocks(README) if block.language == "python"]
+def test_the_five_lines_for_tokens_read_every_row_twice(tmp_path, monkeypatch):
+    texts = [f"{number} " + "word " * 400 for number in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = TokenSettings(
+        data=tmp_path / "texts.jsonl", out=tmp_path / "texts.latentcache", tokenizer="stub", workers=0
+    )
+    build_tokens(settings)
+    monkeypatch.chdir(tmp_path)
+    shapes, seen = [], 0
+
+    def train_step(input_ids, labels, position_ids):
+        nonlocal seen
+        shapes.append(tuple(input_ids.shape))
+        seen += int((labels != -100).sum())
+
+    names = {"train_step": train_step}
+    exec(compile("\n" * (LINES[1].line - 1) + LINES[1].text, str(README), "exec"), names)
+    assert shapes == [(4, 4096)] * 2 * len(names["loader"])
+    assert seen >= 2 * sum(
+        len(text) for text in texts
+    )  # and an end of text for the first token, which is not learned
+
+
+@pytest.mark.parametrize("block", LINES)
+def test_it_is_five_lines(block):
     lines = [line for line in block.text.splitlines() if line.strip() and not line.startswith("from ")]
     assert len(lines) == 5
 

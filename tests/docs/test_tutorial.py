@@ -32,6 +32,12 @@ def test_the_tutorial(tmp_path, monkeypatch, capsys):
     }
 
 
+def test_the_tutorial_of_tokens(tmp_path, monkeypatch, capsys):
+    names = run(DOCS / "tutorial" / "first-token-cache.md", tmp_path, monkeypatch)
+    assert names["shapes"] == {(4, 160)}
+    assert capsys.readouterr().out.startswith("40 documents\n40 rows")
+
+
 @pytest.mark.parametrize(
     "page", [page for page in HOWTOS if {b.language for b in blocks(page)} & RUNNABLE], ids=lambda page: page.stem
 )

@@ -32,15 +32,17 @@ def at_hand(thirteen, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_howto():
-    """Runs the Python blocks of a how-to page in the current folder; gives the names it leaves."""
-    from page_blocks import DOCS, blocks
+    """Runs the Python blocks of a how-to page in the current folder, and its commands; gives the names it leaves."""
+    from page_blocks import DOCS, blocks, run_console
 
-    def run(name, **names):
+    def run(name, consoles=False, **names):
         page = DOCS / "howto" / f"{name}.md"
         scope = {"__name__": name.replace("-", "_")} | names
         for block in blocks(page):
             if block.language == "python":
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), scope)
+            elif consoles and block.language == "console":
+                run_console(block, Path.cwd(), page.name)
         return scope
 
     return run

@@ -1,6 +1,7 @@
 """The pages about tokens, run as programs."""
 
 import pytest
+from datasets import load_from_disk
 from test_tokens_trl import a_tokenizer
 from tiny_tokens import build_fifty, tiny_llama
 
@@ -20,5 +21,12 @@ def test_the_page_of_tokens(texts, run_howto):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_of_trl(texts, run_howto):
-    names = run_howto("train-with-trl", model=tiny_llama(), tokenizer=a_tokenizer())
-    assert names["trainer"].state.epoch == 2
+    names = run_howto("train-with-trl", consoles=True, model=tiny_llama(), tokenizer=a_tokenizer())
+    assert names["trainer"].state.epoch == names["exported"].state.epoch == 2
+
+
+@pytest.mark.parametrize("trainer", ["llama-factory", "unsloth", "axolotl"])
+def test_the_pages_of_trainers_that_are_not_here(texts, run_howto, trainer):
+    """Their commands run and print what the page shows."""
+    run_howto(f"train-with-{trainer}", consoles=True)
+    assert load_from_disk("rows")["train"].column_names == ["input_ids", "attention_mask", "labels"]

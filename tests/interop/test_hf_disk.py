@@ -1,0 +1,161 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import load_from_disk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.errors import ExportError, UsageError
+from latentcache.interop import hf_disk
+from latentcache.interop.hf_disk import COLUMNS, HfDiskSettings, checked, export_hf_disk, segments
+
+LENGTH = 16
+
+
+class Packed:
+    """Rows of a few documents each, with their padding as a segment of its own."""
+
+    max_length = LENGTH
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def batch(self, rows):
+        made = [self._row(self.rows[row], row) for row in rows]
+        return {name: np.stack([row[name] for row in made]) for name in made[0]}
+
+    def _row(self, lengths, number):
+        used = sum(lengths)
+        ids = np.zeros(LENGTH, dtype=np.int64)
+        ids[:used] = np.arange(used) + 100 * number + 1
+        mask = (np.arange(LENGTH) < used).astype(np.int64)
+        parts = [*lengths, LENGTH - used] if used < LENGTH else lengths
+        positions = np.concatenate([np.arange(part) for part in parts])
+        labels = np.where(mask, ids, -100)
+        labels[positions == 0] = -100
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "position_ids": positions}
+
+
+ROWS = Packed([[5, 4, 7], [16], [3, 3], [8, 8], [2, 9]])
+
+
+def settings(out, **more):
+    return HfDiskSettings(out=out, facts={"fingerprint": "ab" * 16}, **more)
+
+
+@pytest.mark.parametrize("trainer", COLUMNS)
+@pytest.mark.parametrize("view", ["padded", "packed"])
+def test_datasets_opens_it(tmp_path, trainer, view, monkeypatch):
+    if view not in COLUMNS[trainer]:
+        return
+    monkeypatch.setattr(hf_disk, "BATCH_ROWS", 2)
+    monkeypatch.setattr(hf_disk, "FILE_BYTES", 1)
+    seen = []
+    done = export_hf_disk(
+        {"train": ROWS, "validation": Packed([[4]])},
+        settings(tmp_path / "out", trainer=trainer, view=view),
+        lambda *progress: seen.append(progress),
+    )
+    assert done == {"train": 5, "validation": 1}
+    assert seen == [(2, 6), (4, 6), (5, 6), (6, 6)]
+    found = load_from_disk(str(tmp_path / "out"))
+    assert set(found) == {"train", "validation"}
+    assert found["train"].column_names == list(COLUMNS[trainer][view])
+    whole = ROWS.batch(range(5))
+    for row in range(5):
+        assert found["train"][row]["input_ids"] == whole["input_ids"][row].tolist()
+        assert found["train"][row]["labels"] == whole["labels"][row].tolist()
+    tensors = found["train"].with_format("torch")[0]
+    assert {str(value.dtype) for value in tensors.values()} == {"torch.int64"}
+    assert not list((tmp_path / "out").glob("**/part-*"))
+
+
+def test_what_keeps_documents_apart(tmp_path):
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "trl", trainer="trl", view="packed"))
+    assert load_from_disk(str(tmp_path / "trl"))["train"]["seq_lengths"][0:3] == [[5, 4, 7], [16], [3, 3, 10]]
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "lf", trainer="llama-factory", view="packed"))
+    masks = load_from_disk(str(tmp_path / "lf"))["train"]["attention_mask"]
+    assert masks[0] == [1] * 5 + [2] * 4 + [3] * 7
+    assert masks[2] == [1] * 3 + [2] * 3 + [0] * 10
+
+
+def test_files_say_what_they_are(tmp_path):
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "out"))
+    facts = json.loads((tmp_path / "out" / "latentcache.json").read_text())
+    assert facts["rows"] == {"train": 5}
+    assert list(facts["files"]) == ["train/data-00000-of-00001.arrow"]
+    info = json.loads((tmp_path / "out" / "train" / "dataset_info.json").read_text())
+    assert {feature["_type"] for feature in info["features"].values()} == {"Sequence"}
+
+
+def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
+    out = tmp_path / "out"
+    export_hf_disk({"train": ROWS}, settings(out))
+    with pytest.raises(UsageError, match="there already"):
+        export_hf_disk({"train": ROWS}, settings(out))
+
+    class Breaks(Packed):
+        def batch(self, rows):
+            return super().batch(rows) | {"attention_mask": np.zeros((len(rows), LENGTH))}
+
+    with pytest.raises(ExportError, match="padding"):
+        export_hf_disk({"train": ROWS, "validation": Breaks([[3]])}, settings(tmp_path / "new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_lengths_that_no_trainer_keeps(tmp_path):
+    rows = Packed([[3]])
+    rows.max_length = 4090
+    with pytest.raises(UsageError, match="4090") as caught:
+        export_hf_disk({"train": rows}, settings(tmp_path / "out"))
+    assert caught.value.fix == "--length 4088 or --length 4096"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [({"trainer": "nobody"}, "no trainer"), ({"trainer": "trl", "left_padded": True}, "left"),
+     ({"trainer": "axolotl", "view": "packed"}, "packed rows")],
+)  # fmt: skip
+def test_what_a_trainer_would_get_wrong_is_refused(tmp_path, words, what):
+    with pytest.raises(UsageError, match=what):
+        settings(tmp_path, **words)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"input_ids": np.ones((1, 15))}, "different length"), ({"labels": np.full((1, 16), -100)}, "no token"),
+     ({"labels": np.full((1, 16), 7)}, "padding"), ({"input_ids": np.full((1, 16), 7)}, "not the id")],
+)  # fmt: skip
+def test_rows_are_checked(change, what):
+    with pytest.raises(ExportError, match=what):
+        checked(Packed([[5, 4]]).batch([0]) | change, LENGTH)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_documents_fill_their_row(lengths):
+    row = np.concatenate([np.arange(length) for length in lengths])
+    assert segments(row[None], sum(lengths))[0].tolist() == lengths
+    with pytest.raises(ExportError):
+        segments(row[None] + 1, sum(lengths))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", os.environ.get("LATENTCACHE_DATASETS_PYTHONS", "").split(":"))
+def test_older_versions_of_datasets_open_it(tmp_path, python):
+    """``LATENTCACHE_DATASETS_PYTHONS``: interpreters with other versions of datasets, between colons."""
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "out"))
+    code = "import sys, datasets; print(datasets.load_from_disk(sys.argv[1])['train'][1]['input_ids'])"
+    done = subprocess.run(
+        [python or sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ROWS.batch([1])["input_ids"][0].tolist()
+    assert Path(tmp_path / "out").is_dir()

@@ -1,0 +1,76 @@
+"""TRL's SFTTrainer on exported folders, where nothing of ours runs while it trains."""
+
+import pytest
+import torch
+from datasets import load_from_disk
+from test_tokens_trl import a_tokenizer
+from tiny_tokens import LENGTH, Account, build_fifty, seen_llama
+from trl import SFTConfig, SFTTrainer
+
+from latentcache import open_tokens
+from latentcache.interop.hf_disk import HfDiskSettings, export_hf_disk
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return open_tokens(build_fifty(tmp_path_factory.mktemp("exported")) / "texts.latentcache")
+
+
+def a_trainer(cache, kind, folder, **more):
+    view = getattr(cache, kind)(LENGTH)
+    export_hf_disk(
+        {"train": view},
+        HfDiskSettings(out=folder / kind, trainer="trl", view=kind, facts={"fingerprint": cache.fingerprint}),
+    )
+    config = SFTConfig(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=4,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        padding_free=kind == "packed",
+        max_length=None,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        **more,
+    )
+    account = Account()
+    rows = load_from_disk(str(folder / kind))["train"]
+    trainer = SFTTrainer(
+        seen_llama(), args=config, train_dataset=rows, processing_class=a_tokenizer(), callbacks=[account]
+    )
+    return trainer, account, view
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_steps_and_epochs_are_exact(cache, tmp_path, kind):
+    trainer, account, view = a_trainer(cache, kind, tmp_path, num_train_epochs=2)
+    trainer.train()
+    steps = view.steps(2, batch_size=4)
+    assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
+    epoch_at = view.loader(batch_size=4, small_buckets="partial").epoch_at
+    assert account.epochs == pytest.approx([epoch_at(step) for step in range(1, steps + 1)])
+    seen = [tuple(row) for batch in trainer.model.batches for row in torch.tensor(batch).reshape(-1, LENGTH).tolist()]
+    assert sorted(seen) == sorted(2 * [tuple(row) for row in view.batch(range(len(view)))["input_ids"].tolist()])
+
+
+@pytest.mark.parametrize("kind", ["padded", "packed"])
+def test_the_loss_is_that_of_each_document_alone(cache, tmp_path, kind):
+    """Documents that see each other, or padding that is attended to, would move it."""
+    trainer, _, view = a_trainer(cache, kind, tmp_path)
+    trainer.model.eval()
+    rows = list(range(len(view)))
+    batch = trainer.data_collator([trainer.train_dataset[row] for row in rows])
+    with torch.no_grad():
+        together = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
+        losses, tokens = [], 0
+        for row in cache.padded(LENGTH):
+            ids = row["input_ids"][row["attention_mask"] == 1]
+            logits = trainer.model(input_ids=ids[None]).logits[0, :-1]
+            losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
+            tokens += len(ids) - 1
+    assert float(together) == pytest.approx(float(sum(losses)) / tokens, rel=1e-5)
