@@ -122,7 +122,7 @@ def build_once(settings: RecipeSettings, data: Path, work: Path, encoder: Encode
     if fresh:
         shutil.rmtree(cache, ignore_errors=True)
     settings_of_build = BuildSettings(data=data, out=cache, recipe=settings, device="cpu", batch_size=BATCH)
-    with patch("latentcache.pipeline.build.open_encoder", lambda *_, **__: encoder):
+    with patch("latentcache.pipeline.worker.open_encoder", lambda *_, **__: encoder):
         report = build_cache(settings_of_build)
     expected = report.samples if fresh else 0
     if report.encoded != expected:

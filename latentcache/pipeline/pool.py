@@ -233,13 +233,13 @@ class Pool:
             detail = f"a worker process {words} whenever it {'encoded' if encoding else 'decoded'} it"
             self._books.convict(planned, "encoder-crash" if encoding else "decoder-crash", detail)
         self._convicted += len(convicted)
-        place.unexplained += not any(item.index in stages for item in left)
+        place.unexplained = 0 if any(item.index in stages for item in left) else place.unexplained + 1
         if place.unexplained > _RESTARTS or self._convicted > _MAX_CONVICTED:
             blamed = f"{self._convicted} pictures were found that do so" if convicted else "no picture is to blame"
             raise WorkerError(
                 "worker processes keep dying", where=place.device.label, why=f"the last one {words}; {blamed}"
             )
-        if left and not convicted:
+        if left and hand.suspect is None:
             self._warn(f"a worker process {words}{self._on(place)}; its pictures are given out again")
 
     def _end_all(self) -> None:
