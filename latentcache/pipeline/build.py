@@ -20,6 +20,7 @@ from latentcache.encoders.protocol import Encoder
 from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
+from latentcache.pipeline.batch_size import UNTIMED, BatchSizes
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.calibrate import known_noise, measured_noise
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -56,9 +57,6 @@ from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
 from latentcache.store.shard import NewEntry, ShardWriter
-
-#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
-DEFAULT_BATCH = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +228,7 @@ class _Build:
                 pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
                 writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
                 open_encoder=lambda: self.opened(description),
-                batch_size=settings.batch_size or DEFAULT_BATCH,
+                sizes=BatchSizes(settings.batch_size or (None if description.kind == "diffusers" else UNTIMED)),
                 stop=self.stop,
                 progress=progress,
                 advanced=self.observer.advanced,
