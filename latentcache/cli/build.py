@@ -31,7 +31,8 @@ def build(
     device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
+        int | None,
+        typer.Option("--batch-size", min=1, help="Pictures per encoder call (found by timing).", show_default=False),
     ] = None,
     decode_threads: Annotated[
         int | None, typer.Option("--decode-threads", min=1, help="Default: all cores but one.", show_default=False)
@@ -152,6 +153,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "published": report.published,
         "allow_failed": report.allow_failed,
         "elapsed_s": round(report.elapsed_s, 3),
+        "speed": None if report.speed is None else report.speed.as_json(),
     }
 
 
@@ -177,6 +179,8 @@ def _show(report: BuildReport, excess: str) -> None:
         )
     else:
         out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
+    if report.speed is not None:
+        out(report.speed.in_words())
     empty = "" if report.encoded or report.cached else ", and empty: no picture could be used"
     out(f"cache {report.plan.cache} (generation {report.generation}) is complete{empty}")
 

@@ -24,7 +24,7 @@ from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.faults import Guard, first_line
 from latentcache.encoders.fold import fold_single_frames
 from latentcache.encoders.lane import Lane, Mark, Ring, Slot, Stopwatch, lane_to
-from latentcache.encoders.modules import load_module
+from latentcache.encoders.modules import enable_tiling, is_video, load_module
 from latentcache.encoders.posterior import encoded_channels, encoded_dtype, no_posterior
 from latentcache.encoders.protocol import EncodedBatch, Pixels
 from latentcache.errors import DeviceError, EncoderError
@@ -107,6 +107,16 @@ class VaeEncoder:
     def spec(self) -> EncoderSpec:
         """What this encoder is."""
         return self._description.spec
+
+    @property
+    def module(self) -> nn.Module:
+        """The encoder half in the precision of the recipe."""
+        return self._module(self._dtype)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where it runs, with its number where one was named."""
+        return self._device
 
     @property
     def device(self) -> str:
@@ -226,13 +236,10 @@ class VaeEncoder:
                 self._clips = is_video(module)  # before it is folded
             if self._clips and self._fold:
                 fold_single_frames(module)
+            if self.spec.tiling:
+                enable_tiling(module, self._description)
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
-
-
-def is_video(module: nn.Module) -> bool:
-    """Whether an encoder takes clips: it has a three-dimensional convolution."""
-    return any(parameter.ndim == 5 for parameter in module.parameters())
 
 
 @dataclass(slots=True)

@@ -39,10 +39,11 @@ from latentcache.pipeline.preflight import (
     remove_unused,
     source_facts,
 )
-from latentcache.pipeline.recipes import resolve_recipe
+from latentcache.pipeline.recipes import found_precision, resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.run import EncodeRun, RunResult
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.speed import measured_speed
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
 from latentcache.pipeline.work import Progress
@@ -88,6 +89,7 @@ class _Build:
             cached_model=before.model,
             cached_config=before.model_config,
             has_cuda=has_cuda,
+            auto_compute=found_precision(self.settings, self.observer.warned),
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -191,6 +193,7 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
+            speed=measured_speed(result.clock, description, fold=self.settings.fold),
             allow_failed=self.settings.allow_failed,
         )
 

@@ -152,6 +152,7 @@ def _describe(generation: Generation, model: str | None, config: str | None, dev
             compute_dtype=spec.compute_dtype,
             storage_dtype=spec.storage_dtype,
             posterior=spec.posterior,
+            tiling=spec.tiling,
             config=config or (made.get("model_config") if model is None else None),
             device=device,
             has_cuda=cuda_available(),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from latentcache.encoders.opening import matmul_ceiling
 from latentcache.encoders.protocol import Encoder
 from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import Size
@@ -193,6 +194,7 @@ class EncodeRun:
     def _batch_encoder(self) -> BatchEncoder:
         if self._batches is None:
             self._encoder = self.open_encoder()
+            self.result.clock.ceiling_flops = matmul_ceiling(self._encoder)
             self.result.clock.begin()
             self._batches = BatchEncoder(
                 encoder=self._encoder,

@@ -36,6 +36,8 @@ class RecipeSettings:
     storage_dtype: str | None = None
     latents: str | None = None
     """What of the posterior is stored."""
+    tiling: bool | None = None
+    """Whether large pictures are encoded in tiles, which gives other latents."""
     flip: bool | None = None
     """Whether pictures are stored mirrored as well."""
     resample: str | None = None

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.opening import picture_flops
 from latentcache.geometry.sizes import Size
 
 PictureFlops = Callable[[Size], float]
@@ -123,6 +125,12 @@ class Speed:
             f"{self.bound}-bound: the device worked {self.device_busy:.0%} of the time, "
             f"{self.megapixels_per_s:.1f} MP/s{ceiling}"
         )
+
+
+def measured_speed(clock: StageClock, description: ModelDescription, *, fold: bool) -> Speed | None:
+    """What a clock comes to, with the share of the ceiling where the device has shown one."""
+    counted = picture_flops(description, fold=fold) if clock.ceiling_flops > 0 else None
+    return speed_of(clock, counted)
 
 
 def speed_of(clock: StageClock, flops: PictureFlops | None = None) -> Speed | None:
