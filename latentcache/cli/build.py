@@ -30,6 +30,7 @@ def build(
     recipe: RecipeSettings,
     device: Annotated[str, typer.Option("--device", help="auto|cpu|cuda|cuda:N")] = "auto",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
+    compiled: Annotated[str, typer.Option("--compile", help="auto (off today)|on|off: torch.compile.")] = "auto",
     batch_size: Annotated[
         int | None,
         typer.Option("--batch-size", min=1, help="Pictures per encoder call (found by timing).", show_default=False),
@@ -65,6 +66,7 @@ def build(
         recipe=recipe,
         device=device,
         fold=not no_fold,
+        compile=compiled,
         batch_size=batch_size,
         decode_threads=decode_threads,
         host_memory=host_memory,

@@ -27,13 +27,22 @@ if TYPE_CHECKING:
 _STEP = 64
 
 
-def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
+def open_encoder(
+    description: ModelDescription,
+    *,
+    device: str = "auto",
+    fold: bool = True,
+    compiled: frozenset[Size] = frozenset(),
+    warn: Callable[[str], None] = lambda _: None,
+) -> Encoder:
     """Open what a description names.
 
     Args:
         description: From :func:`latentcache.encoders.describe.describe_model`.
         device: ``auto``, ``cpu`` or a torch device.
         fold: Do the causal 3D convolutions of clip encoders as 2D ones.
+        compiled: Sizes of pictures for which it is compiled.
+        warn: Told when the compiler fails.
 
     Raises:
         EncoderError: The weights do not fit the class, or are damaged.
@@ -48,7 +57,11 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae import load_vae
 
-    return load_vae(description, device=device, fold=fold)
+    if not compiled:
+        return load_vae(description, device=device, fold=fold)
+    from latentcache.encoders.compiling import Compiler
+
+    return load_vae(description, device=device, fold=fold, compiler=Compiler(compiled, warn))
 
 
 def auto_precision(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Precision:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from latentcache.encoders.attention import Attention
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.faults import Guard, first_line
@@ -30,25 +31,31 @@ from latentcache.encoders.protocol import EncodedBatch, Pixels
 from latentcache.errors import DeviceError, EncoderError
 from latentcache.recipe import EncoderSpec
 
+if TYPE_CHECKING:
+    from latentcache.encoders.compiling import Compiler
+
 _OUTPUTS = ("latent_dist", "latent", "latents")
 #: Types without a twin in NumPy travel as their bits.
 _TRAVELS_AS = {torch.bfloat16: torch.uint16}
 
 
-def load_vae(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> VaeEncoder:
+def load_vae(
+    description: ModelDescription, *, device: str = "auto", fold: bool = True, compiler: Compiler | None = None
+) -> VaeEncoder:
     """Load the encoder half and move it to a device.
 
     Args:
         description: A description of kind ``diffusers``.
         device: ``auto``, ``cpu`` or a torch device.
         fold: Do the causal 3D convolutions of clip encoders as 2D ones (encoders/fold.py).
+        compiler: Compiles it for some sizes (encoders/compiling.py).
 
     Raises:
         EncoderError: A tensor is missing, unexpected, of another shape or not finite.
         DeviceError: The device is not there or failed.
         DeviceMemoryError: The encoder does not fit into its memory.
     """
-    return VaeEncoder(description, choose_device(device), fold=fold)
+    return VaeEncoder(description, choose_device(device), fold=fold, compiler=compiler)
 
 
 def choose_device(device: str) -> torch.device:
@@ -80,6 +87,7 @@ class VaeEncoder:
         device: Where it runs.
         fold: Do the causal 3D convolutions of clip encoders as 2D ones.
         lane: How batches get there and back; by default as the device needs it.
+        compiler: Compiles it for some sizes; by default nothing is compiled.
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class VaeEncoder:
         *,
         fold: bool = True,
         lane: Lane | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         self._description = description
         self._device = device
@@ -98,6 +107,8 @@ class VaeEncoder:
         self._storage: torch.dtype = getattr(torch, encoded_dtype(description.spec))
         self._modules: dict[torch.dtype, nn.Module] = {}
         self._clips = bool(self._family.video)
+        self._attention = Attention()
+        self._compiler = compiler
         self._guard = Guard(device, description.spec, description.label)
         self._lane = self._guard.run(lambda: lane or lane_to(device), "the first copy")
         self._slabs, self._results = Ring(self._lane), Ring(self._lane)
@@ -162,7 +173,12 @@ class VaeEncoder:
         images = self._up(pictures)
         watch = Stopwatch(self._device)
         values = images.to(torch.float32).div_(127.5).sub_(1).to(dtype)
-        latents = self._latents(module, values.unsqueeze(2) if self._clips else values)
+        values = values.unsqueeze(2) if self._clips else values
+        with self._attention.watching((*values.shape, values.dtype.itemsize)):
+            if self._compiler is None or dtype != self._dtype:
+                latents = self._latents(module, values)
+            else:
+                latents = self._compiler(self._encode, values)
         latents = latents.squeeze(2) if self._clips and latents.ndim == 5 else latents
         self._check_shape(latents, (len(pictures), *pictures[0].shape))
         kept = latents.float().to(self._storage).contiguous()
@@ -186,6 +202,9 @@ class VaeEncoder:
         images, mark = self._lane.up(slab)
         self._slabs.give_back(slot, mark)
         return images.permute(0, 3, 1, 2)
+
+    def _encode(self, values: Tensor) -> Tensor:
+        return self._latents(self.module, values)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
         """What the class's own ``encode`` gives: its latent, or the mode or the moments of its posterior."""

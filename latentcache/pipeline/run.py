@@ -92,7 +92,7 @@ class EncodeRun:
         return self.result
 
     def _loop(self, todo: Sequence[Planned]) -> None:
-        self.sizes.expect(_expected(todo, self.recipe.variants))
+        self.sizes.expect(expected_pieces(todo, self.recipe.variants))
         remaining = len(todo)
         while remaining and not self.stop.requested:
             outcome = self._next()
@@ -215,6 +215,6 @@ def _nbytes(pieces: Sequence[Piece]) -> int:
     return sum(piece.pixels.nbytes for piece in pieces)
 
 
-def _expected(todo: Sequence[Planned], variants: int) -> Counter[Size]:
+def expected_pieces(todo: Sequence[Planned], variants: int) -> Counter[Size]:
     """Pieces of each bucket, at most: some may turn out to be there already."""
     return Counter(placement.bucket for planned in todo for placement in planned.placements * variants)
