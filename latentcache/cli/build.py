@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan, BuildReport
     from latentcache.sources.sample import Refusal
 
+#: Encoders that are no models: how fast they are is of no use to anybody.
+_STAND_INS = ("demo", "stub")
+
 
 @flags.with_recipe
 def build(
@@ -181,7 +184,7 @@ def _show(report: BuildReport, excess: str) -> None:
         )
     else:
         out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
-    if report.speed is not None:
+    if report.speed is not None and report.plan.recipe.encoder.family not in _STAND_INS:
         out(report.speed.in_words())
     empty = "" if report.encoded or report.cached else ", and empty: no picture could be used"
     out(f"cache {report.plan.cache} (generation {report.generation}) is complete{empty}")
