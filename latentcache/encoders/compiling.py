@@ -52,7 +52,7 @@ class Compiler:
         """Leave attention of diffusers' own class out: it asks for signatures, at which tracing fails."""
         for part in module.modules():
             if type(part).__name__ in _UNTRACED:
-                part.forward = dynamo.disable(part.forward)  # type: ignore[method-assign]
+                part.forward = dynamo.disable(part.forward)  # type: ignore[no-untyped-call]
 
     def __call__(self, encode: Encode, values: Tensor) -> Tensor:
         """``encode(values)``, by compiled code where this shape has it."""
