@@ -138,7 +138,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--encoders", default="sim10,sim2,vae,vae-all", help="default: sim10,sim2,vae,vae-all")
     parser.add_argument("--quick", action="store_true", help="fewer pictures, no memory, no second builds")
-    parser.add_argument("--alone", action="store_true", help="no second builds and no look at what was stored")
+    parser.add_argument("--alone", action="store_true", help="only the rounds and the run through the command")
+    parser.add_argument("--folder", type=Path, help="keep the pictures here, and take them from here where they are")
     parser.add_argument("--jpegs", type=int, help="only so many pictures, all JPEGs of one megapixel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times in seconds")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
@@ -169,10 +170,11 @@ def run_all(
     folder: Path, counts: Counts, encoders: Sequence[str], rounds: int, *, quick: bool, alone: bool
 ) -> dict[str, Any]:
     """Draw, then measure every encoder."""
-    draw_data(folder / "data", counts)
-    small_vae(folder / "vae")
+    if not (folder / "vae").exists():
+        draw_data(folder / "data", counts)
+        small_vae(folder / "vae")
     found: dict[str, Any] = {
-        "results": [measure(bench_for(name, folder), rounds, memory=not quick) for name in encoders],
+        "results": [measure(bench_for(name, folder), rounds, memory=not (quick or alone)) for name in encoders],
     }
     if not alone:
         found["stored"] = stored_as_referred(folder)

@@ -4,8 +4,8 @@ torch's CPU kernel for channels-last input sums squares one after the other and 
 them, so it loses digits in large pictures and in flat ones, whose means are large beside their spread. The kernel for
 contiguous input does not, so the input is brought into that order and the result back. Measured on drawn pictures
 against float64, largest error in standard deviations of the latents: 3.8e-4 and 1.5e-3 (two levels of 8 and 16
-channels, four of 32 to 128), 1.2e-5 after. It costs two copies of the input: 1.4 times the time of the two-level encoder,
-which is mostly norms; convolutions, which profit from channels-last input (up to twice as quick), are left alone.
+channels, four of 32 to 128), 1.2e-5 after. It costs two copies of the input: 1.4 times the time of the two-level
+encoder, which is mostly norms; convolutions, up to twice as quick with channels-last input, are left alone.
 Taking the mean away first helps against flat pictures only (2e-4), two passes in tensor operations take 2 to 3 times
 as long. Other devices and types go the plain way: half precision is coarser anyway.
 """
