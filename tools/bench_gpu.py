@@ -3,7 +3,8 @@
 1. calibrate: matrix product, convolution, copies. 2. encoders: pictures a second of full-size autoencoders at 1024
 and 512 pixels, by batch and by variant, with percent of the matrix product's rate. 3. attention of the middle block
 alone. 4. precision: how far bf16, fp16 and TF32 lie from float32. 5. builds: drawn JPEGs of 2 and 12 megapixels
-against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text encoders.
+against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text
+encoders.
 
 Weights are random and made from configurations: nothing is downloaded. Each part has its own time; one that fails or
 takes too long is reported and the others run. JSON and Markdown say percent of ceiling and which bars were reached.
