@@ -10,12 +10,13 @@ Guarantee: the same picture gives the same bytes in any batch on any machine, be
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.posterior import encoded_dtype
-from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.encoders.protocol import EncodedBatch, Finished, Pixels
 from latentcache.encoders.storage import stored
 from latentcache.identity.content import json_hash
 from latentcache.recipe import EncoderSpec
@@ -75,6 +76,10 @@ class StubEncoder:
         if self._spec.posterior != "mode":
             values = np.concatenate([values, values - 2], axis=1)
         return stored(values, encoded_dtype(self._spec))
+
+    def submit(self, pictures: Sequence[Pixels], *, precise: bool = False) -> Finished:
+        """Encode now: there is no device to wait for."""
+        return Finished(self.encode(np.stack(pictures), precise=precise))
 
     def close(self) -> None:
         """Nothing to give back."""

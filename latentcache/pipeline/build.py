@@ -7,9 +7,8 @@ was acknowledged; sources are only read. It composes the other modules and compu
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,9 @@ from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
 from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
+from latentcache.geometry.sizes import Size
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
+from latentcache.pipeline.batch_size import UNTIMED, BatchSizes, worth_compiling
 from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
 from latentcache.pipeline.calibrate import known_noise, measured_noise
 from latentcache.pipeline.decoding import Claims, DecodePool, Decoder
@@ -38,27 +39,25 @@ from latentcache.pipeline.preflight import (
     remove_unused,
     source_facts,
 )
-from latentcache.pipeline.recipes import resolve_recipe
+from latentcache.pipeline.recipes import found_precision, resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
-from latentcache.pipeline.run import EncodeRun, RunResult
+from latentcache.pipeline.run import EncodeRun, RunResult, expected_pieces
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.speed import measured_speed
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
 from latentcache.pipeline.work import Progress
-from latentcache.pipeline.writing import WriterThread
+from latentcache.pipeline.writing import WriterThread, new_shard
 from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.generation import Generation, publish
-from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
+from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.salvage import mend_shards
-from latentcache.store.shard import NewEntry, ShardWriter
-
-#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
-DEFAULT_BATCH = 8
+from latentcache.store.shard import NewEntry
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +89,7 @@ class _Build:
             cached_model=before.model,
             cached_config=before.model_config,
             has_cuda=has_cuda,
+            auto_compute=found_precision(self.settings, self.observer.warned),
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -138,15 +138,15 @@ class _Build:
         found: Scan,
         recipe: Recipe,
         description: ModelDescription,
-        generation: Generation,
+        last: Generation,
         refused: tuple[Refusal, ...],
     ) -> BuildReport:
         """Say that there is nothing to do."""
-        plan = still_plan(found, recipe, generation, refused, description.label, self.layout.root)
+        plan = still_plan(found, recipe, last, refused, description.label, self.layout.root)
         self.observer.planned(plan)
         if self.stop.requested:
             raise self.stop.error()
-        return still_report(plan, generation, started=self.started, dry_run=self.settings.dry_run)
+        return still_report(plan, last, started=self.started, dry_run=self.settings.dry_run)
 
     def recover(self, before: Before) -> None:
         """Take over what a build that died has committed, and what is whole of damaged shards."""
@@ -193,6 +193,7 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
+            speed=measured_speed(result.clock, description, fold=self.settings.fold),
             allow_failed=self.settings.allow_failed,
         )
 
@@ -228,9 +229,9 @@ class _Build:
                 recipe=recipe,
                 catalog=catalog,
                 pool=DecodePool(decoder=decoder, num_threads=settings.decode_threads or default_threads()),
-                writer=WriterThread(_new_shard(self.layout), committed, commit_every=settings.commit_every),
-                open_encoder=lambda: self.opened(description),
-                batch_size=settings.batch_size or DEFAULT_BATCH,
+                writer=WriterThread(new_shard(self.layout), committed, commit_every=settings.commit_every),
+                open_encoder=lambda: self.opened(description, expected_pieces(work.todo, recipe.variants)),
+                sizes=BatchSizes(settings.batch_size or (None if description.kind == "diffusers" else UNTIMED)),
                 stop=self.stop,
                 progress=progress,
                 advanced=self.observer.advanced,
@@ -241,9 +242,15 @@ class _Build:
             raise self.stop.error()
         return result
 
-    def opened(self, description: ModelDescription) -> Encoder:
+    def opened(self, description: ModelDescription, expected: Mapping[Size, int]) -> Encoder:
         """The encoder; a real model has encoded a test picture, so that it works and its noise is known."""
-        encoder = open_encoder(description, device=self.settings.device, fold=self.settings.fold)
+        encoder = open_encoder(
+            description,
+            device=self.settings.device,
+            fold=self.settings.fold,
+            compiled=worth_compiling(expected) if self.settings.compile == "on" else frozenset(),
+            warn=self.observer.warned,
+        )
         if description.kind == "diffusers":
             check_encoder(encoder)
             self.noise = measured_noise(encoder, self.noise)
@@ -290,10 +297,3 @@ def build_cache(
     with StopSignal(last_words) as stop:
         layout = CacheLayout(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, layout=layout).run()
-
-
-def _new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
-    def make() -> ShardWriter:
-        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
-
-    return make

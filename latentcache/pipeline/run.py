@@ -8,15 +8,19 @@ waits for ever; after a stop request the batch in hand is committed, unless it t
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from latentcache.encoders.opening import matmul_ceiling
 from latentcache.encoders.protocol import Encoder
 from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import Size
+from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.decoding import DecodePool, raise_outcome
-from latentcache.pipeline.encoding import BatchEncoder, new_entry
+from latentcache.pipeline.encoding import BatchEncoder, Encoded, new_entry
 from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.work import Failed, Looked, Piece, Planned, Progress
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
@@ -39,6 +43,7 @@ class RunResult:
     """Keys computed by this run."""
     written_bytes: int = 0
     """Headers and payloads committed."""
+    clock: StageClock = field(default_factory=StageClock)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +56,7 @@ class EncodeRun:
     writer: WriterThread
     open_encoder: Callable[[], Encoder]
     """Called when the first piece is to be encoded: a run that finds everything committed loads no model."""
-    batch_size: int
+    sizes: BatchSizes
     stop: StopSignal
     progress: Progress
     advanced: Callable[[Progress], None]
@@ -74,8 +79,9 @@ class EncodeRun:
         """
         try:
             self.pool.start(todo)
-            self._loop(len(todo))
+            self._loop(todo)
         finally:
+            self.result.clock.end()
             self.pool.stop()
             try:
                 self.writer.finish()
@@ -85,7 +91,9 @@ class EncodeRun:
                     self._encoder.close()
         return self.result
 
-    def _loop(self, remaining: int) -> None:
+    def _loop(self, todo: Sequence[Planned]) -> None:
+        self.sizes.expect(expected_pieces(todo, self.recipe.variants))
+        remaining = len(todo)
         while remaining and not self.stop.requested:
             outcome = self._next()
             if outcome is not None:
@@ -93,15 +101,21 @@ class EncodeRun:
                 self._take(outcome)
             elif self._starving():
                 self._flush_fullest()
+            self._fetch(wait=False)
             self.advanced(self.progress)
         while self._waiting and not self.stop.requested:
             self._flush_fullest()
             self.advanced(self.progress)
+        self._fetch(wait=True)
+        self.advanced(self.progress)
 
     def _next(self) -> Looked | Failed | None:
         """An outcome, or None when there is none yet; without waiting where waiting would not help."""
+        busy = self._batches is not None and self._batches.busy
+        timeout = 0.0 if self._starving() else _TICK_S
         try:
-            return raise_outcome(self.pool.outcomes.get(timeout=0.0 if self._starving() else _TICK_S))
+            with self.result.clock.waiting("decode", counts=not busy):
+                return raise_outcome(self.pool.outcomes.get(timeout=timeout))
         except queue.Empty:
             return None
 
@@ -130,8 +144,7 @@ class EncodeRun:
         bucket = piece.placement.bucket
         waiting = self._waiting.setdefault(bucket, [])
         waiting.append(piece)
-        limit = self._batches.limit(bucket) if self._batches is not None else self.batch_size
-        if len(waiting) >= limit:
+        if len(waiting) >= self.sizes.limit(bucket):
             self._encode(self._waiting.pop(bucket))
 
     def _count(self, pieces: int) -> None:
@@ -154,26 +167,42 @@ class EncodeRun:
         self._encode(self._waiting.pop(bucket))
 
     def _encode(self, pieces: list[Piece]) -> None:
-        """Encode pieces of one bucket and hand them to the writer."""
+        """Have pieces of one bucket encoded; takes what is done meanwhile."""
         with self.stop.abandonable():
-            entries = self._batch_encoder().encode(pieces)
-        failpoint("result-received")
-        self._count(-len(pieces))
-        self.pool.decoder.budget.release(_nbytes(pieces))
-        self.result.encoded.update(entry.key for entry in entries)
-        self.progress.encoded += len(entries)
-        if entries:
-            self.writer.put(entries)
+            done = self._batch_encoder().submit(pieces)
+        self._store(done)
+
+    def _fetch(self, *, wait: bool) -> None:
+        """Take what the device has done, or wait for all that it was given."""
+        if self._batches is not None and self._batches.busy:
+            with self.stop.abandonable():
+                done = self._batches.collect(wait=wait)
+            self._store(done)
+
+    def _store(self, done: Sequence[Encoded]) -> None:
+        """Hand entries to the writer."""
+        for batch in done:
+            failpoint("result-received")
+            self._count(-len(batch.pieces))
+            self.pool.decoder.budget.release(_nbytes(batch.pieces))
+            self.result.encoded.update(entry.key for entry in batch.entries)
+            self.progress.encoded += len(batch.entries)
+            if batch.entries:
+                with self.result.clock.waiting("write"):
+                    self.writer.put(batch.entries)
 
     def _batch_encoder(self) -> BatchEncoder:
         if self._batches is None:
             self._encoder = self.open_encoder()
+            self.result.clock.ceiling_flops = matmul_ceiling(self._encoder)
+            self.result.clock.begin()
             self._batches = BatchEncoder(
                 encoder=self._encoder,
                 recipe=self.recipe,
-                batch_size=self.batch_size,
+                sizes=self.sizes,
                 refuse=self._refuse,
                 warn=self.warn,
+                clock=self.result.clock,
             )
         return self._batches
 
@@ -184,3 +213,8 @@ class EncodeRun:
 
 def _nbytes(pieces: Sequence[Piece]) -> int:
     return sum(piece.pixels.nbytes for piece in pieces)
+
+
+def expected_pieces(todo: Sequence[Planned], variants: int) -> Counter[Size]:
+    """Pieces of each bucket, at most: some may turn out to be there already."""
+    return Counter(placement.bucket for planned in todo for placement in planned.placements * variants)

@@ -36,6 +36,8 @@ class RecipeSettings:
     storage_dtype: str | None = None
     latents: str | None = None
     """What of the posterior is stored."""
+    tiling: bool | None = None
+    """Whether large pictures are encoded in tiles, which gives other latents."""
     flip: bool | None = None
     """Whether pictures are stored mirrored as well."""
     resample: str | None = None
@@ -69,8 +71,11 @@ class BuildSettings:
     device: str = "auto"
     fold: bool = True
     """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
+    compile: str = "auto"
+    """``on``: buckets with many pictures are encoded by compiled code. ``auto`` is ``off`` until it was measured."""
     batch_size: int | None = None
-    """Pictures per encoder call, at most; halved for a bucket when the device runs out of memory."""
+    """Pictures per encoder call, at most; found by timing where it is None. Halved for a bucket when the device runs
+    out of memory."""
     decode_threads: int | None = None
     host_memory: int | None = None
     """Bytes of pixels held at once."""
@@ -87,6 +92,7 @@ class BuildSettings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]+)?", self.device):
             raise UsageError(f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:N")
+        _one_of("--compile", self.compile, ("auto", "on", "off"))
         for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -7,10 +7,12 @@ two seconds, or after ``commit_every`` entries, whichever is first; LMDB is touc
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.shard import NewEntry, ShardWriter
 
 #: Smaller commits cost more fsyncs, larger ones more memory; 8 to 16 MiB was cheapest in CPU per byte.
@@ -124,3 +126,12 @@ class WriterThread:
             batch = waiting[start : start + step]
             shard.write(batch)
             self._committed(batch)
+
+
+def new_shard(layout: CacheLayout) -> Callable[[], ShardWriter]:
+    """Makes a shard with a name of its own when it is called."""
+
+    def make() -> ShardWriter:
+        return ShardWriter(layout.shards / f"{secrets.token_hex(8)}{OPEN_SUFFIX}")
+
+    return make
