@@ -52,8 +52,10 @@ class Ready:
     recipe: Recipe
     encoder: Encoder
 
-    def build(self, data: Path, *, resample: str, observer: Silent | None = None, batch: int = BATCH) -> BuildReport:
-        """One build into a fresh folder, with the encoder that is open."""
+    def build(
+        self, data: Path, *, resample: str, observer: Silent | None = None, batch: int | None = BATCH
+    ) -> BuildReport:
+        """One build into a fresh folder, with the encoder that is open; without a batch it finds the best one."""
         cache = self.folder / "cache"
         shutil.rmtree(cache, ignore_errors=True)
         said = RecipeSettings(
@@ -107,6 +109,7 @@ def _systems(ready: Ready, data: Path, count: int) -> dict[str, tuple[int, Calla
     return {
         "encoder alone": (sum(map(len, batches)), lambda: _encode(ready, batches)),
         "latentcache": (count, lambda: _whole(ready, data, ready.recipe.pixels.resample, count)),
+        "latentcache, batch auto": (count, lambda: _whole(ready, data, ready.recipe.pixels.resample, count, None)),
         "DataLoader, file per latent": (len(fewer), lambda: _loop(ready, fewer)),
         "latentcache, Pillow only": (count, lambda: _pillow(ready, data, count)),
     }
@@ -246,8 +249,8 @@ def _encode(ready: Ready, batches: Sequence[Pixels]) -> None:
         ready.encoder.encode(batch)
 
 
-def _whole(ready: Ready, data: Path, resample: str, count: int) -> None:
-    report = ready.build(data, resample=resample)
+def _whole(ready: Ready, data: Path, resample: str, count: int, batch: int | None = BATCH) -> None:
+    report = ready.build(data, resample=resample, batch=batch)
     if report.encoded != count:
         raise RuntimeError(f"the build encoded {report.encoded} of {count}")
 

@@ -99,7 +99,7 @@ def attention(scene: Scene) -> list[Row]:
         for name, backend in backends.items():
             with sdpa_kernel(backend):
                 rows.append(_attended(scene, name, nn.functional.scaled_dot_product_attention, (q, k, v), exact))
-        rows.append(_attended(scene, "chunked matrix products", chunked, (q, k, v), exact))
+        rows.append(_attended(scene, "in chunks, as builds do", chunked, (q, k, v), exact))
         for row in rows[-len(backends) - 1 :]:
             row["tokens"] = tokens
     return rows
