@@ -8,7 +8,9 @@ processes had the same throughput and CPU cost).
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,9 @@ _DECODE_BYTES = 8
 _LAST_S = 3.0
 #: RGB, one byte each.
 _RGB_BYTES = 3
+#: How much decode threads give way to the thread that encodes, which nobody can replace. On two cores beside an
+#: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
+_NICER = 10
 
 
 class Claims:
@@ -165,6 +170,7 @@ class DecodePool:
 
     def _run(self, work: Iterator[Planned], lock: threading.Lock) -> None:
         thread_setup()
+        give_way()
         while not self._stop.is_set():
             with lock:
                 planned = next(work, None)
@@ -193,6 +199,13 @@ class DecodePool:
             return outcome
         finally:
             budget.release(reserved - kept)
+
+
+def give_way() -> None:
+    """Lower the priority of the calling thread alone, where the system can; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        number = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, number, min(os.getpriority(os.PRIO_PROCESS, number) + _NICER, 19))
 
 
 def raise_outcome(outcome: Looked | Failed | BaseException) -> Looked | Failed:

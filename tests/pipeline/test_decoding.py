@@ -1,3 +1,7 @@
+import os
+import sys
+import threading
+
 import pytest
 from small_builds import RECIPE, draw, folder_of, recipe_of, within
 
@@ -180,3 +184,17 @@ def test_stopping_does_not_wait_for_ever_for_a_decoder(tmp_path, monkeypatch):
 
 def test_the_settings_of_these_tests_ask_for_the_stub():
     assert RECIPE.model == "stub"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities belong to processes there")
+def test_decode_threads_give_way_and_the_others_do_not():
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def changed():
+        decoding_module.give_way()
+        return priority()
+
+    before = priority()
+    assert within(5, changed) == min(before + 10, 19)
+    assert priority() == before
