@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 import torch._dynamo as dynamo
-from torch import Tensor
+from torch import Tensor, nn
 
 from latentcache.geometry.sizes import Size
 
+#: ``diffusers.models.attention_processor.Attention.forward`` calls ``inspect.signature`` (0.42, torch 2.13).
+_UNTRACED = ("Attention",)
 Encode = Callable[[Tensor], Tensor]
 #: Batches of one shape that come before it is compiled. The batch trial calls a size three times.
 PATIENCE = 4
@@ -45,6 +47,12 @@ class Compiler:
     _seen: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _made: dict[tuple[int, ...], Encode] = field(default_factory=dict)
     _failed: bool = False
+
+    def prepare(self, module: nn.Module) -> None:
+        """Leave attention of diffusers' own class out: it asks for signatures, at which tracing fails."""
+        for part in module.modules():
+            if type(part).__name__ in _UNTRACED:
+                part.forward = dynamo.disable(part.forward)  # type: ignore[no-untyped-call]
 
     def __call__(self, encode: Encode, values: Tensor) -> Tensor:
         """``encode(values)``, by compiled code where this shape has it."""
@@ -78,4 +86,5 @@ def _allow(shapes: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    inner = getattr(error, "inner_exception", None) or error
+    return f"{type(inner).__name__}: {next((line.strip() for line in str(inner).splitlines() if line.strip()), '')}"

@@ -257,6 +257,8 @@ class VaeEncoder:
                 fold_single_frames(module)
             if self.spec.tiling:
                 enable_tiling(module, self._description)
+            if self._compiler is not None and dtype == self._dtype:
+                self._compiler.prepare(module)
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
 

@@ -21,6 +21,8 @@ from latentcache.geometry.sizes import Size
 
 PictureFlops = Callable[[Size], float]
 """Floating-point operations of one picture of this size."""
+#: Fields of a clock that are added up.
+_NUMBERS = ("loops", "span_s", "device_s", "decode_wait_s", "write_wait_s", "device_wait_s", "ceiling_flops")
 
 
 @dataclass(slots=True)
@@ -75,17 +77,20 @@ class StageClock:
 
     def add(self, other: StageClock) -> None:
         """Take over what another loop did."""
-        for name in (
-            "loops",
-            "span_s",
-            "device_s",
-            "decode_wait_s",
-            "write_wait_s",
-            "device_wait_s",
-            "ceiling_flops",
-        ):
+        for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pictures.update(other.pictures)
+
+    def as_json(self) -> dict[str, Any]:
+        """What it counted, as JSON values, for another process."""
+        counted = [[size.height, size.width, count] for size, count in self.pictures.items()]
+        return {name: getattr(self, name) for name in _NUMBERS} | {"pictures": counted}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StageClock:
+        """Inverse of :meth:`as_json`."""
+        pictures = Counter({Size(height, width): count for height, width, count in data["pictures"]})
+        return cls(**{name: data[name] for name in _NUMBERS}, pictures=pictures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

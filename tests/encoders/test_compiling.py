@@ -100,6 +100,7 @@ def test_the_limit_has_two_names(name, monkeypatch):
     assert getattr(config, name) == 28
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AutoencoderKL", "AutoencoderKLWan"])
 def test_traced_code_gives_the_same_latents(name, tiny, pictures, monkeypatch):
     """All that compiling does but the kernels, also while long attention is done in chunks."""

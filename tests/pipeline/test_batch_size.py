@@ -1,6 +1,5 @@
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_builds import FakeEncoder, Talk, folder_of, piece, recipe_of, settings
@@ -148,12 +147,11 @@ def test_timed_batches_are_results_and_nothing_is_encoded_twice():
     assert [size for size, _ in encoder.calls] == [1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8, 7]
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_a_build_with_a_real_model_finds_its_size(tmp_path, batch_size):
+def test_a_build_with_a_real_model_finds_its_size(tmp_path):
     data, talk = folder_of(tmp_path / "data", ENOUGH + 4, height=32, width=32), Talk()
     model = str(tiny_vae(tmp_path / "model"))
     report = build_cache(
-        settings(data, batch_size=batch_size, recipe={"model": model, "resolutions": (), "buckets": (Size(32, 32),)}),
+        settings(data, recipe={"model": model, "resolutions": (), "buckets": (Size(32, 32),)}),
         observer=talk,
     )
     assert (report.encoded, report.refused, talk.warnings) == (ENOUGH + 4, (), [])

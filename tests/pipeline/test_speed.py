@@ -1,3 +1,4 @@
+import json
 import time
 
 import pytest
@@ -43,6 +44,11 @@ def test_loops_that_ran_side_by_side_are_added():
     assert speed.device_busy == pytest.approx(0.6)
     assert speed.teraflops == pytest.approx(2 * (30 * 1e10 + 10 * 1e8) / 10 / 1e12)
     assert speed.ceiling == pytest.approx(speed.teraflops / 4)
+
+
+def test_a_clock_travels_between_processes():
+    made = clock(span_s=10.0, device_s=8.0, decode_wait_s=1.5, ceiling_flops=1e12)
+    assert StageClock.from_json(json.loads(json.dumps(made.as_json()))) == made
 
 
 def test_without_a_ceiling_no_work_is_counted():
