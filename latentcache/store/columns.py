@@ -40,6 +40,8 @@ SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
     "captions_ends": ("<u8", 0),
 }
 _STRINGS = ("names", "captions")
+#: Strings that are copied together while a column is walked: no second column in memory.
+_STRINGS_AT_ONCE = 4096
 #: No file is longer; larger numbers would not fit a positional read.
 _MAX_OFFSET = 1 << 62
 
@@ -75,10 +77,13 @@ class StringColumn(Sequence[str]):
         return [data[start:end].tobytes().decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:
-        flat, start = self.data.tobytes(), 0
-        for end in self.ends.tolist():
-            yield flat[start:end].decode("utf-8", "surrogateescape")
-            start = end
+        start = 0
+        for first in range(0, len(self.ends), _STRINGS_AT_ONCE):
+            ends, begin = self.ends[first : first + _STRINGS_AT_ONCE].tolist(), start
+            flat = self.data[begin : ends[-1]].tobytes()
+            for end in ends:
+                yield flat[start - begin : end - begin].decode("utf-8", "surrogateescape")
+                start = end
 
 
 def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
