@@ -158,10 +158,10 @@ def in_own_process(part: str, entries: int, folder: Path, free_bytes: int) -> di
 
 
 def alone(part: str, entries: int, folder: Path) -> dict[str, float]:
-    """One part, and the most MiB it held beyond what the interpreter and its libraries take."""
-    before = _most_bytes()
+    """One part, the most MiB it held beyond the interpreter and its libraries, and all its processor time."""
+    before, cpu = _most_bytes(), time.process_time()
     found = PARTS[part](entries, folder)
-    return found | {"peak_mib": (_most_bytes() - before) / _MIB}
+    return found | {"peak_mib": (_most_bytes() - before) / _MIB, "cpu_s": time.process_time() - cpu}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
