@@ -44,7 +44,7 @@ class Planned:
 
 
 class Pictures(Dataset[tuple[Tensor, str]]):
-    """Pictures as normalised floats, (3, H, W) in [-1, 1]: Pillow and what ToTensor and Normalize do."""
+    """Pictures as normalised floats, (3, H, W) in [-1, 1]: Pillow and the two usual transforms."""
 
     def __init__(self, plan: Sequence[Planned]) -> None:
         self.plan = plan
