@@ -25,6 +25,7 @@ from latentcache.encoders.describe import ModelDescription, no_tiling
 from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.layouts import encoder_names, encoder_shape, is_encoder
 from latentcache.encoders.locate import WEIGHTS_NAME
+from latentcache.encoders.norms import exact_norms
 from latentcache.encoders.weights import TensorInfo, read_headers
 from latentcache.errors import EncoderError
 
@@ -50,6 +51,7 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
             module = _from_files(_skeleton(model_class, description), names, tensors, dtype)
     _check_finite(module, description)
     module = module.eval().requires_grad_(False)
+    exact_norms(module)
     flat = all(parameter.ndim != 5 for parameter in module.parameters())
     if flat:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

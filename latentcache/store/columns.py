@@ -7,6 +7,7 @@ are checked against the checksums in the manifest when a generation is opened.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
     "captions_ends": ("<u8", 0),
 }
 _STRINGS = ("names", "captions")
+#: Strings that are copied together while a column is walked: no second column in memory.
+_STRINGS_AT_ONCE = 4096
 #: No file is longer; larger numbers would not fit a positional read.
 MAX_OFFSET = 1 << 62
 
@@ -74,10 +77,13 @@ class StringColumn(Sequence[str]):
         return [data[start:end].tobytes().decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:
-        flat, start = self.data.tobytes(), 0
-        for end in self.ends.tolist():
-            yield flat[start:end].decode("utf-8", "surrogateescape")
-            start = end
+        start = 0
+        for first in range(0, len(self.ends), _STRINGS_AT_ONCE):
+            ends, begin = self.ends[first : first + _STRINGS_AT_ONCE].tolist(), start
+            flat = self.data[begin : ends[-1]].tobytes()
+            for end in ends:
+                yield flat[start - begin : end - begin].decode("utf-8", "surrogateescape")
+                start = end
 
 
 def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
@@ -200,20 +206,33 @@ def checked_bytes(path: Path, expected: Any) -> bytes:
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The array as a ``.npy`` file, written by numpy's own writer, without pickle."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    return buffer.getvalue()
+    """The array as a ``.npy`` file, as numpy's own writer makes it without pickle; its values are copied once.
+
+    Raises:
+        ValueError: The array holds Python objects.
+    """
+    if array.dtype.hasobject:
+        raise ValueError(f"{array.dtype} cannot be stored without pickle")
+    head, whole = io.BytesIO(), np.ascontiguousarray(array)
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(whole))
+    return b"".join([head.getvalue(), whole.reshape(-1).view(np.uint8).data if whole.size else b""])
 
 
 def npy_array(data: bytes, path: Path) -> NDArray[Any]:
-    """Inverse of :func:`npy_bytes`, over bytes whose checksum was seen to hold.
+    """Inverse of :func:`npy_bytes`, over bytes whose checksum was seen to hold; read-only, and nothing is copied.
 
     Raises:
         CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
     """
+    stream = io.BytesIO(data)
     try:
-        array: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, MemoryError) as error:
+        version = np.lib.format.read_magic(stream)
+        if version != (1, 0):
+            raise ValueError(f"version {version} of .npy")
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+        if dtype.hasobject or fortran:
+            raise ValueError(f"{dtype}{' in Fortran order' if fortran else ''} is never written")
+        flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=stream.tell())
+    except (ValueError, EOFError, MemoryError, OverflowError) as error:
         raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
-    return array
+    return flat.reshape(shape)
