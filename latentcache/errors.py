@@ -30,7 +30,8 @@
         EmptyPlanError
       InterruptedBuildError             exit 130 or 143: work is committed, run again to go on
 
-Guarantee: ``slug``, ``what`` and ``fix`` are never empty; command line and JSON form say these attributes unchanged.
+Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints four lines made of these
+attributes and the JSON form carries them unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class LatentcacheError(Exception):
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", slug: str = "") -> None:
         self.what, self.where, self.why = what, where, why
-        self.fix, self.slug = fix or self.default_fix, slug or self.slug
+        self.fix = fix or self.default_fix
+        self.slug = slug or self.slug
         super().__init__(what)
 
     def __str__(self) -> str:

@@ -35,8 +35,9 @@ from latentcache import open_cache
 
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
-COLD_PART = 4
-"""From a cold cache this part of an epoch is timed: later batches find what was read too much before."""
+COLD_MIB = 64
+"""From a cold cache so much is timed. In a small set later batches find what was read too much for earlier ones."""
+PARTS = ("cold", "waiting", "start", "warm")
 
 
 def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epoch]]:
@@ -106,7 +107,8 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     """Serve part of an epoch and print what it took."""
     data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
     plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
-    batches, before, start = max(2, len(plan) // COLD_PART), disk_mib(), time.perf_counter()
+    batches = max(2, min(len(plan), (COLD_MIB << 20) // (BATCH * size)))
+    before, start = disk_mib(), time.perf_counter()
     if name == "warm(), loader()":
         open_cache(folder / "cache").warm()
         name = "loader()"
@@ -231,36 +233,47 @@ def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
     return table("cold", [f"{kib} KiB: ms, samples/s, MiB" for kib in results], rows)
 
 
-def measure(kib: int, megabytes: int, rounds: int) -> dict[str, Any]:
-    """Everything about payloads of one size."""
+def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
+    """Everything that was asked for about payloads of one size."""
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), payloads(kib << 10, megabytes * 1024 // kib)
         make_cache(folder / "cache", PAYLOADS[kib], data)
         write_peers(folder, data)
-        cold = bench_cold(folder, cold_names(folder, data), len(data), data.shape[1], min(rounds, 3))
+        if "cold" in parts:
+            names = cold_names(folder, data)
+            found["cold"] = bench_cold(folder, names, len(data), data.shape[1], min(rounds, 3))
+        evict(folder / "cache")  # reads at random places leave small pages in the page cache
         open_cache(folder / "cache").warm()
-        found: dict[str, Any] = {"cold": cold, "waiting": bench_waiting(folder, min(rounds, 3))}
-        found["start"] = {words: bench_start(folder, words) for words in ("{}", "{'mapped': True}")}
-        for order, epochs in candidates(folder, data).items():
-            found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
+        if "waiting" in parts:
+            found["waiting"] = bench_waiting(folder, min(rounds, 3))
+        if "start" in parts:
+            found["start"] = {words: bench_start(folder, words) for words in ("{}", "{'mapped': True}")}
+        if "warm" in parts:
+            for order, epochs in candidates(folder, data).items():
+                found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
     return found
 
 
 def report(results: dict[int, dict[str, Any]]) -> str:
-    """All tables."""
-    waits = {kib: found["waiting"] for kib, found in results.items()}
-    quarters = {
-        name: ["{:.3f}, {:.3f}".format(*np.percentile(waits[kib][name], (50, 90))) for kib in waits]
-        for name in next(iter(waits.values()))
-    }
-    starts = {
-        f"loader(**{words})": ["{:.0f}, {:.0f}".format(*found["start"][words]) for found in results.values()]
-        for words in ("{}", "{'mapped': True}")
-    }
-    parts = [f"{order}\n\n" + warm_table({k: f[order] for k, f in results.items()}) for order in ORDERS]
-    parts.append(cold_table({kib: found["cold"] for kib, found in results.items()}))
-    parts.append(table("a step of 4 ms waits", [f"{kib} KiB: ms, median and p90" for kib in results], quarters))
-    parts.append(table("start", [f"{kib} KiB: ms to first batch, MiB of memory" for kib in results], starts))
+    """All tables of what was measured."""
+    some = next(iter(results.values()))
+    warm = {order: {kib: found[order] for kib, found in results.items()} for order in ORDERS if order in some}
+    parts = [f"{order}\n\n{warm_table(found)}" for order, found in warm.items()]
+    if "cold" in some:
+        parts.append(cold_table({kib: found["cold"] for kib, found in results.items()}))
+    if "waiting" in some:
+        rows = {
+            name: ["{:.3f}, {:.3f}".format(*np.percentile(f["waiting"][name], (50, 90))) for f in results.values()]
+            for name in some["waiting"]
+        }
+        parts.append(table("a step of 4 ms waits", [f"{kib} KiB: ms, median and p90" for kib in results], rows))
+    if "start" in some:
+        rows = {
+            f"loader(**{words})": ["{:.0f}, {:.0f}".format(*f["start"][words]) for f in results.values()]
+            for words in some["start"]
+        }
+        parts.append(table("start", [f"{kib} KiB: ms to first batch, MiB of memory" for kib in results], rows))
     return "\n\n".join(parts)
 
 
@@ -272,6 +285,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--kib", default="512,128,32", help="payloads (default: 512,128,32)")
     parser.add_argument("--megabytes", type=int, default=256, help="of payload for each (default: 256)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default: 9)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure (default: cold,waiting,start,warm)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
     parser.add_argument("--cold", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -280,7 +294,10 @@ def main(words: Sequence[str] | None = None) -> None:
         cold_child(name, Path(folder), int(count), int(size))
         return
     load = os.getloadavg()[0]
-    results = {kib: measure(kib, options.megabytes, options.rounds) for kib in map(int, options.kib.split(","))}
+    results = {
+        kib: measure(kib, options.megabytes, options.rounds, options.parts.split(","))
+        for kib in map(int, options.kib.split(","))
+    }
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
     if options.json:

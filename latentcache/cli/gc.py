@@ -22,6 +22,7 @@ _HINTS = {
     "damaged": "it is damaged",
     "pinned": "a reader holds its generation",
     "grace": "it stopped being needed a moment ago, and a reader without a pin may still use it",
+    "unfinished-repair": "a repair that has not ended put entries there: run it again, or build",
     "unfinished-build": "a build that has not ended may need it: run the same `latentcache build` again first",
 }
 

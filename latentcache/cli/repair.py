@@ -78,6 +78,14 @@ def confirm(*, yes: bool) -> Callable[[RepairPlan], bool]:
     return shown
 
 
+def left_to_do(fix: str) -> str:
+    """What of a command that repairs, and may build after that, is left after the repair."""
+    check, between, build = fix.partition("; latentcache build ")
+    if not (check.startswith("latentcache verify ") and " --repair" in check):
+        return fix
+    return f"latentcache build {build}" if between else ""
+
+
 def as_json(report: RepairReport) -> dict[str, Any]:
     """What ``verify --json`` says of a repair."""
     return {

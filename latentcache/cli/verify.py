@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from latentcache.geometry.sizes import Size
     from latentcache.recipe import Recipe
     from latentcache.verify.findings import Finding, VerifyReport
+    from latentcache.verify.repair import RepairReport
 
 
 @flags.with_recipe
@@ -102,7 +103,6 @@ def verify(
     whole = sample is None and max_duration is None and not untrusted
     repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
     requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
-    repaired = None
     run = reports.Run(command="verify", cache=cache, wanted=report_to)
     try:
         depth = Depth(
@@ -115,19 +115,34 @@ def verify(
         )
         with reencoding.opened(reencode, recipe, device) as encoder:
             look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
-            if repair:
-                repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes)
-                report = repaired.plan.report
-            else:
-                report = verify_cache(cache, **look, same_pixels=_same_pixels)
+            repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes) if repair else None
+            report = repaired.plan.report if repaired else verify_cache(cache, **look, same_pixels=_same_pixels)
     except BaseException as error:
         known = as_known(error)
         run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
         raise
-    findings = [_with_flags(finding, flags.as_words(recipe), device) for finding in report.findings]
-    allowed = report.allow_failed if allow_failed is None else allow_failed
-    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
-    payload = payload_of(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
+    words = flags.as_words(recipe)
+    return _say(run, report, repaired, words=words, device=device, allowed=allow_failed, as_json=as_json)
+
+
+def _say(
+    run: reports.Run,
+    report: VerifyReport,
+    repaired: RepairReport | None,
+    *,
+    words: str,
+    device: str,
+    allowed: str | None,
+    as_json: bool,
+) -> int:
+    """Leave the report, show what was found, and give the exit status."""
+    findings = [_with_flags(finding, words, device) for finding in report.findings]
+    if repaired is not None and repaired.done:
+        findings = [replace(finding, fix=repairing.left_to_do(finding.fix)) for finding in findings]
+    exit_code = report.exit_code(
+        flags.parse_allowed(report.allow_failed if allowed is None else allowed, report.samples)
+    )
+    payload = payload_of(run.cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
     run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)
@@ -204,6 +219,8 @@ def show(report: VerifyReport, findings: Sequence[Finding]) -> None:
     counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
     read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
+    if report.unused_corrupt:
+        out(f"damaged entries that no sample needs: {report.unused_corrupt}")
     if report.not_looked_at:
         out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
     if report.confidence:

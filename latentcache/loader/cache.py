@@ -166,7 +166,7 @@ class Cache:
             dtype: Type of the latents; by default the type they are stored in.
             format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
                 ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
-            prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
             mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
                 nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
             on_bad: ``error`` (default): an entry that is damaged or missing is an exception. ``substitute``: another

@@ -8,6 +8,8 @@ Cost: one short hash per entry.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +23,13 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 _CONTENT = slice(8, 8 + HASH_BYTES)
 
 
-def turned(rows: list[int], keys: NDArray[np.uint8], *, seed: int, epoch: int) -> list[int]:
+def turned(
+    rows: Sequence[int] | NDArray[np.integer], keys: NDArray[np.uint8], *, seed: int, epoch: int
+) -> NDArray[np.int64]:
     """Rows of the variants that this epoch serves.
 
     Args:
-        rows: Rows of pictures, below N.
+        rows: (B,) rows of pictures, below N.
         keys: (2N, 32) keys of pictures, then of their mirror images.
         seed: That of the loader.
         epoch: Number of the epoch.
@@ -33,7 +37,8 @@ def turned(rows: list[int], keys: NDArray[np.uint8], *, seed: int, epoch: int) -
     count = len(keys) // 2
     name = b"flip" + (seed & _WORD).to_bytes(8, "little") + (epoch & _WORD).to_bytes(8, "little")
     contents = [key.tobytes() for key in keys[rows, _CONTENT]]
-    return [row + count * (checksum(name + content) & 1) for row, content in zip(rows, contents, strict=True)]
+    turns = [checksum(name + content) & 1 for content in contents]
+    return np.asarray(rows, dtype=np.int64) + count * np.asarray(turns, dtype=np.int64)
 
 
 def checked_flip(asked: bool | None, rows: Rows) -> bool:

@@ -122,13 +122,10 @@ class BatchGather:
 
     def _read(self, shards: list[int], places: list[int], payloads: list[memoryview]) -> list[int]:
         """Checksums of the payloads that were read; fewer of them where an entry is short."""
-        files, read = self._files(shards), os.preadv
-        wanted, found = len(payloads[0]), []
-        for file, place, payload in zip(files, places, payloads, strict=True):
-            if read(file, (payload,), place) != wanted:
-                break
-            found.append(checksum(payload))  # at once: it is in the processor's cache now
-        return found
+        wanted, read = len(payloads[0]), os.preadv
+        triples = zip(self._files(shards), places, payloads, strict=True)
+        # each at once: it is in the processor's cache now
+        return [checksum(payload) for file, place, payload in triples if read(file, (payload,), place) == wanted]
 
     def _read_both(
         self, shards: list[int], offsets: list[int], heads: list[memoryview], payloads: list[memoryview]

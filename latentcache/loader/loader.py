@@ -3,7 +3,7 @@
 Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
 are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
 ``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch in
-the same order. Batches are read ahead by one thread, straight into memory that is used again once nobody
+the same order. Batches are read ahead by threads, straight into memory that is used again once nobody
 refers to it. Cost: one positional read and one xxh3 pass per entry.
 """
 
@@ -24,11 +24,11 @@ from latentcache.loader.described import described
 from latentcache.loader.epochs import Epochs
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
-from latentcache.loader.gather import BatchGather
+from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Pictures, Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
-from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.prefetch import THREADS, read_ahead
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.transfer import Sent, Transfer
 from latentcache.loader.willneed import WillNeed
@@ -59,7 +59,7 @@ class CacheLoader(Epochs):
         flip: Serve mirrored pictures in turn, where they are stored.
         dtype: Type of the latents; the stored one where it is not given.
         format: Names of a trainer for what a batch holds.
-        prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
+        prefetch: Batches that threads read ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
         on_bad: What becomes of an entry that is damaged or missing.
         max_substitutes: Samples that may be bad before it is an error after all.
@@ -104,7 +104,8 @@ class CacheLoader(Epochs):
         if self._flips:
             reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
-        self._prefetch = prefetch
+        # an entry that is found bad is counted once and said once, so by one thread
+        self._prefetch, self._threads = prefetch, 1 if on_bad == "substitute" else THREADS
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         self._transfer = Transfer(device)
@@ -157,17 +158,17 @@ class CacheLoader(Epochs):
         """
         plan, epoch, served = self._position.begin(), self.epoch, 0
 
-        def variants(step: int) -> list[int]:
-            return self._variants(plan.batch(step, self.rank).tolist(), epoch)
+        def variants(step: int) -> Rows:
+            return self._variants(plan.batch(step, self.rank), epoch)
 
         num_bytes = self._stored.itemsize
         coming = WillNeed(self._reader, variants, lambda row: num_bytes * math.prod(self._shape(row)), len(plan))
 
         def send(step: int) -> Sent:
             coming.before(step)
-            return self._send(plan.batch(step, self.rank).tolist(), epoch)
+            return self._send(plan.batch(step, self.rank), epoch)
 
-        batches = read_ahead(send, range(len(plan)), self._prefetch)
+        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
         self._passes.add(batches)
         for batch in batches:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
@@ -190,16 +191,16 @@ class CacheLoader(Epochs):
         """
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self.batch(self._position.whole().batch(step, self.rank).tolist())
+        return self.batch(self._position.whole().batch(step, self.rank))
 
-    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+    def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
         return self._transfer.receive(self._send(rows, self.epoch if epoch is None else epoch))
 
-    def _send(self, rows: list[int], epoch: int) -> Sent:
+    def _send(self, rows: Rows, epoch: int) -> Sent:
         """A batch on its way to the device."""
 
-        def read(pictures: list[int]) -> tuple[list[int], torch.Tensor]:
+        def read(pictures: Rows) -> tuple[Rows, torch.Tensor]:
             self._reader.ready(pictures)
             variants = self._variants(pictures, epoch)
             return variants, self._latents(variants, epoch)
@@ -208,11 +209,11 @@ class CacheLoader(Epochs):
         batch = {"latents": latents, **described(self._reader.generation, variants)}
         return self._transfer.send(formatted(batch, self._format))
 
-    def _variants(self, rows: list[int], epoch: int) -> list[int]:
+    def _variants(self, rows: Rows, epoch: int) -> Rows:
         """For each picture its own row, or that of its mirror image where this epoch serves that."""
         return turned(rows, self._reader.generation.rows.key, seed=self.seed, epoch=epoch) if self._flips else rows
 
-    def _latents(self, rows: list[int], epoch: int) -> torch.Tensor:
+    def _latents(self, rows: Rows, epoch: int) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         spec = self._reader.generation.recipe.encoder
         latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))

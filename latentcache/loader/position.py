@@ -79,12 +79,12 @@ class Position:
     @property
     def seed(self) -> int:
         """Of the order; that of the checkpoint after :meth:`load`."""
-        return self._cursor.seed
+        return self._counted.seed  # what was delivered does not change it, and every batch asks
 
     @property
     def epoch(self) -> int:
         """Number of the epoch."""
-        return self._cursor.epoch
+        return self._counted.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the one it is in already keeps its place (a trainer that resumes says it)."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
+from latentcache.loader.gather import Rows
 from latentcache.plan.shuffle import visit
 from latentcache.plan.weights import Mixture
 from latentcache.store.reader import EntryReader
@@ -61,9 +62,7 @@ class Substitutes:
         names = self._reader.generation.samples.names
         return MappingProxyType({names[sample]: times for sample, times in list(self._bad.items()) if times})
 
-    def read(
-        self, rows: list[int], make: Callable[[list[int]], Made], *, seed: int, epoch: int
-    ) -> tuple[list[int], Made]:
+    def read(self, rows: Rows, make: Callable[[Rows], Made], *, seed: int, epoch: int) -> tuple[Rows, Made]:
         """What ``make`` gives for the rows, or for those that take the place of bad ones.
 
         Args:
@@ -85,10 +84,10 @@ class Substitutes:
         except _BAD:
             if not self._replaces:
                 raise
-        good = [self._whole(row, make, seed, epoch) for row in rows]
+        good = [self._whole(int(row), make, seed, epoch) for row in rows]
         return good, make(good)
 
-    def _whole(self, row: int, make: Callable[[list[int]], Any], seed: int, epoch: int) -> int:
+    def _whole(self, row: int, make: Callable[[Rows], Any], seed: int, epoch: int) -> int:
         """The entry itself if it can be read, else the one that takes its place."""
         error = _failure(row, make)
         if error is None:
@@ -145,7 +144,7 @@ class Substitutes:
                     yield other
 
 
-def _failure(row: int, make: Callable[[list[int]], Any]) -> CorruptEntryError | MissingEntryError | None:
+def _failure(row: int, make: Callable[[Rows], Any]) -> CorruptEntryError | MissingEntryError | None:
     try:
         make([row])
     except _BAD as error:

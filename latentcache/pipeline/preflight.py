@@ -9,7 +9,6 @@ import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
 from latentcache.store.durable import as_store_error, read_json
 from latentcache.store.generation import Generation, load_generation
+from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import FORMAT_VERSION, format_version, is_whole, signed
 
@@ -219,17 +219,17 @@ def source_facts(
 
 def decoders() -> dict[str, str]:
     """Versions of what says whether a file is a picture."""
-    return {name: _version(name) for name in _DECODERS}
+    return {name: installed_version(name) for name in _DECODERS}
 
 
 def provenance(model: str) -> dict[str, Any]:
     """Versions and machine: shown, never part of a recipe."""
     return {
         "model": model,
-        "latentcache": _version("latentcache"),
+        "latentcache": installed_version("latentcache"),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "libraries": {name: installed_version(name) for name in _LIBRARIES},
     }
 
 
@@ -279,10 +279,3 @@ def _unfinished(layout: CacheLayout) -> Before:
         return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
     except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
         return Before()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -7,10 +7,12 @@ Names are relative to the root with ``/``; a name that is not UTF-8 carries its 
 
 from __future__ import annotations
 
+import operator
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +97,12 @@ class StatColumns:
     def ordered(self) -> tuple[list[str], NDArray[np.uint64]]:
         """Names in byte order, and (n, 5) their stats."""
         names = self.names
+        stats = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, _STAT_WIDTH)
+        if all(map(str.isascii, names)) and all(map(operator.lt, names, islice(names, 1, None))):
+            return names, stats  # the usual case: nothing is copied
         # The order of ASCII text is that of its bytes, and folders come sorted, so this is nearly one pass.
         keys = names if all(map(str.isascii, names)) else [os.fsencode(name) for name in names]
         order = sorted(range(len(names)), key=keys.__getitem__)
-        stats = np.array(self._stats, dtype=np.uint64).reshape(-1, _STAT_WIDTH)
         return [names[i] for i in order], stats[order]
 
 

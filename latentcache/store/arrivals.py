@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import (
     CacheDamagedError,
@@ -76,7 +77,7 @@ class Arrivals:
         """Rows whose entries are there, as of the last look."""
         return int((self._rows.shard >= 0).sum())
 
-    def wait(self, rows: Sequence[int]) -> None:
+    def wait(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Return when the entries of these rows are there.
 
         Raises:
@@ -84,7 +85,7 @@ class Arrivals:
             NotYetEncodedError: Time is up; the sample is named, and whether the build still runs.
         """
         deadline = time.monotonic() + self._timeout_s
-        while missing := [row for row in rows if self._rows.shard[row] < 0]:
+        while missing := [int(row) for row in rows if self._rows.shard[row] < 0]:
             self._refuse_gone(missing)
             self.poll()
             if all(self._rows.shard[row] >= 0 for row in missing):

@@ -40,17 +40,22 @@ SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
     "captions_ends": ("<u8", 0),
 }
 _STRINGS = ("names", "captions")
-#: Strings that are copied together while a column is walked: no second column in memory.
-_STRINGS_AT_ONCE = 4096
 #: No file is longer; larger numbers would not fit a positional read.
 MAX_OFFSET = 1 << 62
+#: Strings that become objects at a time when all are asked for.
+_SLICE = 1 << 14
 
 
 class StringColumn(Sequence[str]):
     """Many strings in two arrays: all bytes, and where each string ends. Ten million cost no objects."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.uint64]) -> None:
-        self.data, self.ends = data, ends
+        # bytes, because a slice of them costs half as much as one of an array; the arrays look at the same memory
+        self._text, self._bounds = data.tobytes(), np.concatenate([np.zeros(1, np.uint64), ends]).astype(np.intp)
+        self.data, self.ends = np.frombuffer(self._text, dtype=np.uint8), self._bounds[1:].view(np.uint64)
+
+    def __reduce__(self) -> tuple[type[StringColumn], tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
+        return StringColumn, (self.data, self.ends)
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> StringColumn:
@@ -71,19 +76,13 @@ class StringColumn(Sequence[str]):
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times quicker than one by one."""
-        chosen, data = np.asarray(positions, dtype=np.intp), self.data.data
-        starts = np.where(chosen > 0, self.ends.take(chosen - 1), 0).tolist()
-        spans = zip(starts, self.ends.take(chosen).tolist(), strict=True)
-        return [data[start:end].tobytes().decode("utf-8", "surrogateescape") for start, end in spans]
+        chosen, text = np.asarray(positions, dtype=np.intp), self._text
+        spans = zip(self._bounds.take(chosen).tolist(), self._bounds.take(chosen + 1).tolist(), strict=True)
+        return [text[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:
-        start = 0
-        for first in range(0, len(self.ends), _STRINGS_AT_ONCE):
-            ends, begin = self.ends[first : first + _STRINGS_AT_ONCE].tolist(), start
-            flat = self.data[begin : ends[-1]].tobytes()
-            for end in ends:
-                yield flat[start - begin : end - begin].decode("utf-8", "surrogateescape")
-                start = end
+        for start in range(0, len(self), _SLICE):
+            yield from self.take(np.arange(start, min(start + _SLICE, len(self))))
 
 
 def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
@@ -236,3 +235,19 @@ def npy_array(data: bytes, path: Path) -> NDArray[Any]:
     except (ValueError, EOFError, MemoryError, OverflowError) as error:
         raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
     return flat.reshape(shape)
+
+
+def npy_header(front: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and byte at which the values begin, from the first bytes of a ``.npy`` file.
+
+    Raises:
+        CacheDamagedError: No ``.npy`` file of ours.
+    """
+    file = io.BytesIO(front)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except (ValueError, EOFError) as error:
+        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
+    return dtype, shape, file.tell()

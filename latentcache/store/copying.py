@@ -147,7 +147,7 @@ def _from_pages(data: Path) -> Iterator[tuple[bytes, bytes, int]]:
     except CacheDamagedError:
         return
     facts = {}
-    with data.open("rb", buffering=0) as file:
+    with os.fdopen(open_file(data), "rb", buffering=0) as file:
         for slot in slots(data, "head", meta, passing=True):
             record = os.pread(file.fileno(), RECORD_BYTES, slot.offset)
             try:

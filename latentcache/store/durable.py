@@ -134,8 +134,8 @@ def make_folder(path: Path) -> None:
         DiskFullError: No space.
         StoreError: The disk fails.
     """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             sync_folder(folder.parent)

@@ -81,7 +81,7 @@ class Samples:
 class Waiting(Protocol):
     """What fills in the places of rows that are still to come."""
 
-    def wait(self, rows: Sequence[int]) -> None:
+    def wait(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Return when the entries of these rows are there."""
 
 

@@ -7,7 +7,9 @@ With it nothing but payloads is ever read from ``data.mdb``: 300 000 headers loa
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.identity.content import checksum
+from latentcache.identity.content import checksum, checksum_of
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.columns import checked_bytes, npy_array, npy_bytes
+from latentcache.store.columns import checked_bytes, npy_array, npy_bytes, npy_header
 from latentcache.store.durable import open_file, read_json, write_atomically, write_json
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, unpack_record
 from latentcache.store.pages import Meta, Slot, read_meta, slots
@@ -31,6 +33,9 @@ INDEX_DTYPE = np.dtype(
         ("offset", "<u8"),  # of the header, in bytes from the start of data.mdb
     ]
 )
+
+#: Bytes read at a time of a file that is only hashed, and more than a ``.npy`` header has.
+_READ_BYTES, _FRONT_BYTES = 1 << 20, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,31 @@ class ShardIndex:
         """All keys, 32 bytes each, sorted."""
         flat = np.ascontiguousarray(self.rows["key"]).tobytes()
         return [flat[start : start + KEY_BYTES] for start in range(0, len(flat), KEY_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFile:
+    """The index of a sealed shard, seen to be whole and to belong to the shard; its rows are read in slices."""
+
+    folder: Path
+    entries: int
+    start: int
+    """Byte at which the rows begin."""
+
+    def slices(self, size: int = 1 << 13) -> Iterator[NDArray[Any]]:
+        """The rows in order, as structured arrays of INDEX_DTYPE with ``size`` rows at most.
+
+        Raises:
+            CacheDamagedError: They cannot be read any more.
+        """
+        path, width = self.folder / "index.npy", INDEX_DTYPE.itemsize
+        with _reading(path) as descriptor:
+            for first in range(0, self.entries, size):
+                wanted = min(size, self.entries - first) * width
+                data = os.pread(descriptor, wanted, self.start + first * width)
+                if len(data) != wanted:
+                    raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why="it has become shorter")
+                yield np.frombuffer(data, dtype=INDEX_DTYPE)
 
 
 def rows_at(index: ShardIndex, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:
@@ -109,6 +139,43 @@ def load_index(folder: Path) -> ShardIndex:
     index = load_rows(folder)
     _check_identity(folder, read_json(folder / "shard.json"), read_meta(folder / "data.mdb"))
     return index
+
+
+def open_index(folder: Path) -> IndexFile:
+    """As :func:`load_index`, without holding the rows.
+
+    Raises:
+        CacheDamagedError: The index is damaged, or the shard is truncated or another one.
+    """
+    facts, path = read_json(folder / "shard.json"), folder / "index.npy"
+    with _reading(path) as descriptor:
+        found = f"{checksum_of(iter(lambda: os.read(descriptor, _READ_BYTES), b'')):016x}"
+        if found != facts.get("index_checksum"):
+            why = f"checksum: expected {facts.get('index_checksum')}, found {found}"
+            raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why=why)
+        size = os.fstat(descriptor).st_size
+        dtype, shape, start = npy_header(os.pread(descriptor, _FRONT_BYTES, 0), path)
+    entries = facts.get("entries")
+    if dtype != INDEX_DTYPE or shape != (entries,) or size != start + shape[0] * INDEX_DTYPE.itemsize:
+        why = f"expected {entries} rows, found {dtype} {shape}"
+        raise CacheDamagedError("a shard's index is damaged", where=str(path), why=why)
+    _check_identity(folder, facts, read_meta(folder / "data.mdb"))
+    return IndexFile(folder=folder, entries=shape[0], start=start)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    """A descriptor of a file of the cache, whose trouble counts as damage."""
+    try:
+        descriptor = open_file(path)
+    except OSError as error:
+        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
+    try:
+        yield descriptor
+    except OSError as error:
+        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
+    finally:
+        os.close(descriptor)
 
 
 def load_rows(folder: Path) -> ShardIndex:

@@ -97,20 +97,27 @@ class CacheLayout:
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
 
     def retired(self) -> set[str]:
-        """Names of the shards that were taken out of use."""
-        return {path.stem for path in self.shards.glob(f"*{RETIRED_SUFFIX}")}
+        """Names of the shards that were taken out of use.
+
+        Raises:
+            StoreError: The system refuses to list them.
+        """
+        return {path.stem for path in _listed(self.shards) if path.suffix == RETIRED_SUFFIX}
 
     def check_shards(self) -> None:
         """See that the shards can be listed: what cannot be looked at must not pass for nothing.
 
         Raises:
-            CacheDamagedError: There is a folder of shards, and it cannot be read.
+            CacheDamagedError: There is a folder of shards, and it may not be read.
+            StoreError: The disk refuses to read it.
         """
         try:
             os.listdir(self.shards)  # noqa: PTH208 - nothing but the error is wanted
         except FileNotFoundError:
             return
         except OSError as error:
+            if not isinstance(error, PermissionError):
+                refuse_unreadable(error, self.shards)
             raise unreadable(self.shards, error) from error
 
     def open_shards(self) -> list[Path]:
@@ -165,7 +172,15 @@ class CacheLayout:
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:
-        return [path for path in _listed(self.shards) if path.is_dir()]
+        return [path for path in _listed(self.shards) if _is_folder(path)]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        refuse_unreadable(error, path)
+        return False
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ touched unless commits come many times a second, so a read-only disk will do.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import checksum
+from latentcache.store.durable import open_file
 from latentcache.store.entry import HEADER_BYTES, EntryHeader, unpack_header
 from latentcache.store.index import collect_rows
 from latentcache.store.pages import PAGE_HEADER_BYTES, Meta, read_meta
@@ -54,7 +56,7 @@ def live_entries(folder: Path, *, payloads: bool = True) -> Iterator[LiveEntry]:
     if not data.exists() or not data.stat().st_size:
         return
     rows, settled = _settled_rows(data, payloads)
-    with data.open("rb") as file:
+    with os.fdopen(open_file(data), "rb") as file:
         for row, whole in zip(rows, settled, strict=True):
             key, packed = row["key"].tobytes(), row["header"].tobytes()
             intact = _is_intact(file, row) if whole is None and payloads else whole is not False
@@ -99,7 +101,7 @@ def _read_state(data: Path, meta: Meta, payloads: bool) -> tuple[NDArray[Any], l
     if not payloads:
         return rows, [None] * len(rows)
     in_tree = (rows["offset"] % meta.page_size != PAGE_HEADER_BYTES).tolist()
-    with data.open("rb") as file:
+    with os.fdopen(open_file(data), "rb") as file:
         return rows, [_is_intact(file, row) if moves else None for row, moves in zip(rows, in_tree, strict=True)]
 
 

@@ -35,7 +35,7 @@ class EntryReader:
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close_all, self._files).atexit = False  # the system does it then
 
-    def ready(self, rows: Sequence[int]) -> None:
+    def ready(self, rows: Sequence[int] | NDArray[np.integer]) -> None:
         """Return when these rows can be read: at once, unless the build that makes them is still under way.
 
         Raises:

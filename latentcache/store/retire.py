@@ -7,7 +7,10 @@ of older generations go on; the collector removes the shard when nobody needs it
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import secrets
+import shlex
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from latentcache.errors import StoreError
 from latentcache.store.catalog import Located
-from latentcache.store.durable import make_folder, sync_folder, write_json
+from latentcache.store.durable import make_folder, sync_folder, write_json, writing
 from latentcache.store.generation import Generation, Rows, publish
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import AnyGeneration
@@ -89,6 +93,48 @@ def moved(
     there = replace(generation.rows, shard=positions[shard], offset=offset)
     columns = {name: getattr(there, name)[kept] for name in Rows.__dataclass_fields__}
     return Rows(**columns), tuple(names[position] for position in order)
+
+
+def check_one_disk(layout: CacheLayout) -> None:
+    """See that shards and generations can be moved within the cache in one step, before anything is moved.
+
+    Raises:
+        StoreError: A part of the cache lies on another file system.
+        CacheReadOnlyError: The cache cannot be written.
+        DiskFullError: No space.
+    """
+    make_folder(layout.scratch)
+    probe = layout.scratch / f"probe-{secrets.token_hex(4)}.tmp"
+    parts = [folder for folder in (layout.shards, layout.root / "generations") if folder.is_dir()]
+    with writing(layout.scratch), contextlib.ExitStack() as left:
+        left.callback(_remove_empty, layout.scratch)
+        left.callback(probe.unlink, missing_ok=True)
+        probe.touch()
+        for folder in parts:
+            left.callback((folder / probe.name).unlink, missing_ok=True)
+            _try_move(probe, folder / probe.name, layout)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _try_move(probe: Path, there: Path, layout: CacheLayout) -> None:
+    """There and back; numbers of devices would not show a folder that is mounted twice."""
+    try:
+        probe.rename(there)
+        there.rename(probe)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        root, part = shlex.quote(str(layout.root)), there.parent.name
+        raise StoreError(
+            f"{part}/ of this cache lies on another file system than the rest",
+            where=str(there.parent),
+            why="shards and generations are put in place and taken away by one rename, which works on one only",
+            fix=f"cp -a {root} {shlex.quote(f'{layout.root}-copy')} on one file system, then run this on the copy",
+        ) from error
 
 
 def to_scratch(layout: CacheLayout, path: Path) -> Path:

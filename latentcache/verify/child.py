@@ -18,14 +18,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import latentcache
 from latentcache import failpoint
 from latentcache.errors import CacheDamagedError
-from latentcache.store.generation import load_generation
+from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.verify.entries import check_entries
 from latentcache.verify.payloads import Message, scan_shards
 from latentcache.verify.selection import Deadline, Selection
+from latentcache.verify.unused import scan_unused
 
 #: ``-P``: a folder in which somebody left a ``numpy.py`` is no place to import from.
 COMMAND = (sys.executable, "-P", "-c", "from latentcache.verify.child import main; main()")
@@ -53,6 +57,8 @@ class Work:
     generation: int
     shards: tuple[int, ...]
     """Positions in the generation's list; none asks only whether the generation can be read."""
+    unused: tuple[str, ...] = ()
+    """Names of shards of which is read what no sample needs."""
     pages: tuple[int, ...] = ()
     """Those of them whose pages are walked."""
     selection: Selection | None = None
@@ -72,7 +78,7 @@ def limits_for(layout: CacheLayout) -> Limits:
 def run_child(
     work: Work,
     deadline: Deadline | None = None,
-    here: Callable[[Sequence[int]], Iterator[Message]] | None = None,
+    here: Callable[[Sequence[int | str]], Iterator[Message]] | None = None,
 ) -> Iterator[Message]:
     """Messages of :func:`scan_shards`, whatever becomes of the process that reads.
 
@@ -88,10 +94,10 @@ def run_child(
         CacheDamagedError: A child ended before it came to a shard.
         OSError: No process can be started, and ``here`` was not given.
     """
-    waiting = list(work.shards)
+    waiting: list[int | str] = [*work.shards, *work.unused]
     deadline = deadline or Deadline(None)
     while True:
-        current: int | None = None
+        current: int | str | None = None
         before = len(waiting)
         try:
             child = _start({**asdict(work), "shards": waiting, "left_s": deadline.left_s})
@@ -142,15 +148,26 @@ def main() -> None:
         names = generation.samples.names
         chosen = Selection(**selection).choose(names, len(names))[generation.rows.sample]
     deadline = Deadline(work["left_s"])
-    for number in work["shards"]:
-        pages = number in work["pages"]
-        for message in scan_shards(
-            layout, generation, [number], chosen=chosen, pages=pages, over=lambda: deadline.over
-        ):
+    for item in work["shards"]:
+        for message in scan_one(layout, generation, item, work["pages"], chosen, lambda: deadline.over):
             sys.stdout.write(json.dumps(message) + "\n")
             sys.stdout.flush()
         if deadline.over:
             return
+
+
+def scan_one(
+    layout: CacheLayout,
+    generation: Generation,
+    item: int | str,
+    pages: Sequence[int],
+    chosen: NDArray[np.bool_] | None,
+    over: Callable[[], bool],
+) -> Iterator[Message]:
+    """What is needed of a shard of the generation, or, by name, what is not needed of one."""
+    if isinstance(item, str):
+        return scan_unused(layout, generation, item, over=over)
+    return scan_shards(layout, generation, [item], chosen=chosen, pages=item in pages, over=over)
 
 
 def signal_name(number: int) -> str:

@@ -22,7 +22,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.live import live_entries
 from latentcache.store.lock import builder_lock
 from latentcache.store.pins import Holder, holders, unpinned
-from latentcache.store.retire import to_scratch
+from latentcache.store.retire import check_one_disk, to_scratch
 from latentcache.store.token_generation import load_any
 from latentcache.verify.compact import compact, sparse_shards
 from latentcache.verify.remains import OldGeneration, disk_bytes, generations_on_disk, leftovers, sealed_at
@@ -80,6 +80,7 @@ def collect(
         CacheDamagedError: The current manifest is damaged: nobody knows what is needed.
         CacheLockedError: A build, a repair or another collection is at work here.
         CacheReadOnlyError: Something cannot be removed.
+        StoreError: A part of the cache lies on another file system, so that nothing can be taken away in one step.
         DiskFullError: No room to copy what is needed of a shard.
     """
     if keep < 1 or not grace_s >= 0:
@@ -94,6 +95,8 @@ def collect(
                 raise
         collector = _Collector(layout, keep, grace_s, damaged, apply)
         try:
+            if apply:
+                check_one_disk(layout)
             return collector.run()
         except StoreError:
             raise
@@ -167,6 +170,8 @@ class _Collector:
 
     def _shards(self, stay: list[tuple[OldGeneration, str]]) -> None:
         """Remove shards that no generation needs which stays."""
+        # A repair that died has retired a shard and not yet published where its entries are now.
+        unfinished = not self.layout.retired().isdisjoint(load_any(self.layout.root).shards)
         blind = next(((old, reason) for old, reason in stay if old.shards is None), None)
         for folder in self.layout.all_sealed():
             needing = [(old, reason) for old, reason in stay if old.shards is None or folder.name in old.shards]
@@ -178,6 +183,8 @@ class _Collector:
                 self._hold(folder, reason, self._holders(old, reason))
             elif self.layout.building.exists() and not retired:
                 self._hold(folder, "unfinished-build")
+            elif unfinished and not retired:
+                self._hold(folder, "unfinished-repair")
             elif not retired and self._is_recent(sealed_at(folder)):
                 self._hold(folder, "grace")
             else:

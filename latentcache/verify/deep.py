@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from latentcache.identity.content import checksum
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
-from latentcache.verify.child import Limits, Work, run_child
-from latentcache.verify.entries import Checked
+from latentcache.verify.child import Limits, Work, run_child, scan_one
+from latentcache.verify.entries import FIELD, Checked
 from latentcache.verify.findings import Finding
-from latentcache.verify.payloads import Message, reading_order, scan_shards
+from latentcache.verify.payloads import Message, reading_order
 from latentcache.verify.selection import Deadline, Selection
+
+_NONE = np.empty(0, dtype=np.intp)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,20 +63,20 @@ def read_payloads(
     deep = Deep(read=~np.isin(generation.rows.shard, checked.whole_shards))
     pages = [number for number in checked.whole_shards if _walks_pages(generation.shards[number], selection)]
 
-    def here(shards: Sequence[int]) -> Iterator[Message]:
-        for number in shards:
-            walk = number in pages
-            yield from scan_shards(
-                layout, generation, [number], chosen=chosen, pages=walk, over=lambda: deadline.over
-            )
+    unused = [name for name in checked.unneeded if _walks_pages(name, selection)]
 
-    messages = here(checked.whole_shards)
+    def here(shards: Sequence[int | str]) -> Iterator[Message]:
+        for item in shards:
+            yield from scan_one(layout, generation, item, pages, chosen, lambda: deadline.over)
+
+    messages = here([*checked.whole_shards, *unused])
     if isolate:
         messages = run_child(
             Work(
                 cache=str(layout.root),
                 generation=generation.number,
                 shards=tuple(checked.whole_shards),
+                unused=tuple(unused),
                 pages=tuple(pages),
                 selection=selection,
                 limits=limits,
@@ -82,7 +84,7 @@ def read_payloads(
             deadline,
             here if limits is None else None,
         )
-    if checked.whole_shards:
+    if checked.whole_shards or unused:
         _take(messages, deep, generation, checked, chosen)
     return deep
 
@@ -95,10 +97,11 @@ def _take(
     chosen: NDArray[np.bool_],
 ) -> None:
     """Enter what was read into ``deep``, and what is wrong into ``checked``."""
-    rows, upto = np.empty(0, dtype=np.intp), 0
+    rows, upto = _NONE, 0
     for message in messages:
         if "shard" in message:
-            rows, upto = reading_order(generation, message["shard"], chosen), 0
+            shard, upto = message["shard"], 0
+            rows = _NONE if isinstance(shard, str) else reading_order(generation, shard, chosen)
         elif "upto" in message:
             deep.read[rows[upto : message["upto"]]] = True
             deep.payloads += message["upto"] - upto
@@ -106,6 +109,8 @@ def _take(
             upto = message["upto"]
         elif "row" in message:
             checked.add(generation, message["row"], message["category"], message["reason"], found=message["found"])
+        elif "unused" in message:
+            checked.loose.append(_unused(message))
         elif "died" in message:
             deep.read[rows[upto:]] = True
             _died(generation, checked, message, rows[upto:])
@@ -114,13 +119,27 @@ def _take(
             checked.loose.append(Finding(category="corrupt", reason="pages", file=file, found=message["found"]))
 
 
+def _unused(message: Message) -> Finding:
+    """An entry that nobody needs and nobody should ever get."""
+    return Finding(
+        category="corrupt",
+        reason=message["reason"],
+        key=message["key"],
+        field=FIELD if message["key"] else "",
+        file=f"shards/{message['unused']}",
+        found=message["found"],
+        hint="no sample needs this entry now; a later build that needs it would take it as it is",
+    )
+
+
 def _died(generation: Generation, checked: Checked, message: Message, rows: NDArray[np.intp]) -> None:
     """A process ended in a shard: what it had not come to is as good as damaged; after the last entry, the pages."""
     category, found = message["category"], message["found"]
     for row in rows.tolist():
         checked.add(generation, row, category, "shard", found=found)
     if not len(rows):
-        file = f"shards/{generation.shards[message['died']]}/data.mdb"
+        shard = message["died"]
+        file = f"shards/{shard if isinstance(shard, str) else generation.shards[shard]}/data.mdb"
         checked.loose.append(Finding(category=category, reason="shard", file=file, found=found))
 
 

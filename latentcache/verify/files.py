@@ -6,9 +6,10 @@ after an edit of metadata; whoever can decode tells that apart. Cost: reading th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,8 @@ from latentcache.verify.selection import Deadline
 _THREADS = 4
 #: Questions that a thread takes at a time: a future for each would cost a kilobyte a file.
 _PART = 64
+#: Questions that wait for the threads: each is half a kilobyte.
+_WINDOW = 1 << 14
 #: Causes of a refusal that mean "could not be looked at" rather than "is not usable".
 UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
 #: Causes that mean that the file went away.
@@ -70,19 +73,19 @@ class FileCheck:
     unasked: list[int] = field(default_factory=list)
     """Numbers of the questions for which there was no time."""
 
-    def ask(self, questions: Sequence[Question]) -> dict[int, Finding]:
+    def ask(self, questions: Iterable[Question]) -> dict[int, Finding]:
         """What is to be said, by number: stale, touched or unverifiable; nothing where a file is as recorded."""
         found: dict[int, Finding] = {}
-        parts = [questions[start : start + _PART] for start in range(0, len(questions), _PART)]
-        if not parts:
-            return found
+        waiting = iter(questions)
         pool = ThreadPoolExecutor(_THREADS)
         try:
-            for part, answers in zip(parts, pool.map(self._answers, parts), strict=True):
-                self.hashed += len(answers)
-                self.unasked += [question.number for question in part[len(answers) :]]
-                named = zip(part, answers, strict=False)
-                found |= {question.number: answer for question, answer in named if answer is not None}
+            while several := list(islice(waiting, _WINDOW)):
+                parts = [several[start : start + _PART] for start in range(0, len(several), _PART)]
+                for part, answers in zip(parts, pool.map(self._answers, parts), strict=True):
+                    self.hashed += len(answers)
+                    self.unasked += [question.number for question in part[len(answers) :]]
+                    named = zip(part, answers, strict=False)
+                    found |= {question.number: answer for question, answer in named if answer is not None}
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
         return found

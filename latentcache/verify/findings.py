@@ -59,6 +59,11 @@ class Finding:
     hint: str = ""
     fix: str = ""
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether it is about an entry that no sample needs, and says that it is damaged."""
+        return self.category == "corrupt" and self.reason.startswith("unused")
+
     def with_defaults(self, fix: str) -> Finding:
         """With the category's hint, and ``fix`` where something has to be done and nothing else is said."""
         mend = self.fix or (fix if self.category in PROBLEMS or self.category == "orphan" else "")
@@ -128,17 +133,22 @@ class VerifyReport:
     allow_failed: str = "0"
     """What the build was told to put up with: a number of quarantined files, or a share such as ``2%``."""
 
+    @property
+    def unused_corrupt(self) -> int:
+        """Damaged entries that no sample needs: among the findings, and counted as the orphans they are."""
+        return sum(finding.is_unused for finding in self.findings)
+
     def exit_code(self, allowed_failed: int = 0) -> int:
-        """0 when the cache can be trained on as it is, else 1."""
-        problems = any(self.counts[name] for name in PROBLEMS)
+        """0 when the cache can be trained on, and built from, as it is, else 1."""
+        problems = any(self.counts[name] for name in PROBLEMS) or self.unused_corrupt
         return int(problems or self.counts["quarantined"] > allowed_failed)
 
 
 def count(findings: Iterable[Finding], num_ok: int) -> dict[str, int]:
-    """One number per category."""
+    """One number per category. A damaged entry that no sample needs counts as an orphan: the rest counts samples."""
     counts = dict.fromkeys(CATEGORIES, 0)
     for finding in findings:
-        counts[finding.category] += 1
+        counts["orphan" if finding.is_unused else finding.category] += 1
     counts["ok"] = num_ok
     return counts
 
@@ -188,6 +198,8 @@ def mender(cache: Path, data: Path, reencode: str = "") -> Callable[[Finding], s
             return f"latentcache gc {folder} --apply"
         if finding.category == "drift":
             return f"latentcache verify {folder}{reencode} --repair --yes; {build}"
+        if finding.is_unused:
+            return f"latentcache verify {folder} --repair --yes"
         if finding.category != "corrupt" or finding.reason == "shard":
             return build
         return f"latentcache verify {folder} --repair --yes; {build}"

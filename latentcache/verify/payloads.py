@@ -35,7 +35,7 @@ Message = dict[str, Any]
 ``{"upto": rows, "bytes": b}`` for what was read of the shard so far; ``{"end": n}`` after it. JSON values only."""
 
 #: Words that carry one value, their exponent bits, and what has the sign as well.
-_EXPONENT = {
+EXPONENT = {
     "float16": ("<u2", "<i2", 0x7C00, 0xFC00),
     "bfloat16": ("<u2", "<i2", 0x7F80, 0xFF80),
     "float32": ("<u4", "<i4", 0x7F80_0000, 0xFF80_0000),
@@ -99,7 +99,7 @@ def not_finite(words_of: NDArray[Any], dtype: str) -> bool:
         words_of: Values of a storage type in any shape, as unsigned words.
         dtype: The storage type.
     """
-    unsigned, signed, plus, minus = _EXPONENT[dtype]
+    unsigned, signed, plus, minus = EXPONENT[dtype]
     largest = np.maximum.reduce
     return bool(
         largest(words_of.view(signed), axis=None) >= plus or largest(words_of.view(unsigned), axis=None) >= minus
@@ -165,7 +165,7 @@ def _all_well(
                 return False
             sums += map(checksum, payloads)
             values = buffer[: len(run) * (length - HEADER_BYTES)]
-            if not_finite(np.frombuffer(values, dtype=_EXPONENT[dtype][0]), dtype):
+            if not_finite(np.frombuffer(values, dtype=EXPONENT[dtype][0]), dtype):
                 return False
     except (OSError, StoreError):
         return False
@@ -215,6 +215,6 @@ def _one_by_one(reader: EntryReader, rows: NDArray[np.intp], out: NDArray[Any]) 
         except StoreError as error:
             yield {"row": row, "category": "corrupt", "reason": "payload", "found": error.why or error.what}
         else:
-            if not_finite(out.view(_EXPONENT[dtype][0]), dtype):
+            if not_finite(out.view(EXPONENT[dtype][0]), dtype):
                 why = "it holds NaN or infinity"
                 yield {"row": row, "category": "corrupt", "reason": "non-finite", "found": why}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +14,27 @@ from latentcache.store.generation import Generation
 from latentcache.store.variants import folded
 from latentcache.verify.findings import Finding
 
+#: Samples and rows looked at together.
+_SLICE = 1 << 16
+
 
 class Placements:
     """Where the samples of a generation were put."""
 
     def __init__(self, generation: Generation) -> None:
         # A mirror image was put where its picture was, so one row for both.
-        self._generation = generation = folded(generation)
-        self._order = np.argsort(generation.rows.sample, kind="stable")
-        self._starts = np.searchsorted(
-            generation.rows.sample, np.arange(len(generation.samples.names) + 1), sorter=self._order
-        )
+        self._generation = folded(generation)
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """The rows in the order of their samples; made when a single sample is asked for."""
+        return np.argsort(self._generation.rows.sample, kind="stable")
+
+    @cached_property
+    def _starts(self) -> NDArray[np.intp]:
+        """(S + 1,) where each sample's rows begin in that order."""
+        numbers = np.arange(len(self._generation.samples.names) + 1)
+        return np.searchsorted(self._generation.rows.sample, numbers, sorter=self._order)
 
     def rows(self, number: int) -> NDArray[np.intp]:
         """The rows of one sample."""
@@ -47,31 +58,47 @@ class Placements:
             found.append((placement, rows.pixel_hash[row].tobytes()))
         return found
 
-    def moved(self, present: NDArray[np.intp]) -> Iterator[tuple[int, Finding]]:
-        """Samples of ``present`` that the bucket rule puts elsewhere now, with the finding."""
-        generation = self._generation
-        sizes, kind = np.unique(generation.samples.original_size, axis=0, return_inverse=True)
-        kind = kind.reshape(-1)
+    def moved(self, present: NDArray[np.bool_]) -> Iterator[tuple[int, Finding]]:
+        """Samples of ``present`` (S,) that the bucket rule puts elsewhere now, with the finding."""
+        generation, rows = self._generation, self._generation.rows
+        sizes, kind = _kinds(generation.samples.original_size)
         tables = generation.recipe.geometry.tables()
-        expected = [
-            {place(size, table).bucket for table in tables if not refusal(size, table)}
-            for size in (Size(*pair) for pair in sizes.tolist())
-        ]
+        expected = [{place(size, table).bucket for table in tables if not refusal(size, table)} for size in sizes]
         allowed = np.array([[bucket in wanted for bucket in generation.buckets] for wanted in expected], np.bool_)
         allowed = allowed.reshape(len(sizes), len(generation.buckets))
-        rows = generation.rows
-        right = np.bincount(
-            rows.sample, weights=allowed[kind[rows.sample], rows.bucket], minlength=len(generation.samples.names)
-        )
-        wanted = np.array([len(buckets) for buckets in expected], dtype=np.int64)[kind]
-        doubtful = (right != wanted) | (np.diff(self._starts) != wanted)
-        for number in present[doubtful[present]].tolist():
+        missing = np.array([len(buckets) for buckets in expected], dtype=np.int32)[kind]
+        wrong = np.zeros(len(kind), dtype=np.bool_)
+        for start in range(0, len(rows.sample), _SLICE):
+            sample, bucket = rows.sample[start : start + _SLICE], rows.bucket[start : start + _SLICE]
+            right = allowed[kind[sample], bucket]
+            wrong[sample[~right]] = True
+            np.subtract.at(missing, sample, 1)
+        doubtful = wrong | (missing != 0)
+        for number in np.flatnonzero(present & doubtful).tolist():
             found = {generation.buckets[bucket] for bucket in rows.bucket[self.rows(number)].tolist()}
             should = expected[int(kind[number])]
             if found < should and not generation.complete:  # a repair took them out
                 yield number, _lost(generation.samples.names[number], should - found)
             elif found != should:
                 yield number, _moved(generation.samples.names[number], should, found)
+
+
+def _kinds(original: NDArray[np.uint32]) -> tuple[list[Size], NDArray[np.int32]]:
+    """The sizes that occur, and (S,) which of them each sample has."""
+    parts = range(0, len(original), _SLICE)
+    found = sorted({pair for start in parts for pair in set(map(tuple, original[start : start + _SLICE].tolist()))})
+    known = _as_numbers(np.array(found, dtype=np.uint32).reshape(-1, 2))
+    kind = np.empty(len(original), dtype=np.int32)
+    for start in parts:
+        kind[start : start + _SLICE] = np.searchsorted(known, _as_numbers(original[start : start + _SLICE]))
+    return [Size(*pair) for pair in found], kind
+
+
+def _as_numbers(sizes: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """(n,) one number for each size (n, 2), in the same order."""
+    wide = sizes.astype(np.uint64)
+    number: NDArray[np.uint64] = wide[:, 0] << np.uint64(32) | wide[:, 1]
+    return number
 
 
 def _lost(name: str, sizes: set[Size]) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 from latentcache.errors import StoreError
 from latentcache.store.layout import RETIRED_SUFFIX, CacheLayout
 from latentcache.store.manifest import load_manifest
+
+#: A report that was not put in place for so long, in seconds, never will be.
+_REPORT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,11 @@ def leftovers(layout: CacheLayout) -> Iterator[Path]:
     yield from sorted(layout.scratch.glob("*"))
     for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "generations/*/*.tmp"):
         yield from sorted(path for path in layout.root.glob(pattern) if path.is_file())
+    for path in sorted(layout.reports.glob("*/.*.tmp")):  # a report may be on its way at this moment
+        if time.time() - path.lstat().st_mtime > _REPORT_S:
+            yield path
+    if layout.coming.exists():  # whoever asks holds the builder lock, so the build that announced it is gone
+        yield layout.coming
     for folder in sorted((layout.root / "generations").glob("*")):
         if folder.is_dir() and not (folder / "manifest.json").exists():
             yield folder

@@ -9,8 +9,9 @@ the new one, and the same command goes on. Cost: a full verification, and a copy
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,13 +28,14 @@ from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
-from latentcache.store.retire import moved, republish, retire
+from latentcache.store.retire import check_one_disk, moved, republish, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage
 from latentcache.store.variants import in_pairs
 from latentcache.verify.drift import Reencode
 from latentcache.verify.findings import Finding, VerifyReport
 from latentcache.verify.run import verify_cache
 from latentcache.verify.selection import Depth
+from latentcache.verify.twins import alike
 
 #: Reasons of ``corrupt`` that condemn a shard and not yet its entries: those are looked at one by one.
 _OF_SHARDS = frozenset({"shard", "pages"})
@@ -62,6 +64,8 @@ class RepairPlan:
     """Entries to be taken out; those of damaged shards that turn out not to be whole come on top."""
     shards: tuple[str, ...]
     """Damaged shards: what is whole of them is copied into new ones."""
+    wrong: Mapping[str, Set[bytes]] = field(default_factory=dict)
+    """Shard -> keys of entries that are whole by their checksum and must not be kept."""
 
     @property
     def needed(self) -> bool:
@@ -111,6 +115,7 @@ def repair_cache(
         CacheLockedError: A build, another repair or a collection is at work here.
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
         CacheReadOnlyError: The cache cannot be written.
+        StoreError: A part of the cache lies on another file system.
         DiskFullError: No room to copy a damaged shard. Nothing is lost.
         SourceNotFoundError: The data folder is gone; say where it is with ``data``.
     """
@@ -121,22 +126,28 @@ def repair_cache(
             cache, data=data, requested=requested, depth=depth or Depth(full=True), reencode=reencode
         )
         generation = load_generation(cache, report.generation)
-        plan = _plan(generation, report, drop_stale=drop_stale)
+        plan = _plan(layout, generation, report, drop_stale=drop_stale)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan)
+        check_one_disk(layout)
         return _carry_out(layout, generation, plan)
 
 
-def _plan(generation: Generation, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
+def _plan(layout: CacheLayout, generation: Generation, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
     corrupt = [f for f in (*report.damage, *report.findings) if f.category in ("corrupt", "drift")]
     named = {finding.file.split("/")[1] for finding in corrupt if finding.file.startswith("shards/")}
-    condemned = {finding.key: finding.reason for finding in corrupt if finding.reason not in _OF_SHARDS}
-    reasons = dict(_rows_of_keys(generation, condemned))
+    condemned = {f.key: f.reason for f in corrupt if f.reason not in _OF_SHARDS and not f.is_unused}
+    whole = defaultdict[str, set[bytes]](set)
+    for finding in filter(_is_whole_and_wrong, corrupt):
+        whole[finding.file.split("/")[1]].add(bytes.fromhex(finding.key))
+    wrong = alike(layout, whole)
+    reasons = dict(_rows_alike(generation, wrong)) | dict(_rows_of_keys(generation, condemned))
     if drop_stale:
         reasons = dict(_rows_of_stale(generation, report.findings)) | reasons
     removals = tuple(_removal(generation, row, reason) for row, reason in sorted(reasons.items()))
-    shards = tuple(name for name in generation.shards if name in named)
-    return RepairPlan(report=report, removals=removals, shards=shards)
+    others = [folder.name for folder in layout.sealed_shards() if folder.name not in generation.shards]
+    shards = tuple(name for name in (*generation.shards, *others) if name in named or name in wrong)
+    return RepairPlan(report=report, removals=removals, shards=shards, wrong=wrong)
 
 
 def _rows_of_keys(generation: Generation, reasons: Mapping[str, str]) -> Iterator[tuple[int, str]]:
@@ -147,6 +158,14 @@ def _rows_of_keys(generation: Generation, reasons: Mapping[str, str]) -> Iterato
         reason = wanted.get(flat[row * KEY_BYTES : (row + 1) * KEY_BYTES])
         if reason is not None:
             yield row, reason
+
+
+def _rows_alike(generation: Generation, wrong: Mapping[str, Set[bytes]]) -> Iterator[tuple[int, str]]:
+    """Rows whose entry holds the bytes of a wrong one, and was not found itself."""
+    for name in set(wrong) & set(generation.shards):
+        for row in _rows_in(generation, [name]):
+            if generation.rows.key[row].tobytes() in wrong[name]:
+                yield row, "same-bytes"
 
 
 def _rows_of_stale(generation: Generation, findings: Sequence[Finding]) -> Iterator[tuple[int, str]]:
@@ -209,18 +228,22 @@ def _saved(
     layout: CacheLayout, generation: Generation, plan: RepairPlan
 ) -> tuple[tuple[Salvaged, ...], dict[int, Located]]:
     """Copy what is whole of the damaged shards; gives what became of them, and the new place of each row."""
-    wrong = {bytes.fromhex(finding.key) for finding in plan.report.damage if _is_whole_and_wrong(finding)}
     rows = _rows_in(generation, plan.shards)
     elsewhere = _elsewhere(layout, generation, rows, plan.shards)
-    skip = wrong | elsewhere.keys()
     salvaged = tuple(
-        salvage(layout, layout.shards / name, skip=skip, hints=places_in(generation, name)) for name in plan.shards
+        salvage(
+            layout,
+            layout.shards / name,
+            skip=elsewhere.keys() | plan.wrong.get(name, set()),
+            hints=places_in(generation, name),
+        )
+        for name in plan.shards
     )
     copies = Catalog([load_index(layout.shards / found.shard) for found in salvaged if found.shard])
     placed: dict[int, Located] = {}
     for row in rows:
         key = generation.rows.key[row].tobytes()
-        found = None if key in wrong else elsewhere.get(key) or copies.locate(key)
+        found = elsewhere.get(key) or copies.locate(key)
         if found is not None and found.header.shape == _shape_of(generation, row):
             placed[row] = found
     return salvaged, placed
@@ -228,11 +251,11 @@ def _saved(
 
 def _is_whole_and_wrong(finding: Finding) -> bool:
     """Whether its checksum would let an entry through that must not be kept."""
-    return finding.reason == "non-finite" or finding.category == "drift"
+    return finding.reason in ("non-finite", "unused-non-finite") or finding.category == "drift"
 
 
 def _rows_in(generation: Generation, shards: Sequence[str]) -> list[int]:
-    numbers = [generation.shards.index(name) for name in shards]
+    numbers = [generation.shards.index(name) for name in shards if name in generation.shards]
     return list(np.flatnonzero(np.isin(generation.rows.shard, numbers)).tolist())
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
 from latentcache.sources.sample import Scan
 from latentcache.store.generation import Generation
+from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
 from latentcache.verify.child import Limits
@@ -101,13 +101,14 @@ class _Look:
         if self.reencode is not None:
             asked = with_model(generation, asked, self.reencode)
         # A stranger does not say which folder of ours is looked at.
-        found = None if self.depth.untrusted and data is None else scan_now(data or find_data(self.cache, generation))
+        root = None if self.depth.untrusted and data is None else data or find_data(self.cache, generation)
         names = generation.samples.names
         chosen = np.ones(len(names), dtype=np.bool_)
         if self.depth.selection is not None:
             chosen = self.depth.selection.choose(names, len(names))
         rows = chosen[generation.rows.sample]
         entries = check_entries(layout, generation, chosen=rows)
+        found = None if root is None else scan_now(root)
         with ThreadPoolExecutor(1) as pool:  # payloads are read by a process: sources meanwhile
             reading = pool.submit(self._read, layout, generation, entries, rows, deadline, limits)
             try:
@@ -184,7 +185,9 @@ class _Look:
         looked = _looked(generation, chosen, sources, deep)
         own = self._by_sample(generation, asked, chosen, looked, entries, sources)
         looked[list(own)] = True
-        findings = [*own.values(), *sources.others, *entries.loose, *_provenance(generation)]
+        damaged = {finding.key for finding in entries.loose if finding.is_unused}
+        loose = [f for f in entries.loose if f.category != "orphan" or not f.key or f.key not in damaged]
+        findings = [*own.values(), *sources.others, *loose, *_provenance(generation)]
         flags = f" --reencode {self.depth.reencode} --seed {self.depth.seed}"
         fix = mender(self.cache, found.root if found is not None else Path("DATA"), flags)
         total, seen = len(looked), int(looked.sum())
@@ -285,14 +288,7 @@ def _provenance(generation: Generation) -> list[Finding]:
     recorded = generation.manifest["provenance"].get("libraries", {})
     findings = []
     for name, old in recorded.items():
-        now = _version(name)
+        now = installed_version(name)
         if now != old:
             findings.append(Finding(category="provenance", reason=name, expected=str(old), found=now))
     return findings
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -6,7 +6,7 @@ modification time were put back. Cost: columns of numbers, and one text for each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,15 @@ from latentcache.identity.stat import RACY_NS
 from latentcache.sources.reading import read_source
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
+from latentcache.store.columns import StringColumn
 from latentcache.store.generation import Generation, unpack_memo
 from latentcache.verify.files import UNREADABLE, FileCheck, Question, SamePixels, removed, unusable_now
 from latentcache.verify.findings import Finding, worst
 from latentcache.verify.placements import Placements
 from latentcache.verify.selection import Deadline
 
+#: Samples that are objects at a time.
+_SLICE = 1 << 14
 #: First word of the cause of an old refusal -> what the file is, now that the cause is gone.
 _WORTH_A_TRY = {
     "caption": ("stale", "caption-changed"),
@@ -65,8 +68,8 @@ def check_sources(
         deadline: When to stop reading files.
         same_pixels: Tells a metadata edit from a change.
     """
-    columns, names = SampleColumns.of(scan.samples), list(generation.samples.names)
-    place, placements = _places(names, columns), Placements(generation)
+    columns, names = SampleColumns.of(scan.samples), generation.samples.names
+    place, placements = _places(names, columns.names), Placements(generation)
     wanted = np.ones(len(names), dtype=np.bool_) if chosen is None else chosen
     check = FileCheck(root=scan.root, deadline=deadline or Deadline(None))
     if same_pixels is not None:
@@ -74,17 +77,17 @@ def check_sources(
             data, generation.recipe, placements.size(number), placements.placed(number)
         )
     said = {item.name: item for item in (*scan.notes, *scan.refused)}
-    present = np.flatnonzero(wanted & (place >= 0))
-    answers = check.ask(_doubtful(generation, names, present, place, columns, full=full))
+    present = wanted & (place >= 0)
+    answers = check.ask(_doubtful(generation, present, place, columns, full=full))
     found = {number: [answer] for number, answer in answers.items()}
-    for number, finding in (*_captions(generation, names, present, place, columns), *placements.moved(present)):
+    for number, finding in (*_captions(generation, present, place, columns), *placements.moved(present)):
         found.setdefault(number, []).append(finding)
     by_sample = {number: decided for number, own in found.items() if (decided := worst(own)) is not None}
     by_sample |= {number: _absent(names[number], said) for number in np.flatnonzero(wanted & (place < 0)).tolist()}
-    others = _others(generation, scan, set(names), columns, check, full=full)
+    others = _others(generation, scan, place, columns, check, full=full)
     unasked = [number for number in check.unasked if number >= 0]
     return SourcesChecked(
-        by_sample=by_sample, others=others, unasked=unasked, stats=len(present), hashed=check.hashed
+        by_sample=by_sample, others=others, unasked=unasked, stats=int(present.sum()), hashed=check.hashed
     )
 
 
@@ -96,32 +99,64 @@ def scan_now(data: Path) -> Scan:
         return Scan(root=data, samples=())
 
 
-def _places(names: Sequence[str], columns: SampleColumns) -> NDArray[np.intp]:
-    """(S,) where each sample is among those of the scan, -1 where it is not there."""
-    if names == columns.names:
-        return np.arange(len(names))
-    places = {name: i for i, name in enumerate(columns.names)}
-    return np.fromiter((places.get(name, -1) for name in names), dtype=np.intp, count=len(names))
+def _places(names: StringColumn, found: Sequence[str]) -> NDArray[np.int32]:
+    """(S,) where each sample is among those of the scan, -1 where it is not there.
+
+    Both are in the order of names, so few are looked up: what lies between the first difference and the last.
+    """
+    place = np.full(len(names), -1, dtype=np.int32)
+    front = _same_front(names, found)
+    back = _same_back(names, found, min(len(names), len(found)) - front)
+    place[:front] = np.arange(front)
+    place[len(names) - back :] = np.arange(len(found) - back, len(found))
+    places = {name: i for i, name in enumerate(found[front : len(found) - back], front)}
+    for number in range(front, len(names) - back):
+        place[number] = places.get(names[number], -1)
+    return place
+
+
+def _same_front(names: StringColumn, found: Sequence[str]) -> int:
+    """How many names are the same from the first on."""
+    shared = min(len(names), len(found))
+    for start in range(0, shared, _SLICE):
+        mine, theirs = (part[start : min(start + _SLICE, shared)] for part in (names, found))
+        if mine != theirs:
+            return start + next(i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
+    return shared
+
+
+def _same_back(names: StringColumn, found: Sequence[str], most: int) -> int:
+    """How many names are the same from the last on, ``most`` at most."""
+    pairs = zip(range(len(names) - 1, -1, -1), range(len(found) - 1, -1, -1), range(most), strict=False)
+    return next((count for mine, theirs, count in pairs if names[mine] != found[theirs]), most)
 
 
 def _doubtful(
     generation: Generation,
-    names: Sequence[str],
-    present: NDArray[np.intp],
-    place: NDArray[np.intp],
+    present: NDArray[np.bool_],
+    place: NDArray[np.int32],
     columns: SampleColumns,
     *,
     full: bool,
-) -> list[Question]:
+) -> Iterator[Question]:
     """The files whose stat does not prove that they are as they were."""
-    stat, contents = generation.samples.stat, generation.samples.content
-    if not full:
-        same = (stat[present, :5] == columns.stats[place[present]]).all(axis=1)
-        present = present[~same | _racy(stat[present])]
-    return [
-        Question(name=names[i], memo=generation.samples.memo(i), content=contents[i].tobytes(), number=i)
-        for i in present.tolist()
-    ]
+    names, contents = generation.samples.names, generation.samples.content
+    for part in _slices(present):
+        numbers = part
+        if not full:
+            stat = generation.samples.stat[part]
+            same = (stat[:, :5] == columns.stats[place[part]]).all(axis=1)
+            numbers = part[~same | _racy(stat)]
+        for i, name in zip(numbers.tolist(), names.take(numbers), strict=True):
+            memo, content = generation.samples.memo(i), contents[i].tobytes()
+            yield Question(name=name, memo=memo, content=content, number=i)
+
+
+def _slices(present: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
+    """The numbers of what is there, some at a time."""
+    for start in range(0, len(present), _SLICE):
+        part: NDArray[np.intp] = np.flatnonzero(present[start : start + _SLICE]) + start
+        yield part
 
 
 def _racy(stat: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -145,18 +180,16 @@ def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
 
 
 def _captions(
-    generation: Generation,
-    names: Sequence[str],
-    present: NDArray[np.intp],
-    place: NDArray[np.intp],
-    columns: SampleColumns,
-) -> list[tuple[int, Finding]]:
+    generation: Generation, present: NDArray[np.bool_], place: NDArray[np.int32], columns: SampleColumns
+) -> Iterator[tuple[int, Finding]]:
     """Samples whose caption is another one now."""
     recorded, now = generation.samples.captions, columns.captions
     if not len(recorded.data) and not any(now):
-        return []
-    pairs = zip(present.tolist(), place[present].tolist(), recorded.take(present.tolist()), strict=True)
-    return [(i, _caption(names[i], old, now[j])) for i, j, old in pairs if old != now[j]]
+        return
+    for part in _slices(present):
+        for i, j, old in zip(part.tolist(), place[part].tolist(), recorded.take(part), strict=True):
+            if old != now[j]:
+                yield i, _caption(generation.samples.names[i], old, now[j])
 
 
 def _caption(name: str, old: str, new: str) -> Finding:
@@ -171,11 +204,22 @@ def _caption(name: str, old: str, new: str) -> Finding:
 
 
 def _others(
-    generation: Generation, scan: Scan, names: set[str], columns: SampleColumns, check: FileCheck, *, full: bool
+    generation: Generation,
+    scan: Scan,
+    place: NDArray[np.int32],
+    columns: SampleColumns,
+    check: FileCheck,
+    *,
+    full: bool,
 ) -> list[Finding]:
     """Files that are no sample of the generation: refused then, refused now, or new."""
-    new = {name: i for i, name in enumerate(columns.names) if name not in names}
-    recorded = {str(item["name"]): item for item in generation.refused if item["name"] not in names}
+    fresh_ones = np.ones(len(columns.names), dtype=np.bool_)
+    fresh_ones[place[place >= 0]] = False
+    new = {columns.names[i]: i for i in np.flatnonzero(fresh_ones).tolist()}
+    refused = {str(item["name"]): item for item in generation.refused}
+    asked_for = {*refused, *(item.name for item in scan.refused)}
+    names = {name for name in generation.samples.names if name in asked_for} if asked_for else set[str]()
+    recorded = {name: item for name, item in refused.items() if name not in names}
     asked = [_question(item, -1 - i) for i, item in enumerate(recorded.values()) if item["name"] in new]
     doubtful = [q for q in asked if q.content and (full or not _proven(q, columns.stats[new[q.name]]))]
     answers = check.ask(doubtful)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
+from latentcache.store.durable import open_file
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, pack_record
 from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.layout import CacheLayout
@@ -91,7 +92,7 @@ def _slots_agree(index: ShardIndex, meta: Meta, over: Callable[[], bool]) -> boo
     count = 0
     keys = index.keys()
     offsets = index.rows["offset"].tolist()
-    with index.data.open("rb", buffering=0) as file:
+    with os.fdopen(open_file(index.data), "rb", buffering=0) as file:
         walks = zip(slots(index.data, "head", meta), slots(index.data, "blob", meta), strict=True)
         try:
             for head, blob in walks:

@@ -3,6 +3,7 @@ import io
 import pytest
 from small_cache import build, damage_payload
 
+from latentcache.cli.repair import left_to_do
 from latentcache.store.generation import load_generation
 
 KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "generation", "log"}
@@ -33,6 +34,34 @@ def test_the_object_of_a_repair(run, cache, data):
 
 def test_without_a_repair_there_is_none(run, shared):
     assert run("verify", shared[1], "--json").json["repair"] is None
+
+
+def test_after_a_repair_only_the_build_is_left_to_do(run, cache, data):
+    damage_payload(cache)
+    (before,) = run("verify", cache, "--full", "--json").json["items"]
+    build_it = f"latentcache build {data} --out {cache}"
+    assert before["fix"] == f"latentcache verify {cache} --repair --yes; {build_it}"
+    done = run("verify", cache, "--repair", "--yes", "--json")
+    assert [item["fix"] for item in done.json["items"]] == [build_it]
+
+
+@pytest.mark.parametrize(
+    ("fix", "left"),
+    [
+        ("latentcache verify c --repair --yes; latentcache build d --out c", "latentcache build d --out c"),
+        (
+            "latentcache verify c --reencode 3 --repair --yes --device cpu; latentcache build d --device cpu",
+            "latentcache build d --device cpu",
+        ),
+        ("latentcache verify c --repair --yes", ""),
+        ("latentcache build d --out c", "latentcache build d --out c"),
+        ("latentcache verify c --full", "latentcache verify c --full"),
+        ("chmod -R u+rX ' --repair; latentcache build '", "chmod -R u+rX ' --repair; latentcache build '"),
+        ("", ""),
+    ],
+)
+def test_what_is_left_of_a_command(fix, left):
+    assert left_to_do(fix) == left
 
 
 def test_nothing_to_do(run, cache):

@@ -17,7 +17,8 @@ from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 _SIZE = Size(32, 32)
 #: Recipes that differ in what is stored.
 RECIPES = tuple(
-    RecipeSettings(model="stub", buckets=(_SIZE,), storage_dtype=dtype) for dtype in ("float16", "float32")
+    RecipeSettings(model="stub", buckets=(_SIZE,), storage_dtype=dtype, latents=kept)
+    for dtype, kept in (("float16", "mode"), ("float32", "mode"), ("float16", "moments"))
 )
 #: Content -> its pixels. 10 has the pixels of 0 and 11 those of 1, in files with another comment.
 TWINS = {0: 0, 1: 1, 2: 2, 3: 3, 10: 0, 11: 1}
@@ -50,7 +51,7 @@ def key_of(content, recipe):
 @cache
 def payload_of(content, recipe):
     """What its entry holds."""
-    encoder = StubEncoder(storage_dtype=RECIPES[recipe].storage_dtype)
+    encoder = StubEncoder(storage_dtype=RECIPES[recipe].storage_dtype, posterior=RECIPES[recipe].latents)
     return encoder.encode(_pixels(content)[None]).latents[0].tobytes()
 
 

@@ -44,7 +44,7 @@ def random_keys(count, seed=0):
 def test_about_half_of_the_pictures_are_mirrored_in_each_epoch():
     keys = random_keys(4000)
     for epoch in range(5):
-        part = np.array(turned(list(range(4000)), keys, seed=0, epoch=epoch)) >= 4000
+        part = np.array(turned(np.arange(4000), keys, seed=0, epoch=epoch)) >= 4000
         assert abs(part.mean() - 0.5) < 0.04
 
 
@@ -59,8 +59,8 @@ def test_seeds_and_epochs_choose_independently():
 
 def test_a_choice_does_not_look_at_its_neighbours():
     keys = random_keys(50)
-    whole = turned(list(range(50)), keys, seed=3, epoch=1)
-    assert [turned([row], keys, seed=3, epoch=1)[0] for row in range(50)] == whole
+    whole = turned(np.arange(50), keys, seed=3, epoch=1).tolist()
+    assert [turned(np.array([row]), keys, seed=3, epoch=1)[0] for row in range(50)] == whole
 
 
 def test_every_picture_is_served_once_an_epoch_and_both_ways_in_time(flipped):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from latentcache.loader import prefetch
 from latentcache.loader.prefetch import read_ahead
 
 
@@ -36,15 +37,69 @@ def test_the_same_results_in_the_same_order(depth):
     wait_until(lambda: not running())
 
 
-def test_no_more_is_made_than_may_wait():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_more_is_made_than_may_wait(threads):
     made = []
-    iterator = read_ahead(made.append, range(100), 3)
+    iterator = read_ahead(made.append, range(100), 3, threads=threads)
     for delivered in range(1, 6):
         next(iterator)
         wait_until(lambda: len(made) == delivered + 3)  # noqa: B023 -- waited for at once
         time.sleep(0.01)
         assert len(made) == delivered + 3
     iterator.close()
+
+
+@pytest.mark.parametrize(("depth", "threads"), [(2, 2), (3, 2), (5, 3), (1, 4), (50, 2)])
+def test_several_threads_give_the_same_in_the_same_order(depth, threads):
+    def make(number):
+        time.sleep(0.002 * (number % 3 == 0))  # so that later ones are there first
+        return number, threading.get_ident()
+
+    results = []
+    for result in read_ahead(make, range(30), depth, threads=threads):
+        results.append(result)
+        time.sleep(0.001 * (len(results) % 7 == 0))  # a caller who is in haste now and then
+    assert [number for number, _ in results] == list(range(30))
+    assert len({thread for _, thread in results} - {threading.get_ident()}) <= min(depth, threads)
+    assert not running()
+
+
+def test_two_threads_work_at_once():
+    both = threading.Barrier(2, timeout=10)
+
+    def make(number):
+        both.wait()
+        return number
+
+    iterator = read_ahead(make, range(10), 2, threads=2)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    iterator.close()
+
+
+def test_a_caller_in_haste_makes_them_himself_until_he_works_again(monkeypatch):
+    def make(number):
+        return threading.get_ident()
+
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 10.0)
+    iterator = read_ahead(make, range(100), 2)
+    mine = threading.get_ident()
+    makers = [next(iterator) == mine for _ in range(10)]
+    assert makers == [False] * 5 + [True] * 5  # three in haste, and what was permitted by then
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 0.0)
+    assert [next(iterator) == mine for _ in range(5)] == [True] + [False] * 4
+    iterator.close()
+
+
+def test_an_error_of_one_of_several_threads_comes_at_its_place():
+    def make(number):
+        time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
+        return 10 // (3 - number)
+
+    iterator = read_ahead(make, range(9), 3, threads=3)
+    assert [next(iterator) for _ in range(3)] == [3, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    wait_until(lambda: not running())
 
 
 def test_nothing_is_made_ahead_without_a_thread():
@@ -83,12 +138,13 @@ def by_throwing(iterator):
         iterator.throw(KeyError)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("leave", [by_close, by_forgetting, by_throwing])
-def test_the_thread_ends_when_the_caller_leaves(leave):
+def test_the_threads_end_when_the_caller_leaves(leave, threads):
     made = []
-    holder = [read_ahead(made.append, range(10**6), 2)]
+    holder = [read_ahead(made.append, range(10**6), 2, threads=threads)]
     next(holder[0])
-    assert len(running()) == 1
+    assert len(running()) == threads
     leave(holder.pop())
     wait_until(lambda: not running())
     assert len(made) <= 4
@@ -105,7 +161,7 @@ def continue_in_child(iterator, results):
 
 
 def test_a_forked_child_goes_on_without_the_thread():
-    iterator = read_ahead(str, range(30), 2)
+    iterator = read_ahead(str, range(30), 2, threads=2)
     assert [next(iterator) for _ in range(4)] == ["0", "1", "2", "3"]
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -121,7 +177,7 @@ def test_a_forked_child_goes_on_without_the_thread():
 LEAVE = """
 import sys, time
 from latentcache.loader.prefetch import read_ahead
-iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2)
+iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2, threads=2)
 next(iterator)
 kept = [iterator]
 kept.append(kept)

@@ -30,7 +30,7 @@ def reader(tmp_path):
 def announced(monkeypatch):
     """Batches that the kernel is told of."""
     found = []
-    monkeypatch.setattr(willneed, "announce", lambda places, length: found.append((len(places), length)))
+    monkeypatch.setattr(willneed, "announce", lambda places, length: found.append((len(places), length)) or True)
     return found
 
 
@@ -79,6 +79,24 @@ def test_each_step_is_announced_once_and_two_ahead(reader, announced):
         coming.before(step)
         seen.append([length - HEADER_BYTES - 100 for _, length in announced])
     assert seen == [[0, 1, 2], [0, 1, 2, 3], *[[0, 1, 2, 3, 4]] * 3]
+
+
+def test_few_looks_while_all_is_in_memory_and_all_of_them_once_it_is_not(reader, monkeypatch):
+    looks, there = [], [True]
+
+    def look(file, place):
+        looks.append(place)
+        return there[0]
+
+    monkeypatch.setattr(willneed, "in_memory", look)
+    coming = WillNeed(reader, lambda step: np.arange(4), lambda row: BYTES, 40, ahead=0)
+    counts = []
+    for step in range(14):
+        there[0] = step != 11
+        before = len(looks)
+        coming.before(step)
+        counts.append(len(looks) - before)
+    assert counts == [4] * 8 + [1] * 3 + [2] + [4] * 2  # the look that fails, then the batch up to its first
 
 
 def test_steps_that_are_left_out_are_not_announced_later(reader, announced):

@@ -491,7 +491,7 @@ def test_refused_files_are_judged_once_by_each_version_of_the_decoders(data, enc
     monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # every file can be trusted at once
     assert built(data).published
     assert not built(data).published
-    monkeypatch.setattr("latentcache.pipeline.preflight._version", lambda name: "99")
+    monkeypatch.setattr("latentcache.pipeline.preflight.installed_version", lambda name: "99")
     assert built(data).published
     assert not built(data).published
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -65,4 +66,18 @@ def test_a_lock_file_that_cannot_be_used_is_an_error_of_ours(tmp_path, monkeypat
     (tmp_path / "one.open" / "lock.mdb").unlink()
     (tmp_path / "one.open" / "lock.mdb").mkdir()
     with pytest.raises(StoreError, match="cannot be written or read"):
+        list(live_entries(tmp_path / "one.open"))
+
+
+def test_a_pipe_put_there_while_it_is_listed_is_not_waited_for(tmp_path, monkeypatch):
+    data, settled = open_shard(tmp_path / "one.open"), live_module._settled_rows
+
+    def replaced(path, payloads):
+        found = settled(path, payloads)
+        data.unlink()
+        os.mkfifo(data)
+        return found
+
+    monkeypatch.setattr(live_module, "_settled_rows", replaced)
+    with pytest.raises(OSError, match="not a regular file"):
         list(live_entries(tmp_path / "one.open"))

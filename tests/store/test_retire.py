@@ -1,13 +1,19 @@
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from made_entries import key_of, make_cache, make_shard, new_entry
 
+from latentcache.errors import StoreError
 from latentcache.store.catalog import load_catalog
 from latentcache.store.durable import read_json
 from latentcache.store.generation import load_generation
 from latentcache.store.inventory import stored_entries
 from latentcache.store.reader import EntryReader
-from latentcache.store.retire import moved, republish, retire, to_scratch
+from latentcache.store.retire import check_one_disk, moved, republish, retire, to_scratch
 
 
 @pytest.fixture
@@ -72,3 +78,27 @@ def test_what_is_removed_goes_in_one_step(layout):
     assert place.parent == layout.scratch
     assert (place / "data.mdb").exists()
     assert not (layout.shards / "one").exists()
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder on another file system."""
+    if not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system to write to")
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("part", ["shards", "generations"])
+def test_a_part_on_another_disk_is_named_before_anything_moves(layout, elsewhere, part):
+    check_one_disk(layout)
+    folder = layout.root / part
+    shutil.move(folder, elsewhere / part)
+    folder.symlink_to(elsewhere / part)
+    before = sorted(layout.root.rglob("*"))
+    with pytest.raises(StoreError, match=f"{part}/ of this cache lies on another file system") as caught:
+        check_one_disk(layout)
+    assert caught.value.fix.startswith(f"cp -a {layout.root} ")
+    assert sorted(layout.root.rglob("*")) == before
+    assert not list(elsewhere.rglob("probe-*"))

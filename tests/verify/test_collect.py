@@ -13,6 +13,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.store.generation import load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
+from latentcache.store.retire import retire
 from latentcache.verify.collect import collect
 from latentcache.verify.repair import repair_cache
 from latentcache.verify.run import verify_cache
@@ -267,3 +268,17 @@ def test_killed_while_it_removes(cache, rebuilt, number):
     assert ok(cache) == 4
     assert collect(cache, keep=1, grace_s=0).items == ()
     assert len(CacheLayout(cache).generations()) == 1
+
+
+def test_copies_of_a_repair_that_died_are_held_until_a_generation_names_them(cache, data):
+    """Its shard is retired, so nothing would be left that a build could take the entries from."""
+    layout = CacheLayout(cache)
+    (shard,) = shards(cache)
+    shutil.copytree(layout.shards / shard, layout.shards / "0123456789abcdef")
+    retire(layout, shard, "damaged")
+    report = collect(cache, apply=True, keep=1, grace_s=0)
+    assert states(report)["shards/0123456789abcdef"] == ("held", "unfinished-repair")
+    assert build(data, cache).encoded == 0
+    collect(cache, apply=True, keep=1, grace_s=0)
+    assert shards(cache) == ["0123456789abcdef"]
+    assert ok(cache) == 4

@@ -53,3 +53,13 @@ def test_bytes_on_disk(tmp_path):
     (tmp_path / "folder" / "file").write_bytes(b"x" * 100_000)
     assert 100_000 <= disk_bytes(tmp_path) < 200_000
     assert disk_bytes(tmp_path / "nothing") == 0
+
+
+def test_a_report_that_was_never_put_in_place_is_left_over_after_an_hour(cache):
+    layout = CacheLayout(cache)
+    layout.reports.joinpath("build").mkdir(parents=True)
+    fresh, old = (layout.reports / "build" / f".report.json.{pid}.tmp" for pid in (7, 8))
+    for path in (fresh, old):
+        path.touch()
+    os.utime(old, (1, 1))
+    assert list(leftovers(layout)) == [old]

@@ -118,8 +118,8 @@ def test_a_recipe_counts_more_than_lost_entries_and_less_than_damage(cache):
 
 
 def test_other_libraries_are_provenance(shared, monkeypatch):
-    real = verify_run.version
-    monkeypatch.setattr(verify_run, "version", lambda name: "99.0" if name == "numpy" else real(name))
+    real = verify_run.installed_version
+    monkeypatch.setattr(verify_run, "installed_version", lambda name: "99.0" if name == "numpy" else real(name))
     report = verify_cache(shared[1])
     (finding,) = report.findings
     assert (finding.category, finding.reason, finding.found) == ("provenance", "numpy", "99.0")
