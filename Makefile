@@ -8,9 +8,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
 DOC_TOOLS := $(wildcard tools/check_*.py)
-BENCHES := $(wildcard tools/bench_*.py)
+# Those of a GPU and of ten million entries have targets of their own.
+BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs check test test-slow bench bench-read bench-tokens bench-verify demo clean
+.PHONY: help setup format lint types imports docs check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -67,8 +68,17 @@ bench: .venv/.stamp  ## the measurements of docs/log.md
 	@set -e; for tool in $(BENCHES); do echo "bench: $$tool"; $(BIN)/python $$tool; done
 	@test -n "$(BENCHES)" || echo "bench: no tools/bench_*.py yet"
 
+bench-build: .venv/.stamp  ## builds beside the encoder alone and other loops
+	@$(BIN)/python tools/bench_build.py
+
+bench-gpu: .venv/.stamp  ## encoders and builds on one GPU, ten minutes
+	@$(BIN)/python tools/bench_gpu.py
+
 bench-read: .venv/.stamp  ## reading alone: limits, loader, other stores, warm and cold
 	@$(BIN)/python tools/bench_read.py
+
+bench-scale: .venv/.stamp  ## ten million synthetic entries: time, memory, slope
+	@$(BIN)/python tools/bench_scale.py
 
 bench-tokens: .venv/.stamp  ## tokens: reading beside other stores, packing, building
 	@$(BIN)/python tools/bench_tokens.py

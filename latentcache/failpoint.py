@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 import time
 from fnmatch import fnmatchcase
 
@@ -87,7 +88,7 @@ class _Armed:
         if self.action == "kill" and self.build is not None:
             os.kill(self.build, signal.SIGKILL)
         number = {"crash": signal.SIGSEGV, "stop": signal.SIGSTOP}.get(self.action, signal.SIGKILL)
-        os.kill(os.getpid(), number)
+        signal.pthread_kill(threading.get_ident(), number)  # at once: through the process, this thread would go on
 
 
 _armed: _Armed | None = None

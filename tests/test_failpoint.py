@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from latentcache import failpoint as fp
-from latentcache.errors import UsageError
+from latentcache.errors import DeviceError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +53,34 @@ def test_the_command_line_arms_it_and_refuses_a_wrong_word(tmp_path):
 def test_the_process_is_killed_as_by_the_kernel():
     script = "from latentcache.failpoint import arm, failpoint; arm('lock-taken:1:kill'); failpoint('lock-taken')"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+
+
+def test_a_pattern_counts_only_pictures_that_match():
+    fp.arm("decoding@a*.png:2:raise")
+    for name in ("a1.png", "b.png", "", "b.png"):
+        fp.failpoint("decoding", name)
+    with pytest.raises(OSError, match="decoding"):
+        fp.failpoint("decoding", "a2.png")
+
+
+@pytest.mark.parametrize(("action", "number"), [("die", signal.SIGKILL), ("crash", signal.SIGSEGV)])
+def test_it_strikes_the_thread_that_passes_at_once(action, number):
+    script = (
+        "import threading\nfrom latentcache.failpoint import arm, failpoint\n"
+        f"arm('decoding:1:{action}')\n"
+        "thread = threading.Thread(target=lambda: (failpoint('decoding'), print('went on', flush=True)))\n"
+        "thread.start(); thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-number, b"")
+
+
+def test_a_device_can_be_lost():
+    fp.arm("encoding:1:lost")
+    with pytest.raises(DeviceError, match="the device failed"):
+        fp.failpoint("encoding", "x.png")
+
+
+def test_only_a_pattern_is_for_the_next_worker_too():
+    assert fp.for_another("encoding:1:die") == ""
+    assert fp.for_another("encoding@x:1:die") == "encoding@x:1:die"

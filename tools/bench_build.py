@@ -1,186 +1,202 @@
-"""What a build costs beside the encoding itself, and what a second build costs when there is nothing to do.
+"""What a build costs beside the encoding itself, against other ways to make the same latents.
 
-Data: drawn JPEGs of about one megapixel in three aspect ratios. Systems, once per round and each first in every
-second round: the encoder alone on pixels that are in memory already (same encoder object, same batches), and
-``build_cache`` into a fresh folder. Reported per encoder: pictures per second, CPU milliseconds per picture over all
-threads, and efficiency, the median of (encode time / build time) of the rounds. On few cores decoding and encoding
-compete: an encoder as cheap as the demo's shows the cost of the host, the tiny VAE what that means beside a model.
+Data: drawn JPEGs of about one megapixel in three aspect ratios, some of twelve, a few PNGs and odd files
+(``build_data``). Systems, once per round in turning order: the encoder alone on batches that are in memory already;
+``build_cache``, whole, into a fresh folder; the same with Pillow in place of simplejpeg and of torch's resize; a
+``DataLoader`` loop with one file per latent, and one with large files (``build_peers``). Encoders: the stub, which
+sleeps 10 or 2 ms a picture as a device of its own would, and a small AutoencoderKL on the cores that decode, with one
+torch thread and with all. Efficiency is (time of the encoder alone / time of the system), round by round.
 
-Then the second build, all reused: files per second right after the first one, when every file is read and hashed
-again because it was young when it was hashed (the racy rule), and once more with old files, which are not opened.
+Then, once: the build through the command, the memory of each system in a process of its own (its share, workers
+included, above what the process held before), builds that find nothing to do, and what was stored: latents against
+each picture encoded alone in float32, pixels against Pillow.
 
-    python tools/bench_build.py [--count 192] [--rounds 5] [--encoders demo,vae] [--json FILE]
+    python tools/bench_build.py [--rounds 5] [--encoders sim10,sim2,vae,vae-all] [--json FILE]
 
-Cost: three minutes on two cores that are free. Run it alone, or read ratios only.
+Cost: about four minutes on two free cores; ``--quick`` measures sim10 and vae alone on fewer pictures in one.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
-import shutil
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
-import torch
-from diffusers import AutoencoderKL
-from make_pictures import draw, invent
+from build_checks import Watch, memory_of, stored_as_referred
+from build_data import Counts, draw_data, draw_tiny, small_vae
+from build_systems import PURE, SYSTEMS, Bench, again, bench_for
 
-from latentcache import BuildSettings, RecipeSettings, build_cache
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.opening import open_encoder
-from latentcache.encoders.protocol import Encoder, Pixels
-from latentcache.geometry.placement import place
-from latentcache.geometry.sizes import Size
-from latentcache.pipeline.decode import decode
-from latentcache.pipeline.preflight import default_threads
-from latentcache.pipeline.recipes import resolve_recipe
-from latentcache.pipeline.resize import resize_crop
-from latentcache.recipe import Recipe
-
-ASPECTS = ((1, 1), (4, 3), (3, 4))
-SIDE = 1000
-RESOLUTION = 256
-BATCH = 8
+QUICK = Counts(jpegs=72, large=6, pngs=2, odd=4)
+MIB = 1 << 20
 
 Times = dict[str, list[float]]
 
 
-def draw_jpegs(folder: Path, count: int) -> None:
-    """JPEGs of about one megapixel; each scene is drawn once and saved in several crops, which is quicker."""
-    folder.mkdir()
-    scenes = [
-        draw(invent(aspect, SIDE, np.random.default_rng(i)), np.random.default_rng(i))
-        for i, aspect in enumerate(ASPECTS)
-    ]
-    for number in range(count):
-        picture, shift = scenes[number % len(scenes)], number // len(scenes)
-        picture.crop((shift, shift, picture.width, picture.height)).save(folder / f"{number:04}.jpg", quality=90)
-
-
-def tiny_vae(folder: Path) -> str:
-    """An AutoencoderKL of two small levels without attention, saved as diffusers saves one."""
-    torch.manual_seed(0)
-    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
-    vae = AutoencoderKL(
-        block_out_channels=[8, 16], norm_num_groups=4, latent_channels=4, mid_block_add_attention=False, **blocks
-    )
-    vae.save_pretrained(folder, safe_serialization=True)
-    return str(folder)
-
-
-def batches_in_memory(data: Path, recipe: Recipe) -> list[Pixels]:
-    """The batches a build makes of these files, decoded and resized beforehand."""
-    (table,) = recipe.geometry.tables()
-    by_bucket: dict[Size, list[Pixels]] = {}
-    for path in sorted(data.iterdir()):
-        pixels = decode(path.read_bytes(), recipe.pixels)
-        placement = place(Size(pixels.shape[0], pixels.shape[1]), table)
-        by_bucket.setdefault(placement.bucket, []).append(resize_crop(pixels, placement, recipe.pixels.resample))
-    return [np.stack(items[i : i + BATCH]) for items in by_bucket.values() for i in range(0, len(items), BATCH)]
-
-
 def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """(wall seconds, CPU seconds of this process with all its threads)."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """(wall seconds, CPU seconds of this process, its threads and the workers it waited for)."""
+    gc.collect()
+    wall, cpu = time.perf_counter(), _cpu_seconds()
     work()
-    return time.perf_counter() - wall, time.process_time() - cpu
+    return time.perf_counter() - wall, _cpu_seconds() - cpu
 
 
-def bench_encoder(model: str, data: Path, work: Path, rounds: int) -> dict[str, Any]:
-    """Encode alone against a whole build, interleaved; then the builds that find nothing to do."""
-    settings = RecipeSettings(model=model, resolutions=(RESOLUTION,), bucket_step=32)
-    recipe, description = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
-    encoder = open_encoder(describe_model(model), device="cpu")
-    batches = batches_in_memory(data, recipe)
-    build_once(settings, data, work, encoder)  # warm: page cache, imports, self-tests
-    times: Times = {"encode": [], "encode_cpu": [], "build": [], "build_cpu": []}
-    systems: list[tuple[str, Callable[[], object]]] = [
-        ("encode", lambda: [encoder.encode(batch) for batch in batches]),
-        ("build", lambda: build_once(settings, data, work, encoder)),
-    ]
-    for number in range(rounds):
-        for name, step in systems if number % 2 == 0 else reversed(systems):
-            wall, cpu = measured(step)
-            times[name].append(wall)
-            times[f"{name}_cpu"].append(cpu)
-    again = second_builds(settings, data, work, encoder, rounds)
-    encoder.close()
-    return {"family": description.spec.family, "resample": recipe.pixels.resample, "seconds": times, "again": again}
-
-
-def build_once(settings: RecipeSettings, data: Path, work: Path, encoder: Encoder, *, fresh: bool = True) -> None:
-    """One build; with the encoder that is open already, so that both systems run the same object."""
-    cache = work / "cache"
-    if fresh:
-        shutil.rmtree(cache, ignore_errors=True)
-    settings_of_build = BuildSettings(data=data, out=cache, recipe=settings, device="cpu", batch_size=BATCH)
-    with patch("latentcache.pipeline.build.open_encoder", lambda *_, **__: encoder):
-        report = build_cache(settings_of_build)
-    expected = report.samples if fresh else 0
-    if report.encoded != expected:
-        raise SystemExit(f"the build encoded {report.encoded} entries, expected {expected}")
-
-
-def second_builds(settings: RecipeSettings, data: Path, work: Path, encoder: Encoder, rounds: int) -> Times:
-    """Seconds of builds that reuse everything: with young files, and with files older than the racy rule asks."""
-    times: Times = {"young": [], "old": []}
-    for _ in range(rounds):
-        for path in data.iterdir():
-            os.utime(path)
-        build_once(settings, data, work, encoder, fresh=False)
-        times["young"].append(measured(lambda: build_once(settings, data, work, encoder, fresh=False))[0])
-        time.sleep(2.1)
-        build_once(settings, data, work, encoder, fresh=False)  # hashes once more, and now the memo can be trusted
-        times["old"].append(measured(lambda: build_once(settings, data, work, encoder, fresh=False))[0])
+def run_rounds(bench: Bench, rounds: int) -> dict[str, Times]:
+    """Wall and CPU seconds of every system; one round before them warms caches and is not counted."""
+    names = list(SYSTEMS)
+    times: dict[str, Times] = {"wall": {name: [] for name in names}, "cpu": {name: [] for name in names}}
+    for number in range(rounds + 1):
+        turned = names[number % len(names) :] + names[: number % len(names)]
+        for name in turned:
+            bench.clear()
+            wall, cpu = measured(lambda name=name: SYSTEMS[name](bench))  # type: ignore[misc]
+            if number:
+                times["wall"][name].append(wall)
+                times["cpu"][name].append(cpu)
     return times
 
 
-def table(results: Sequence[dict[str, Any]], count: int) -> str:
-    """The results as Markdown."""
-    head = "encoder | system | img/s, median | img/s, best | CPU ms per image | efficiency, median (range)"
-    lines = [f"| {head} |", "|---|---|---:|---:|---:|---:|"]
-    for result in results:
-        times = result["seconds"]
-        ratios = [encode / build for encode, build in zip(times["encode"], times["build"], strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        for name, system, shown in (("encode", "encode alone", "1"), ("build", "latentcache build", spread)):
-            middle, best = statistics.median(times[name]), min(times[name])
-            cpu = 1000 * statistics.median(times[f"{name}_cpu"]) / count
-            cells = result["family"], system, f"{count / middle:.0f}", f"{count / best:.0f}", f"{cpu:.1f}", shown
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| encoder | second build | files/s, median | files/s, best |", "|---|---|---:|---:|"]
-    for result in results:
-        for name, label in (("young", "right after, all files hashed again"), ("old", "files older than 2 s")):
-            middle, best = statistics.median(result["again"][name]), min(result["again"][name])
-            lines.append(f"| {result['family']} | {label} | {count / middle:.0f} | {count / best:.0f} |")
+def by_command(bench: Bench) -> dict[str, Any]:
+    """One build as a person runs it: start of the program, imports and model included."""
+    bench.clear()
+    words = [sys.executable, "-m", "latentcache", "build", bench.data, "--out", bench.work / "cache", "--json"]
+    words += ["--model", bench.model, "--resolution", "256", "--bucket-step", "32", "--resample", "lanczos-u8"]
+    started = time.perf_counter()
+    done = subprocess.run([*map(str, words), "--report", "none"], capture_output=True, text=True, check=False)
+    taken = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return {"seconds": taken, "counts": json.loads(done.stdout)["counts"]}
+
+
+def measure(bench: Bench, rounds: int, *, memory: bool) -> dict[str, Any]:
+    """Everything about one encoder."""
+    found: dict[str, Any] = {"encoder": bench.name, "pictures": bench.pictures, "threads": bench.torch_threads}
+    found |= {"seconds": run_rounds(bench, rounds), "command": by_command(bench)}
+    if memory:
+        found["memory_bytes"] = {name: memory_of(__file__, bench, name) for name in SYSTEMS if name != PURE}
+    return found
+
+
+def summary(result: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """System -> pictures a second, efficiency, CPU milliseconds a picture and MiB."""
+    wall, cpu, count = result["seconds"]["wall"], result["seconds"]["cpu"], result["pictures"]
+    found = {}
+    for name in wall:
+        ratios = [pure / taken for pure, taken in zip(wall[PURE], wall[name], strict=True)]
+        found[name] = {
+            "rate": count / statistics.median(wall[name]),
+            "best_rate": count / min(wall[name]),
+            "efficiency": statistics.median(ratios),
+            "worst": min(ratios),
+            "cpu_ms": 1000 * statistics.median(cpu[name]) / count,
+            "mib": result.get("memory_bytes", {}).get(name, 0) / MIB,
+        }
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """One encoder as Markdown."""
+    head = "img/s, median | best | efficiency, median | worst | CPU ms a picture | MiB"
+    lines = [f"| {result['encoder']} | {head} |", "|---|" + "---:|" * 6]
+    for name, row in summary(result).items():
+        mib = f"{row['mib']:.0f}" if row["mib"] else ""
+        rates = f"{row['rate']:.1f} | {row['best_rate']:.1f} | {row['efficiency']:.3f} | {row['worst']:.3f}"
+        lines.append(f"| {name} | {rates} | {row['cpu_ms']:.1f} | {mib} |")
+    seconds = result["command"]["seconds"]
+    lines.append(f"\nOnce through the command: {seconds:.1f} s, {result['pictures'] / seconds:.1f} img/s.")
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure builds against the encoder alone.")
-    parser.add_argument("--count", type=int, default=192, help="pictures (default: 192)")
+def again_table(found: Times, count: int) -> str:
+    """Second builds as Markdown."""
+    lines = ["| a second build | files/s, median | best |", "|---|---:|---:|"]
+    labels = {"young": "right after, all files hashed again", "touched": "files touched", "old": "nothing touched"}
+    for name, label in labels.items():
+        rates = f"{count / statistics.median(found[name]):.0f} | {count / min(found[name]):.0f}"
+        lines.append(f"| {label} | {rates} |")
+    return "\n".join(lines)
+
+
+def check_table(found: dict[str, float]) -> str:
+    """What was stored, as Markdown."""
+    lines = ["| what is stored, against a reference | |", "|---|---:|"]
+    return "\n".join(lines + [f"| {name} | {value:.3g} |" for name, value in found.items()])
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
-    parser.add_argument("--encoders", default="demo,vae", help="demo, vae or both (default: demo,vae)")
+    parser.add_argument("--encoders", default="sim10,sim2,vae,vae-all", help="default: sim10,sim2,vae,vae-all")
+    parser.add_argument("--quick", action="store_true", help="fewer pictures, no memory, no second builds")
+    parser.add_argument("--alone", action="store_true", help="only the rounds and the run through the command")
+    parser.add_argument("--folder", type=Path, help="keep the pictures here, and take them from here where they are")
+    parser.add_argument("--jpegs", type=int, help="only so many pictures, all JPEGs of one megapixel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times in seconds")
-    options = parser.parse_args()
+    parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.memory_of:
+        name, system, folder = options.memory_of
+        print(json.dumps(peak_in_here(bench_for(name, Path(folder)), system)))
+        return
+    counts = QUICK if options.quick else Counts()
+    counts = Counts(jpegs=options.jpegs, large=0, pngs=0, odd=0) if options.jpegs else counts
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        draw_jpegs(folder / "data", options.count)
-        models = {"demo": "demo", "vae": tiny_vae(folder / "vae")}
-        chosen = [models[word] for word in options.encoders.split(",")]
-        results = [bench_encoder(model, folder / "data", folder, options.rounds) for model in chosen]
-    print(f"{options.count} pictures, {options.rounds} rounds, batch {BATCH}, {default_threads()} decode threads\n")
-    print(table(results, options.count))
+        found = run_all(
+            Path(name), counts, options.encoders.split(","), options.rounds, quick=options.quick, alone=options.alone
+        )
+    found |= {"rounds": options.rounds, "load": load, "counts": [counts.jpegs, counts.large, counts.pngs, counts.odd]}
+    print(f"{counts.pictures} pictures, {options.rounds} rounds, load {load:.1f} before\n")
+    print("\n\n".join(map(table, found["results"])))
+    if "again" in found:
+        print("\n" + again_table(found["again"], found["files"]))
+    if "stored" in found:
+        print("\n" + check_table(found["stored"]))
     if options.json:
-        options.json.write_text(json.dumps({"count": options.count, "results": results}, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def run_all(
+    folder: Path, counts: Counts, encoders: Sequence[str], rounds: int, *, quick: bool, alone: bool
+) -> dict[str, Any]:
+    """Draw, then measure every encoder."""
+    if not (folder / "vae").exists():
+        draw_data(folder / "data", counts)
+        small_vae(folder / "vae")
+    found: dict[str, Any] = {
+        "results": [measure(bench_for(name, folder), rounds, memory=not (quick or alone)) for name in encoders],
+    }
+    if not alone:
+        found["stored"] = stored_as_referred(folder)
+    if not (quick or alone):
+        found["files"] = 4000 if counts.large else counts.jpegs
+        draw_tiny(folder / "tiny", found["files"])
+        found["again"] = again(folder / "tiny", folder / "again", rounds)
+    return found
+
+
+def peak_in_here(bench: Bench, system: str) -> int:
+    """Bytes this process and its workers hold at the peak of one system, above what it held before."""
+    bench.clear()
+    gc.collect()
+    with Watch() as watch:
+        SYSTEMS[system](bench)
+    return watch.gained
+
+
+def _cpu_seconds() -> float:
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan, BuildReport
     from latentcache.sources.sample import Refusal
 
+#: Encoders that are no models: how fast they are is of no use to anybody.
+_STAND_INS = ("demo", "stub")
+
 
 @token_flags.with_tokens
 @flags.with_recipe
@@ -36,8 +39,10 @@ def build(
         ),
     ] = "auto",
     no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
+    compiled: Annotated[str, typer.Option("--compile", help="auto (off today)|on|off: torch.compile.")] = "auto",
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Pictures per encoder call (8).", show_default=False)
+        int | None,
+        typer.Option("--batch-size", min=1, help="Pictures per encoder call (found by timing).", show_default=False),
     ] = None,
     decode_threads: Annotated[
         int | None,
@@ -80,6 +85,7 @@ def build(
         recipe=recipe,
         device=device,
         fold=not no_fold,
+        compile=compiled,
         batch_size=batch_size,
         decode_threads=decode_threads,
         host_memory=host_memory,
@@ -169,6 +175,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "published": report.published,
         "allow_failed": report.allow_failed,
         "elapsed_s": round(report.elapsed_s, 3),
+        "speed": None if report.speed is None else report.speed.as_json(),
     }
 
 
@@ -194,6 +201,8 @@ def _show(report: BuildReport, excess: str) -> None:
         )
     else:
         out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
+    if report.speed is not None and report.plan.recipe.encoder.family not in _STAND_INS:
+        out(report.speed.in_words())
     empty = "" if report.encoded or report.cached else ", and empty: no picture could be used"
     out(f"cache {report.plan.cache} (generation {report.generation}) is complete{empty}")
 

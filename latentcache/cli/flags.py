@@ -69,6 +69,14 @@ ComputeDtype = Annotated[
     str | None,
     typer.Option("--compute-dtype", metavar="TYPE", help="auto|float16|bfloat16|float32", show_default=False),
 ]
+Tiling = Annotated[
+    bool | None,
+    typer.Option(
+        "--tiling/--no-tiling",
+        help="Encode large pictures in tiles: less memory, other latents (another recipe).",
+        show_default=False,
+    ),
+]
 StorageDtype = Annotated[
     str | None,
     typer.Option("--storage-dtype", metavar="TYPE", help="float16 (default)|bfloat16|float32", show_default=False),
@@ -122,6 +130,7 @@ def recipe_settings(
     compute_dtype: ComputeDtype = None,
     storage_dtype: StorageDtype = None,
     latents: Latents = None,
+    tiling: Tiling = None,
     resample: Resample = None,
     icc: Icc = None,
     alpha: Alpha = None,
@@ -143,6 +152,7 @@ def recipe_settings(
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
         latents=latents,
+        tiling=tiling,
         resample=resample,
         icc=icc,
         alpha=alpha,

@@ -164,14 +164,16 @@ def _is_for_tokens(data: Path, out: Path | None) -> bool:
 
 def holds_tokens(cache: Path) -> bool:
     """Whether a cache, finished or begun, is one of tokens. Damage says no: then others find the words for it."""
+    from latentcache.store.durable import read_file  # a device or a pipe may lie in the place of a file
+
     try:
-        current = (cache / "CURRENT").read_bytes().strip().decode("ascii")
+        current = read_file(cache / "CURRENT").strip().decode("ascii")
         places = [cache / "generations" / current / "manifest.json"] if current.isdecimal() else []
     except (OSError, UnicodeDecodeError):
         places = []
     for place in (*places, cache / "BUILDING"):
         try:
-            found = json.loads(place.read_bytes()) if place.is_file() else None
+            found = json.loads(read_file(place))
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(found, dict):

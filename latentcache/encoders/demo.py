@@ -13,13 +13,14 @@ machine adds. Geometry is that of SD and Flux (f8, 16 channels). Cost: 10 ms for
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.encoders.protocol import EncodedBatch, Finished, Pixels
 from latentcache.encoders.storage import from_bfloat16, stored
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.recipe import EncoderSpec
@@ -86,6 +87,10 @@ class DemoEncoder:
         sums = whole @ _basis().reshape(_CHANNELS, -1).T
         latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
         return stored(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self._spec.storage_dtype)
+
+    def submit(self, pictures: Sequence[Pixels], *, precise: bool = False) -> Finished:
+        """Encode now: there is no device to wait for."""
+        return Finished(self.encode(np.stack(pictures), precise=precise))
 
     def close(self) -> None:
         """Nothing to give back."""

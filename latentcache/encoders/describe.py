@@ -53,6 +53,7 @@ def describe_model(
     compute_dtype: str = "auto",
     storage_dtype: str = "float16",
     posterior: str = "mode",
+    tiling: bool = False,
     device: str = "auto",
     config: str | None = None,
     has_cuda: bool = False,
@@ -65,6 +66,7 @@ def describe_model(
             float16 (eight times closer to float32 than bfloat16), bfloat16 where the configuration says force_upcast.
         storage_dtype: float16, bfloat16 or float32.
         posterior: What is stored of it: mode, sample or moments.
+        tiling: Encode large pictures in tiles, as the class itself does. Other latents than of whole pictures.
         device: ``auto``, ``cpu`` or a torch device.
         config: ``config.json`` for weights that have none beside them.
         has_cuda: Whether ``device="auto"`` will find a CUDA device (:func:`cuda_available`).
@@ -72,12 +74,14 @@ def describe_model(
     Raises:
         UsageError: An unknown type or stub option.
         ModelNotFoundError: No such model.
-        UnsupportedModelError: No picture encoder, one without the posterior asked for, or a damaged file.
+        UnsupportedModelError: No picture encoder, or one without what was asked for, or a damaged file.
         EncoderError: A lone file without configuration, or a tensor that is not there.
     """
     _check_choice("--storage-dtype", storage_dtype, tuple(STORAGE_TYPES))
     _check_choice("--compute-dtype", compute_dtype, COMPUTE_TYPES)
     _check_choice("--latents", posterior, POSTERIORS)
+    if tiling and (model == "demo" or model.partition(":")[0] == "stub"):
+        raise no_tiling(model)
     if model == "demo":
         require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
         return ModelDescription(label=model, kind="demo", spec=demo.demo_spec(storage_dtype))
@@ -91,7 +95,7 @@ def describe_model(
     return ModelDescription(
         label=model,
         kind="diffusers",
-        spec=_spec(located, compute_dtype=compute, storage_dtype=storage_dtype, posterior=posterior),
+        spec=_spec(located, compute_dtype=compute, storage_dtype=storage_dtype, posterior=posterior, tiling=tiling),
         weights=located.weights,
         config_path=located.config_path,
         force_upcast=force_upcast,
@@ -110,12 +114,25 @@ def cuda_available() -> bool:
         return False
 
 
-def _spec(located: Located, *, compute_dtype: str, storage_dtype: str, posterior: str) -> EncoderSpec:
+def no_tiling(family: str) -> UnsupportedModelError:
+    """The error for an encoder that cannot encode in tiles."""
+    return UnsupportedModelError(
+        f"{family} cannot encode in tiles",
+        where="--tiling",
+        why="its class has no tiled encode",
+        fix="leave --tiling out; a batch that does not fit is halved, down to one picture",
+        slug="no-tiling",
+    )
+
+
+def _spec(located: Located, *, compute_dtype: str, storage_dtype: str, posterior: str, tiling: bool) -> EncoderSpec:
     where = str(located.config_path)
     class_name = located.config["_class_name"]
     family = family_of(class_name, where)
     if family.output in ("latent", "latents"):
         require_posterior(class_name, posterior, "it gives one latent for a picture and no distribution")
+    if tiling and not family.tiles:
+        raise no_tiling(class_name)
     facts = facts_of(family, located.config, where)
     tensors = weights.read_headers(located.weights)
     names = _encoder_half(family, tensors, located)
@@ -124,13 +141,14 @@ def _spec(located: Located, *, compute_dtype: str, storage_dtype: str, posterior
     return EncoderSpec(
         family=class_name,
         fingerprint=weights.fingerprint(names, tensors),
-        config=config_hash(family, located.config),
+        config=config_hash(family, located.config, tiling=tiling),
         channels=facts.channels,
         factor=facts.factor,
         multiple=facts.multiple,
         compute_dtype=compute_dtype,
         storage_dtype=storage_dtype,
         posterior=posterior,
+        tiling=tiling,
         normalisation=normalisation,
         generic=family.generic,
     )

@@ -69,13 +69,18 @@ def facts_of(family: Family, config: Config, where: str) -> Facts:
     return Facts(channels=channels, factor=factor * patch, multiple=factor * patch * (2 if packs else 1))
 
 
-def config_hash(family: Family, config: Config) -> str:
-    """Hex hash of the class and of the fields that ``encode`` uses, defaults filled in."""
+def config_hash(family: Family, config: Config, *, tiling: bool = False) -> str:
+    """Hex hash of the class and of the fields that ``encode`` uses, defaults filled in.
+
+    The size of a tile counts where pictures are encoded in tiles; without, the hash knows nothing of it.
+    """
     if family.generic:
         names = [n for n in config if n not in _READ_ONLY and not n.startswith(_DECODER_PREFIXES)]
     else:
         names = list(family.encode)
     fields = {name: _plain(_field(family, config, name)) for name in names}
+    if tiling:
+        fields |= {f"tile.{name}": _plain(config.get(name)) for name in family.tile_fields}
     return json_hash({"class": _class(config), "fields": fields}).hex()
 
 

@@ -46,6 +46,10 @@ class Family:
     """Attribute of what ``encode`` returns; empty where it has to be looked for."""
     video: bool | None = False
     """Whether pictures go in as clips of one frame, (B, 3, 1, H, W); None where the weights have to tell."""
+    tiles: bool = True
+    """Whether the class can encode in tiles; of a generic class this is known once it is loaded."""
+    tile_fields: tuple[str, ...] = ()
+    """Fields that decide how large a tile is; other classes have constants for it."""
     ldm: bool = False
     """Whether checkpoints in the original latent-diffusion key layout exist for this class."""
     generic: bool = False
@@ -89,6 +93,7 @@ _ROWS = (
         encode=_KL_ENCODER,
         read={"scaling_factor": 0.18215, "shift_factor": None, "latents_mean": None, "latents_std": None},
         packs_from=16,
+        tile_fields=("sample_size",),
         ldm=True,
     ),
     Family(
@@ -106,6 +111,7 @@ _ROWS = (
         read={"scaling_factor": 0.18215},
         factor="down_block_out_channels",
         packs_from=16,
+        tiles=False,
     ),
     Family(
         name="AutoencoderTiny",
@@ -176,6 +182,7 @@ _ROWS = (
         },
         read={"batch_norm_eps": 1e-4, "patch_size": [2, 2]},
         normalisation="batch-norm",
+        tile_fields=("sample_size",),
         ldm=True,
     ),
     Family(
@@ -255,6 +262,7 @@ GENERIC = Family(
     colours="in_channels input_channels",
     output="",
     video=None,
+    tile_fields=("sample_size", "sample_height", "sample_width"),
     generic=True,
 )
 

@@ -21,10 +21,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.describe import ModelDescription, no_tiling
 from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.layouts import encoder_names, encoder_shape, is_encoder
 from latentcache.encoders.locate import WEIGHTS_NAME
+from latentcache.encoders.norms import exact_norms
 from latentcache.encoders.weights import TensorInfo, read_headers
 from latentcache.errors import EncoderError
 
@@ -50,10 +51,37 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
             module = _from_files(_skeleton(model_class, description), names, tensors, dtype)
     _check_finite(module, description)
     module = module.eval().requires_grad_(False)
+    exact_norms(module)
     flat = all(parameter.ndim != 5 for parameter in module.parameters())
     if flat:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
+
+
+def enable_tiling(module: nn.Module, description: ModelDescription) -> None:
+    """Have a module encode large pictures in tiles, as its own class does.
+
+    Raises:
+        UnsupportedModelError: The class has no tiles.
+    """
+    if not hasattr(module, "use_tiling"):
+        raise no_tiling(description.spec.family)
+    module.enable_tiling()  # type: ignore[operator]
+
+
+def encoder_skeleton(description: ModelDescription) -> nn.Module:
+    """The encoder half on the meta device: shapes and no values, nothing is read from the weights.
+
+    Raises:
+        EncoderError: The class is not in the installed diffusers, or does not accept the configuration.
+    """
+    with _quiet():
+        return _skeleton(_class(description), description).eval()
+
+
+def is_video(module: nn.Module) -> bool:
+    """Whether an encoder takes clips: it has a three-dimensional convolution."""
+    return any(parameter.ndim == 5 for parameter in module.parameters())
 
 
 def drop_decoder(module: nn.Module) -> nn.Module:

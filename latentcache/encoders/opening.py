@@ -7,7 +7,8 @@ fixed picture, so a model that gives nothing usable is an error before the first
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,30 @@ from latentcache.encoders.protocol import Encoder, Pixels
 from latentcache.encoders.storage import from_bfloat16
 from latentcache.encoders.stub import StubEncoder
 from latentcache.errors import EncoderError
+from latentcache.geometry.sizes import Size
+
+if TYPE_CHECKING:
+    from latentcache.encoders.precision import Precision
 
 _STEP = 64
 
 
-def open_encoder(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Encoder:
+def open_encoder(
+    description: ModelDescription,
+    *,
+    device: str = "auto",
+    fold: bool = True,
+    compiled: frozenset[Size] = frozenset(),
+    warn: Callable[[str], None] = lambda _: None,
+) -> Encoder:
     """Open what a description names.
 
     Args:
         description: From :func:`latentcache.encoders.describe.describe_model`.
         device: ``auto``, ``cpu`` or a torch device.
         fold: Do the causal 3D convolutions of clip encoders as 2D ones.
+        compiled: Sizes of pictures for which it is compiled.
+        warn: Told when the compiler fails.
 
     Raises:
         EncoderError: The weights do not fit the class, or are damaged.
@@ -43,7 +57,44 @@ def open_encoder(description: ModelDescription, *, device: str = "auto", fold: b
     # torch and diffusers take seconds to import; the demo and the stub must not pay for them.
     from latentcache.encoders.vae import load_vae
 
-    return load_vae(description, device=device, fold=fold)
+    if not compiled:
+        return load_vae(description, device=device, fold=fold)
+    from latentcache.encoders.compiling import Compiler
+
+    return load_vae(description, device=device, fold=fold, compiler=Compiler(compiled, warn))
+
+
+def auto_precision(description: ModelDescription, *, device: str = "auto", fold: bool = True) -> Precision:
+    """In which precision a new cache of a model is computed on a device; see ``encoders.precision``.
+
+    Raises:
+        DeviceError: The device is not there or failed.
+        DeviceMemoryError: The encoder, or one small picture, does not fit.
+    """
+    from latentcache.encoders import precision  # torch and diffusers, as above
+
+    return precision.auto_precision(description, device, fold=fold)
+
+
+def matmul_ceiling(encoder: Encoder) -> float:
+    """Floating-point operations per second that matrix products reach on an encoder's device, in its precision.
+
+    Measured in half a second on CUDA; 0 elsewhere, where it would say nothing.
+    """
+    if not encoder.device.startswith("cuda"):
+        return 0.0
+    from latentcache.encoders import ceiling, vae  # torch, as above
+
+    if not isinstance(encoder, vae.VaeEncoder):
+        return 0.0
+    return ceiling.matmul_flops(encoder.spec.compute_dtype, device=encoder.torch_device)
+
+
+def picture_flops(description: ModelDescription, *, fold: bool = True) -> Callable[[Size], float]:
+    """Floating-point operations of one picture, by its size; counted without weights. See ``encoders.ceiling``."""
+    from latentcache.encoders import ceiling  # torch and diffusers, as above
+
+    return ceiling.PictureFlops(description, fold=fold)
 
 
 def check_encoder(encoder: Encoder) -> None:

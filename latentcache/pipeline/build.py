@@ -18,11 +18,10 @@ from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
 from latentcache.pipeline.announcing import Announcer, announcement
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
-from latentcache.pipeline.books import Books
 from latentcache.pipeline.calibrate import joined_noise, known_noise
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.pool import Pool
+from latentcache.pipeline.making import make_entries
 from latentcache.pipeline.preflight import (
     Before,
     check_damage,
@@ -35,16 +34,14 @@ from latentcache.pipeline.preflight import (
     remove_unused,
     source_facts,
 )
-from latentcache.pipeline.recipes import resolve_recipe
+from latentcache.pipeline.recipes import found_precision, resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.staff import Reception, Workers
+from latentcache.pipeline.speed import measured_speed
+from latentcache.pipeline.staff import Reception
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
-from latentcache.pipeline.units import cut
-from latentcache.pipeline.watch import deadline_s
-from latentcache.pipeline.work import Progress, RunResult
-from latentcache.pipeline.worker import DEFAULT_BATCH
+from latentcache.pipeline.work import RunResult
 from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
@@ -88,6 +85,7 @@ class _Build:
             cached_config=before.model_config,
             has_cuda=has_cuda,
             resample_works=self.reception.resample_works,
+            auto_compute=found_precision(self.settings, self.observer.warned),
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -177,7 +175,20 @@ class _Build:
                     facts = source_facts(found, description, self.layout.root)
                     number = before.generation.number if before.generation else 0
                     followers.begin(self.layout, announcement(work, recipe, facts, before=number), work)
-                result = self.encode(found, recipe, description, work, catalog, followers)
+                result = make_entries(
+                    work,
+                    self.settings,
+                    root=found.root,
+                    layout=self.layout,
+                    recipe=recipe,
+                    description=description,
+                    reception=self.reception,
+                    catalog=catalog,
+                    followers=followers,
+                    stop=self.stop,
+                    observer=self.observer,
+                )
+                self.noise = joined_noise(self.noise, result.noise)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
         generation = before.generation
@@ -198,6 +209,7 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
+            speed=measured_speed(result.clock, description, fold=self.settings.fold),
             allow_failed=self.settings.allow_failed,
         )
 
@@ -205,57 +217,6 @@ class _Build:
         """Whether what was refused was refused by the decoders of today, and may be refused as before."""
         judged = not refused or same_decoders(generation, decoders())
         return judged and generation.allow_failed == self.settings.allow_failed
-
-    def encode(
-        self,
-        found: Scan,
-        recipe: Recipe,
-        description: ModelDescription,
-        work: Survey,
-        catalog: Catalog,
-        followers: Announcer,
-    ) -> RunResult:
-        """Have workers make what is to do; the rest of the build waits for them."""
-        settings, progress = self.settings, Progress(total=len(work.todo))
-        workers = Workers(
-            settings=settings,
-            root=found.root,
-            layout=self.layout,
-            recipe=recipe,
-            description=description,
-            reception=self.reception,
-            any_twins=bool(len(catalog)),
-        )
-        batch_size = settings.batch_size or DEFAULT_BATCH
-        units = cut(work.todo, workers=len(workers.devices), batch_size=batch_size)
-        self.stop.orderly = True
-        with EventLog(settings.events) as events:
-            books = Books(
-                root=found.root,
-                recipe=recipe,
-                catalog=catalog,
-                events=events,
-                progress=progress,
-                followers=followers,
-            )
-            pool = Pool(
-                devices=workers.devices,
-                staff=workers,
-                books=books,
-                stop=self.stop,
-                low_water=2 * max(batch_size, workers.decode_threads),
-                deadline=deadline_s(),
-                decode_threads=workers.decode_threads,
-                advanced=lambda: self.observer.advanced(progress),
-                warn=self.observer.warned,
-            )
-            pool(units)
-        for shown in pool.noise:
-            self.noise = joined_noise(self.noise, shown)
-        if self.stop.requested:
-            raise self.stop.error()
-        books.result.written_bytes = progress.payload_bytes
-        return books.result
 
     def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
         """Write the next generation."""

@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.pipeline.headers import (
-    check_png,
-    opened,
-    refused,
-    refusing,
-    stored_orientation,
-)
+from latentcache.pipeline.headers import check_png, opened, refused, refusing, stored_orientation
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.recipe import PixelProfile
 
@@ -173,7 +167,7 @@ def _split(picture: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image 
 
 
 def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """The picture in a mode; the same one where it is in it already, which ``convert`` would copy."""
+    """The picture in a mode; where it is in it already, without the copy that ``convert`` makes."""
     return picture if picture.mode == mode else picture.convert(mode)
 
 

@@ -8,7 +8,9 @@ processes had the same throughput and CPU cost).
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -46,6 +48,9 @@ _LAST_S = 3.0
 _HEAD_BYTES = 12
 #: RGB, one byte each.
 _RGB_BYTES = 3
+#: How much decode threads give way to the thread that encodes, which nobody can replace. On two cores beside an
+#: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
+_NICER = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,7 @@ class DecodePool:
 
     def _run(self, board: Board, number: int) -> None:
         thread_setup()
+        give_way()
         while not self._stop.is_set():
             planned = self._todo.get()
             if planned is None:
@@ -212,6 +218,13 @@ def bytes_per_pixel(head: bytes) -> int:
         return _MOST_BYTES
     found = (size for magic, size in _DECODE_BYTES.items() if head.startswith(magic))
     return next(found, _OTHER_BYTES)
+
+
+def give_way() -> None:
+    """Lower the priority of the calling thread alone, where the system can; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        number = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, number, min(os.getpriority(os.PRIO_PROCESS, number) + _NICER, 19))
 
 
 def raise_outcome(outcome: Looked | Failed | BaseException) -> Looked | Failed:

@@ -22,6 +22,7 @@ from latentcache.pipeline.devices import Device
 from latentcache.pipeline.forms import as_error, planned_form
 from latentcache.pipeline.interrupt import PATIENCE_S, StopSignal
 from latentcache.pipeline.launch import Hand, Launched, Place
+from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.units import Unit, UnitQueue
 from latentcache.pipeline.watch import Watch
 from latentcache.pipeline.work import Planned
@@ -79,6 +80,8 @@ class Pool:
         self._looked_at = time.monotonic()
         self.noise: list[Message] = []
         """What each encoder showed of itself when it was opened."""
+        self.clock = StageClock(loops=0)
+        """Of the workers that ended in order."""
 
     def __call__(self, units: Sequence[Unit]) -> None:
         """Do it all, or as much as there is time for before a stop request.
@@ -167,6 +170,9 @@ class Pool:
             hand.error = as_error(message)
         elif kind == "ended":
             hand.said_end = True
+            clock = StageClock.from_json(message["clock"])
+            if clock.pictures:
+                self.clock.add(clock)
         elif kind != "resample":
             answer = self._books.hear(hand.holding, message)
             if answer is not None:
@@ -233,13 +239,13 @@ class Pool:
             detail = f"a worker process {words} whenever it {'encoded' if encoding else 'decoded'} it"
             self._books.convict(planned, "encoder-crash" if encoding else "decoder-crash", detail)
         self._convicted += len(convicted)
-        place.unexplained += not any(item.index in stages for item in left)
+        place.unexplained = 0 if any(item.index in stages for item in left) else place.unexplained + 1
         if place.unexplained > _RESTARTS or self._convicted > _MAX_CONVICTED:
             blamed = f"{self._convicted} pictures were found that do so" if convicted else "no picture is to blame"
             raise WorkerError(
                 "worker processes keep dying", where=place.device.label, why=f"the last one {words}; {blamed}"
             )
-        if left and not convicted:
+        if left and hand.suspect is None:
             self._warn(f"a worker process {words}{self._on(place)}; its pictures are given out again")
 
     def _end_all(self) -> None:

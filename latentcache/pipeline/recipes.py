@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.describe import ModelDescription, describe_model
+from latentcache.encoders.opening import auto_precision
 from latentcache.errors import RecipeError
+from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.resize import resample_self_test
-from latentcache.pipeline.settings import RecipeSettings
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.recipe import EncoderSpec, GeometrySettings, PixelProfile, Recipe
 
 #: Side lengths are multiples of this many pixels unless the model asks for more: what UNets want at f8.
@@ -35,6 +37,7 @@ def resolve_recipe(
     has_cuda: bool,
     cached_config: str | None = None,
     resample_works: Callable[[], bool] | None = None,
+    auto_compute: Callable[[ModelDescription], str] | None = None,
 ) -> tuple[Recipe, ModelDescription]:
     """The recipe a build follows, and the model behind it.
 
@@ -45,22 +48,29 @@ def resolve_recipe(
         cached_config: The configuration file it was made with, for a lone weights file.
         has_cuda: Whether the encoder will run on a CUDA device.
         resample_works: Says whether torch's resize can be used; asked of this process where it is not given.
+        auto_compute: Says in which precision a new cache is computed on CUDA, where none was named; it may load
+            the model. Without it the configuration alone decides.
 
     Raises:
         RecipeError: The settings leave no bucket.
         EncoderError: The model cannot be used.
+        DeviceError: The device failed while the precision was looked for.
     """
     description = describe_model(
         settings.model or cached_model or DEFAULT_MODEL,
         compute_dtype=settings.compute_dtype or "auto",
         storage_dtype=settings.storage_dtype or (cached.encoder.storage_dtype if cached else "float16"),
         posterior=settings.latents or (cached.encoder.posterior if cached else "mode"),
+        tiling=_tiling(settings, cached),
         has_cuda=has_cuda,
         config=settings.model_config or (cached_config if settings.model is None else None),
     )
     spec = description.spec
-    if cached is not None and settings.compute_dtype in (None, "auto") and _same_weights(spec, cached.encoder):
-        spec = replace(spec, compute_dtype=cached.encoder.compute_dtype)
+    if settings.compute_dtype in (None, "auto"):
+        if cached is not None and _same_weights(spec, cached.encoder):
+            spec = replace(spec, compute_dtype=cached.encoder.compute_dtype)
+        elif has_cuda and description.kind == "diffusers" and auto_compute is not None:
+            spec = replace(spec, compute_dtype=auto_compute(description))
         description = replace(description, spec=spec)
     resample = cached.pixels.resample if cached else _best_resample(description, resample_works or resample_self_test)
     recipe = Recipe(
@@ -70,6 +80,19 @@ def resolve_recipe(
     )
     recipe.geometry.tables()
     return recipe, description
+
+
+def found_precision(settings: BuildSettings, warn: Callable[[str], None]) -> Callable[[ModelDescription], str]:
+    """How a build finds the precision of a new cache on CUDA: by a probe on its first device."""
+
+    def find(description: ModelDescription) -> str:
+        device = devices_for(settings.device, needs_torch=True)[0].label
+        found = auto_precision(description, device=device, fold=settings.fold)
+        if found.why:
+            warn(f"computing in {found.compute_dtype}: {found.why}")
+        return found.compute_dtype
+
+    return find
 
 
 def requested_recipe(settings: RecipeSettings, cached: Recipe) -> Recipe:
@@ -83,8 +106,8 @@ def requested_recipe(settings: RecipeSettings, cached: Recipe) -> Recipe:
     """
     if settings.model is not None:
         return resolve_recipe(settings, cached, cached_model=None, has_cuda=False)[0]
-    said = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
-    said["posterior"] = settings.latents
+    said: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
+    said |= {"posterior": settings.latents, "tiling": settings.tiling}
     encoder = replace(cached.encoder, **_said(said))
     geometry = _geometry(settings, cached, encoder.multiple)
     recipe = Recipe(geometry=geometry, pixels=_overlay(settings, cached.pixels), encoder=encoder)
@@ -148,9 +171,16 @@ def _overlay(settings: RecipeSettings, profile: PixelProfile) -> PixelProfile:
     return replace(profile, **_said(said))
 
 
-def _said(values: dict[str, str | None]) -> dict[str, Any]:
+def _said(values: dict[str, Any]) -> dict[str, Any]:
     """Without what was not said, or left to ``auto``."""
     return {name: value for name, value in values.items() if value not in (None, "auto")}
+
+
+def _tiling(settings: RecipeSettings, cached: Recipe | None) -> bool:
+    """As asked for. A cache keeps its tiles, but another model does not inherit them: it may have none."""
+    if settings.tiling is not None:
+        return settings.tiling
+    return cached is not None and cached.encoder.tiling and settings.model is None
 
 
 def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:

@@ -25,6 +25,7 @@ from latentcache.geometry.placement import Placement, mirrored
 from latentcache.geometry.sizes import Box, Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import FLIPPED, VARIANT_BYTE
+from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.decode import decode
 from latentcache.pipeline.encoding import BatchEncoder
 from latentcache.pipeline.preflight import check_resample
@@ -113,7 +114,7 @@ class Reencoder:
         batches = BatchEncoder(
             encoder=self._opened(generation),
             recipe=generation.recipe,
-            batch_size=self.batch_size,
+            sizes=BatchSizes(self.batch_size),
             refuse=lambda piece, cause, detail: refused.update({piece.name: (cause, detail)}),
             warn=lambda _: None,
         )
@@ -151,6 +152,7 @@ def _describe(generation: Generation, model: str | None, config: str | None, dev
             compute_dtype=spec.compute_dtype,
             storage_dtype=spec.storage_dtype,
             posterior=spec.posterior,
+            tiling=spec.tiling,
             config=config or (made.get("model_config") if model is None else None),
             device=device,
             has_cuda=cuda_available(),

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.pipeline.assemble import Draft
+from latentcache.pipeline.speed import Speed
 from latentcache.pipeline.survey import Survey, keys_of
 from latentcache.pipeline.work import Planned, Progress
 from latentcache.recipe import DTYPES, Recipe
@@ -70,6 +71,8 @@ class BuildReport:
     buckets: dict[Size, int] = field(default_factory=dict)
     allow_failed: str = "0"
     """What may be quarantined, as this build was told."""
+    speed: Speed | None = None
+    """None where nothing was encoded."""
 
 
 class Observer(Protocol):
@@ -134,6 +137,7 @@ def build_report(
     published: bool = False,
     written_bytes: int = 0,
     allow_failed: str = "0",
+    speed: Speed | None = None,
 ) -> BuildReport:
     """What a build did, from its plan and the generation it drew up."""
     elapsed = time.monotonic() - started
@@ -161,6 +165,7 @@ def build_report(
         elapsed_s=elapsed,
         allow_failed=allow_failed,
         written_bytes=written_bytes,
+        speed=speed,
         buckets={size: counts[number] for number, size in enumerate(draft.buckets)},
     )
 

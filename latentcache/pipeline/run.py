@@ -1,25 +1,30 @@
 """The device loop of one worker: decode threads on one side, the writer thread on the other.
 
 Decides nothing about content; it moves pieces. Guarantee: bounded memory (the byte budget, a short writer
-queue); when decoders starve because half-filled buckets hold the budget, the fullest is flushed, so nothing
-waits for ever; after a stop request the batch in hand is committed.
+queue, two batches on the device); when decoders starve because half-filled buckets hold the budget, the fullest is
+flushed, so nothing waits for ever; after a stop request the batches on the device are committed.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from latentcache.encoders.opening import matmul_ceiling
 from latentcache.encoders.protocol import Encoder
 from latentcache.failpoint import failpoint
 from latentcache.geometry.sizes import Size
+from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.board import DEVICE, ENCODING, OPENING, Board
 from latentcache.pipeline.channel import Channel
 from latentcache.pipeline.decoding import DecodePool, raise_outcome
-from latentcache.pipeline.encoding import BatchEncoder, new_entry
+from latentcache.pipeline.encoding import BatchEncoder, Encoded, new_entry
 from latentcache.pipeline.forms import refusal_form
+from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.work import Failed, Looked, Piece, Planned
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
@@ -51,11 +56,12 @@ class EncodeRun:
     """Called when the first piece is to be encoded: a run that finds everything committed loads no model."""
     payload: Callable[[Located], bytes | None]
     """Latents of a committed entry."""
-    batch_size: int
+    sizes: BatchSizes
     channel: Channel
     board: Board
+    clock: StageClock = field(default_factory=StageClock)
     stopping: threading.Event = field(default_factory=threading.Event)
-    """Set by anybody: commit the batch in hand and end."""
+    """Set by anybody: commit what the device has in hand and end."""
     _remaining: int = 0
     _ending: bool = False
     _waiting: dict[Size, list[Piece]] = field(default_factory=dict)
@@ -74,6 +80,7 @@ class EncodeRun:
             self.pool.start()
             self._loop()
         finally:
+            self.clock.end()
             self.pool.stop()
             try:
                 self.writer.finish()
@@ -82,7 +89,7 @@ class EncodeRun:
                     self._encoder.close()
 
     def _loop(self) -> None:
-        while not (self.stopping.is_set() or (self._ending and not self._remaining and not self._waiting)):
+        while not (self.stopping.is_set() or (self._ending and self._idle() and not self._busy())):
             found = self._next()
             if isinstance(found, MoreWork):
                 self._remaining += len(found.items)
@@ -94,12 +101,22 @@ class EncodeRun:
                 self._take(found)
             elif self._waiting and (not self._remaining or self._starving()):
                 self._flush_fullest()
+            self._fetch(wait=self._idle())
+        self._fetch(wait=True)
+
+    def _idle(self) -> bool:
+        """Whether nothing is left to look at or to encode, as far as was asked."""
+        return not self._remaining and not self._waiting
+
+    def _busy(self) -> bool:
+        return self._batches is not None and self._batches.busy
 
     def _next(self) -> Looked | Failed | MoreWork | NoMoreWork | None:
         """An outcome or an order, or None when there is none yet; without waiting where waiting would not help."""
         idle = self._waiting and (not self._remaining or self._starving())
         try:
-            found = self.pool.outcomes.get(timeout=0.0 if idle else _TICK_S)
+            with self.clock.waiting("decode", counts=not self._busy()):
+                found = self.pool.outcomes.get(timeout=0.0 if idle else _TICK_S)
         except queue.Empty:
             return None
         return found if isinstance(found, MoreWork | NoMoreWork) else raise_outcome(found)
@@ -124,8 +141,7 @@ class EncodeRun:
         bucket = piece.placement.bucket
         waiting = self._waiting.setdefault(bucket, [])
         waiting.append(piece)
-        limit = self._batches.limit(bucket) if self._batches is not None else self.batch_size
-        if len(waiting) >= limit:
+        if len(waiting) >= self.sizes.limit(bucket):
             self._encode(self._waiting.pop(bucket))
 
     def _copy_twin(self, piece: Piece) -> bool:
@@ -143,29 +159,52 @@ class EncodeRun:
         self._encode(self._waiting.pop(bucket))
 
     def _encode(self, pieces: list[Piece]) -> None:
-        """Encode pieces of one bucket and hand them to the writer."""
+        """Have pieces of one bucket encoded; takes what is done meanwhile."""
         batches = self._batch_encoder()
-        with self.board.doing(DEVICE, ENCODING, [piece.index for piece in pieces]):
+        with self._encoding(batches, pieces):
             for piece in pieces:
                 failpoint("encoding", piece.name)
-            entries = batches.encode(pieces)
-        failpoint("result-received")
-        self.pool.decoder.budget.release(_nbytes(pieces))
-        if entries:
-            # Said before they are handed over, so that a commit never comes before the word of what it holds.
-            self.channel.send("encoded", keys=[entry.key.hex() for entry in entries])
-            self.writer.put(entries)
+            done = batches.submit(pieces)
+        self._store(done)
+
+    def _fetch(self, *, wait: bool) -> None:
+        """Take what the device has done, or wait for all that it was given."""
+        if self._batches is None or not self._batches.busy:
+            return
+        with self._encoding(self._batches):
+            done = self._batches.collect(wait=wait)
+        self._store(done)
+
+    @contextmanager
+    def _encoding(self, batches: BatchEncoder, pieces: Sequence[Piece] = ()) -> Iterator[None]:
+        """Whatever ends the process in the block, one of the pieces may be the cause, or of those on the device."""
+        with self.board.doing(DEVICE, ENCODING, [piece.index for piece in (*batches.in_flight, *pieces)]):
+            yield
+
+    def _store(self, done: Sequence[Encoded]) -> None:
+        """Hand entries to the writer."""
+        for batch in done:
+            failpoint("result-received")
+            self.pool.decoder.budget.release(_nbytes(batch.pieces))
+            if batch.entries:
+                # Said before they are handed over, so that a commit never comes before the word of what it holds.
+                self.channel.send("encoded", keys=[entry.key.hex() for entry in batch.entries])
+                with self.clock.waiting("write"):
+                    self.writer.put(batch.entries)
 
     def _batch_encoder(self) -> BatchEncoder:
         if self._batches is None:
             with self.board.doing(DEVICE, OPENING):
                 self._encoder = self.open_encoder()
+                self.clock.ceiling_flops = matmul_ceiling(self._encoder)
+            self.clock.begin()
             self._batches = BatchEncoder(
                 encoder=self._encoder,
                 recipe=self.recipe,
-                batch_size=self.batch_size,
+                sizes=self.sizes,
                 refuse=self._refuse,
                 warn=lambda words: self.channel.send("warned", words=words),
+                clock=self.clock,
             )
         return self._batches
 
@@ -175,3 +214,9 @@ class EncodeRun:
 
 def _nbytes(pieces: Sequence[Piece]) -> int:
     return sum(piece.pixels.nbytes for piece in pieces)
+
+
+def expected_pieces(todo: Sequence[Planned], variants: int, *, workers: int = 1) -> Counter[Size]:
+    """Pieces of each bucket for each worker, at most: some may turn out to be there already."""
+    counts = Counter(placement.bucket for planned in todo for placement in planned.placements * variants)
+    return Counter({bucket: -(-count // workers) for bucket, count in counts.items()})

@@ -38,6 +38,8 @@ class RecipeSettings:
     storage_dtype: str | None = None
     latents: str | None = None
     """What of the posterior is stored."""
+    tiling: bool | None = None
+    """Whether large pictures are encoded in tiles, which gives other latents."""
     flip: bool | None = None
     """Whether pictures are stored mirrored as well."""
     resample: str | None = None
@@ -72,8 +74,11 @@ class BuildSettings:
     """``auto`` is every CUDA device, else the CPU; several are separated by commas or said as ``cpu*2``."""
     fold: bool = True
     """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
+    compile: str = "auto"
+    """``on``: buckets with many pictures are encoded by compiled code. ``auto`` is ``off`` until it was measured."""
     batch_size: int | None = None
-    """Pictures per encoder call, at most; halved for a bucket when the device runs out of memory."""
+    """Pictures per encoder call, at most; found by timing where it is None. Halved for a bucket when the device runs
+    out of memory."""
     decode_threads: int | None = None
     """Of each worker."""
     host_memory: int | None = None
@@ -95,6 +100,7 @@ class BuildSettings:
             raise UsageError(
                 f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
             )
+        _one_of("--compile", self.compile, ("auto", "on", "off"))
         for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -21,7 +21,9 @@ from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.launch import Launched, WorkerProcess, WorkerThread
 from latentcache.pipeline.preflight import default_threads
 from latentcache.pipeline.resize import resample_self_test
+from latentcache.pipeline.run import expected_pieces
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.work import Planned
 from latentcache.pipeline.worker import Job
 from latentcache.recipe import Recipe
 from latentcache.store.index import load_index
@@ -100,6 +102,7 @@ class Workers:
         description: The model.
         reception: May have a process ready.
         any_twins: Whether the cache holds anything yet.
+        todo: Everything that is to be made.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Workers:
         description: ModelDescription,
         reception: Reception,
         any_twins: bool,
+        todo: Sequence[Planned],
     ) -> None:
         needs_torch = description.kind == "diffusers"
         self.devices: Sequence[Device] = devices_for(settings.device, needs_torch=needs_torch)
@@ -119,6 +123,7 @@ class Workers:
         self.in_process = count == 1 and not needs_torch and "*" not in settings.device
         self.decode_threads = settings.decode_threads or default_threads(count)
         self._layout, self._reception = layout, reception
+        self.expected = expected_pieces(todo, recipe.variants, workers=count)
         budget = max((settings.host_memory or default_budget_bytes()) // count, 1)
         self._job: Callable[[Device, str], Job] = lambda device, shard: Job(
             root=root,
@@ -131,6 +136,7 @@ class Workers:
             budget_bytes=budget,
             decode_threads=self.decode_threads,
             any_twins=any_twins,
+            expected=self.expected,
         )
 
     def hire(self, device: Device, *, again: bool) -> tuple[Launched, Message, str]:

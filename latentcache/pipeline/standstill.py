@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from operator import eq
 from pathlib import Path
 
 import numpy as np
@@ -117,9 +118,9 @@ def _same_samples(columns: SampleColumns, refused: set[str], generation: Generat
     samples = generation.samples
     if len(names) != len(samples.names) or not np.array_equal(stats, samples.stat[:, :5]) or _any_racy(samples.stat):
         return False
-    if list(samples.names) != list(names):
+    if not all(map(eq, samples.names, names)):  # string by string: no list of ten million names
         return False
-    return not (len(samples.captions.data) or any(captions)) or list(samples.captions) == list(captions)
+    return not (len(samples.captions.data) or any(captions)) or all(map(eq, samples.captions, captions))
 
 
 def _any_racy(stat: NDArray[np.uint64]) -> bool:

@@ -65,7 +65,7 @@ class Watch:
         self._beats = beats
         ages = self._ages
         self._ages = {(step.slot, step.step): ages.get((step.slot, step.step), -elapsed) + elapsed for step in steps}
-        if self._silent > self._deadline:
+        if self._silent > self._deadline * (1 if beats else _OPENING):  # before the first beat it is being started
             return f"has shown no sign of life for {self._silent:.0f} s"
         late = self.late(steps)
         return f"has not moved for {self._ages[late[0].slot, late[0].step]:.0f} s" if late else ""

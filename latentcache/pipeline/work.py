@@ -10,6 +10,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
+from latentcache.pipeline.speed import StageClock
 from latentcache.sources.reading import hint_for
 from latentcache.sources.sample import Refusal, Sample
 from latentcache.store.catalog import Located
@@ -84,6 +85,8 @@ class RunResult:
     """Keys computed and committed by this run."""
     noise: dict[str, Any] = field(default_factory=dict)
     """What the encoders showed of themselves, of all devices."""
+    clock: StageClock = field(default_factory=lambda: StageClock(loops=0))
+    """Of all workers."""
     written_bytes: int = 0
     """Headers and payloads committed."""
 

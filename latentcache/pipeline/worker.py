@@ -6,7 +6,8 @@ what it has and ends, within :data:`LAST_S` at the latest; signals to the whole 
 
 What the build says: ``can-resample`` (asked before there is a recipe), ``start``, ``unit``, ``answer``, ``no-more``,
 ``stop``. What a worker says: ``resample``; ``take`` and ``twin``, which are answered; ``decoded``, ``failed``,
-``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error`` or ``ended``.
+``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error``, or ``ended``
+with its clock.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from latentcache import failpoint
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.opening import check_encoder, open_encoder
 from latentcache.encoders.protocol import Encoder
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.batch_size import UNTIMED, BatchSizes, worth_compiling
 from latentcache.pipeline.board import Board
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.calibrate import measured_noise
@@ -44,13 +47,12 @@ from latentcache.pipeline.preflight import check_resample
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.pipeline.run import EncodeRun, MoreWork, NoMoreWork
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
 from latentcache.store.catalog import payload_of
 from latentcache.store.shard import NewEntry, ShardWriter
 
-#: Pictures per encoder call where nothing else was asked for; 2 to 8 saturate a device at 1024 x 1024.
-DEFAULT_BATCH = 8
 #: Seconds that a worker process may live after its build.
 LAST_S = 8
 #: Seconds between two beats of the heart.
@@ -75,6 +77,8 @@ class Job:
     decode_threads: int
     any_twins: bool
     """Whether the cache holds anything yet."""
+    expected: Mapping[Size, int] = field(default_factory=dict)
+    """Pieces of each bucket that it gets, about."""
 
     def form(self) -> Message:
         """As a message."""
@@ -89,6 +93,7 @@ class Job:
             "budget_bytes": self.budget_bytes,
             "decode_threads": self.decode_threads,
             "any_twins": self.any_twins,
+            "expected": [[bucket.height, bucket.width, count] for bucket, count in self.expected.items()],
         }
 
     @classmethod
@@ -102,6 +107,7 @@ class Job:
             recipe=recipe,
             description=as_description(form["description"], recipe),
             settings=as_settings(form["settings"]),
+            expected={Size(height, width): count for height, width, count in form["expected"]},
             **{name: form[name] for name in plain},
         )
 
@@ -122,11 +128,11 @@ def serve(channel: Channel, board: int | None, *, on_loss: Callable[[], None] | 
         return
     try:
         job = Job.of(message)
-        _Shift(job, channel, Board(job.decode_threads, board)).run(on_loss)
+        clock = _Shift(job, channel, Board(job.decode_threads, board)).run(on_loss)
     except BaseException as error:  # noqa: BLE001 - handed to the build, which raises it
         channel.send("error", **error_form(error))
     else:
-        channel.send("ended")
+        channel.send("ended", clock=clock.as_json())
 
 
 class _Shift:
@@ -152,19 +158,20 @@ class _Shift:
             ),
             open_encoder=self._opened,
             payload=lambda entry: payload_of(entry, job.shards),
-            batch_size=job.settings.batch_size or DEFAULT_BATCH,
+            sizes=sizes_for(job.settings, job.description, job.expected),
             channel=channel,
             board=board,
         )
 
-    def run(self, on_loss: Callable[[], None] | None) -> None:
-        """Listen and work."""
+    def run(self, on_loss: Callable[[], None] | None) -> StageClock:
+        """Listen and work; gives what was done in which time."""
         if self._job.description.kind == "diffusers":
             check_resample(self._job.recipe)
         threading.Thread(target=self._listen, args=(on_loss,), name="listener", daemon=True).start()
         if on_loss is not None:
             threading.Thread(target=self._beat, args=(on_loss,), name="heart", daemon=True).start()
         self._loop()
+        return self._loop.clock
 
     def _beat(self, on_loss: Callable[[], None]) -> None:
         """Show that this process is alive, and look whether the build is: a fork of it may hold its end open."""
@@ -203,12 +210,25 @@ class _Shift:
     def _opened(self) -> Encoder:
         """The encoder; a real model has encoded a test picture, so that it works and its noise is known."""
         job, noise = self._job, dict[str, Any]()
-        encoder = open_encoder(job.description, device=job.device, fold=job.settings.fold)
+        encoder = open_encoder(
+            job.description,
+            device=job.device,
+            fold=job.settings.fold,
+            compiled=worth_compiling(job.expected) if job.settings.compile == "on" else frozenset(),
+            warn=lambda words: self._channel.send("warned", words=words),
+        )
         if job.description.kind == "diffusers":
             check_encoder(encoder)
             noise = measured_noise(encoder, {})
         self._channel.send("opened", noise=noise)
         return encoder
+
+
+def sizes_for(settings: BuildSettings, description: ModelDescription, expected: Mapping[Size, int]) -> BatchSizes:
+    """Pictures per call of a worker; timing an encoder that is no model would be of no use."""
+    sizes = BatchSizes(settings.batch_size or (None if description.kind == "diffusers" else UNTIMED))
+    sizes.expect(expected)
+    return sizes
 
 
 def main() -> None:

@@ -21,6 +21,9 @@ from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, unpac
 from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.layout import CacheLayout
 
+#: Rows are 32-bit numbers everywhere.
+_ROW_BITS = 32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
@@ -40,11 +43,12 @@ class Catalog:
         self._indexes = tuple(indexes)
         self.damaged = tuple(damaged)
         """Shards that could not be opened; their entries count as missing."""
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._places: dict[bytes, int] = {}
+        """Key -> index and row in one number: a pair would take 60 bytes more."""
         self._by_pixels: dict[bytes, bytes] | None = None
         for position, index in enumerate(self._indexes):
             for row, key in enumerate(index.keys()):
-                self._places.setdefault(key, (position, row))
+                self._places.setdefault(key, position << _ROW_BITS | row)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -61,7 +65,8 @@ class Catalog:
         place = self._places.get(key)
         if place is None:
             return None
-        index, row = self._indexes[place[0]], self._indexes[place[0]].rows[place[1]]
+        index = self._indexes[place >> _ROW_BITS]
+        row = index.rows[place & ((1 << _ROW_BITS) - 1)]
         return Located(
             key=key,
             shard=index.folder.name,

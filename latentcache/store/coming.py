@@ -157,7 +157,7 @@ def _generation(manifest: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]
         samples=Samples(
             names=StringColumn(columns["names_bytes"], columns["names_ends"]),
             captions=StringColumn(columns["captions_bytes"], columns["captions_ends"]),
-            content=columns["content"],
+            content=columns["content"].copy(),  # filled in while the build goes on; what was loaded is read-only
             original_size=columns["original_size"],
             stat=np.zeros((samples, 6), dtype=np.uint64),
         ),

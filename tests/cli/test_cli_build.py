@@ -8,7 +8,7 @@ from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "dry_run", "counts", "fields", "items",
-    "allow_failed", "written_bytes", "generation", "published", "recipe_id", "recipe", "plan", "elapsed_s",
+    "allow_failed", "written_bytes", "generation", "published", "recipe_id", "recipe", "plan", "elapsed_s", "speed",
 }  # fmt: skip
 ERROR_KEYS = {"schema", "command", "exit_code", "error"}
 

@@ -2,9 +2,14 @@
 
 import inspect
 
+import numpy as np
 import pytest
+import torch
 
+from latentcache.encoders.describe import describe_model
 from latentcache.encoders.families import FAMILIES, GENERIC, REFUSED, family_of
+from latentcache.encoders.modules import enable_tiling, load_module
+from latentcache.encoders.vae import load_vae
 from latentcache.errors import UnsupportedModelError
 
 
@@ -63,3 +68,43 @@ def test_what_is_no_picture_encoder_is_refused_by_name(name, why):
     assert caught.value.fix == (
         "give the VAE of the model you train: its folder (often called vae/), or --model demo to try"
     )
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "AutoencoderKLCosmos"])
+def test_tiles_are_those_of_the_class(name, tiny, pictures):
+    """What the table says of a class, against the class; tiles smaller than a picture give other latents."""
+    tiles = FAMILIES[name].tiles if name in FAMILIES else True
+    if not tiles:
+        with pytest.raises(UnsupportedModelError, match="cannot encode in tiles"):
+            describe_model(str(tiny(name)), tiling=True)
+        assert not hasattr(load_module(describe_model(str(tiny(name))), torch.float32), "use_tiling")
+        return
+    changes = {}
+    if name == "AutoencoderTiny":  # its tiles presume the factor of four levels
+        sides = ("encoder_block_out_channels", "decoder_block_out_channels")
+        blocks = ("num_encoder_blocks", "num_decoder_blocks")
+        changes = dict.fromkeys(sides, (8,) * 4) | dict.fromkeys(blocks, (1,) * 4)
+    description = describe_model(str(tiny(name, **changes)), storage_dtype="float32", tiling=True)
+    encoder = load_vae(description, device="cpu")
+    assert encoder.module.use_tiling
+    assert encoder.encode(pictures).finite.all()
+
+
+def test_a_picture_larger_than_a_tile_gets_other_latents(tiny, pictures):
+    folder = str(tiny("AutoencoderKL"))  # its tiles have 32 pixels
+    whole, tiled = (
+        load_vae(describe_model(folder, storage_dtype="float32", tiling=tiling), device="cpu")
+        .encode(pictures)
+        .latents
+        for tiling in (False, True)
+    )
+    assert whole.shape == tiled.shape
+    assert np.abs(whole - tiled).max() > 0.01 * whole.std()
+
+
+def test_a_generic_class_without_tiles_is_refused_when_it_is_loaded(tiny):
+    description = describe_model(str(tiny("AutoencoderKLHunyuanImage")), tiling=True)
+    module = load_module(description, torch.float32)
+    del module.use_tiling
+    with pytest.raises(UnsupportedModelError, match="AutoencoderKLHunyuanImage cannot encode in tiles"):
+        enable_tiling(module, description)

@@ -79,3 +79,12 @@ def test_a_build_folds_unless_it_is_told_not_to_and_records_it(tiny, tmp_path):
         assert main([*words, "--out", str(tmp_path / name), *more]) == 0
         assert load_generation(tmp_path / name).manifest["provenance"]["fold"] is (name == "folded")
     assert load_generation(tmp_path / "folded").recipe == load_generation(tmp_path / "unfolded").recipe
+
+
+def test_the_mask_of_one_frame_is_not_made(tiny, pictures, monkeypatch):
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuan_video as theirs
+
+    description = describe_model(str(tiny("AutoencoderKLHunyuanVideo")), storage_dtype="float32")
+    expected = load_vae(description, device="cpu", fold=False).encode(pictures).latents
+    monkeypatch.setattr(theirs, "prepare_causal_attention_mask", None)
+    np.testing.assert_allclose(load_vae(description, device="cpu").encode(pictures).latents, expected, atol=1e-5)

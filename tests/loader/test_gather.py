@@ -76,8 +76,9 @@ def test_another_shape_or_type_is_refused(square, mapped, shape, dtype):
 @WAYS
 def test_an_entry_under_another_key_is_refused(square, mapped):
     reader = reader_of(square)
-    reader.generation.rows.offset.setflags(write=True)
-    reader.generation.rows.offset[1] = reader.generation.rows.offset[0]
+    offset = reader.generation.rows.offset.copy()
+    offset[1] = offset[0]
+    object.__setattr__(reader.generation.rows, "offset", offset)
     with pytest.raises(CorruptEntryError, match=r"p1\.png"):
         BatchGather(reader, mapped=mapped).gather([0, 1], SHAPE, "float16")
 

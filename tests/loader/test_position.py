@@ -147,13 +147,15 @@ def test_another_generation_with_an_equal_plan_goes_on(cache: Cache) -> None:
 def test_a_checkpoint_of_every_step_reads_the_columns_once(cache: Cache) -> None:
     loader = cache.loader(batch_size=3)
     first = loader.state_dict()["plan_id"]
-    cache_keys = loader._reader.generation.rows.key
-    kept = cache_keys.copy()
+    rows = loader._reader.generation.rows
+    kept = rows.key
+    other = kept.copy()  # what was loaded is read-only
+    other[0, 0] ^= 1
     try:
-        cache_keys[0, 0] ^= 1
+        object.__setattr__(rows, "key", other)
         assert loader.state_dict()["plan_id"] == first
     finally:
-        cache_keys[:] = kept
+        object.__setattr__(rows, "key", kept)
 
 
 @pytest.mark.parametrize("batch_size", [3, 2])

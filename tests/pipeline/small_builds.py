@@ -99,6 +99,37 @@ class FakeEncoder(StubEncoder):
         self.closed = True
 
 
+class LatePending:
+    """Of a batch that the device has done when it is waited for."""
+
+    def __init__(self, encoder, work):
+        self.encoder, self.work, self.finished = encoder, work, False
+
+    def done(self):
+        return self.finished
+
+    def result(self):
+        self.encoder.in_flight -= 1
+        return self.work()
+
+
+class LateEncoder(FakeEncoder):
+    """A device: it runs out of memory at once, and says everything else later."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.in_flight, self.peak = 0, 0
+
+    def submit(self, pictures, *, precise=False):
+        pixels = np.stack(pictures)
+        if self.most is not None and len(pixels) > self.most:
+            self.calls.append((len(pixels), precise))
+            raise DeviceMemoryError("out of memory", why=f"{len(pixels)} pictures are too many")
+        self.in_flight += 1
+        self.peak = max(self.peak, self.in_flight)
+        return LatePending(self, lambda: self.encode(pixels, precise=precise))
+
+
 def float32_latents(encoded):
     return EncodedBatch(latents=encoded.latents.astype(np.float32), finite=encoded.finite)
 

@@ -137,7 +137,7 @@ def test_a_piece_that_cannot_be_encoded_is_no_longer_waited_for(tmp_path):
     assert desk.books.result.unencodable == {b"\1" * 16: ("non-finite", "NaN")}
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["take", "encode", "commit", "die"])), max_size=40))
 def test_whatever_happens_the_counts_come_out_even(steps):
     desk = Desk(None)

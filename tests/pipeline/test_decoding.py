@@ -1,3 +1,7 @@
+import os
+import sys
+import threading
+
 import pytest
 from PIL import Image
 from small_builds import RECIPE, draw, folder_of, recipe_of, within
@@ -190,3 +194,17 @@ def test_memory_is_taken_by_what_the_file_is_not_by_its_name(tmp_path, form, eac
     path = tmp_path / "lies.jpg"
     Image.new("RGB", (64, 64)).save(path, format=form)
     assert bytes_per_pixel(path.read_bytes()[:12]) == each
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities belong to processes there")
+def test_decode_threads_give_way_and_the_others_do_not():
+    def priority():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def changed():
+        decoding_module.give_way()
+        return priority()
+
+    before = priority()
+    assert within(5, changed) == min(before + 10, 19)
+    assert priority() == before

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-from small_builds import FakeEncoder, float32_latents, one_row_less, piece, recipe_of
+from small_builds import FakeEncoder, LateEncoder, float32_latents, one_row_less, piece, recipe_of
 
 from latentcache.encoders.protocol import EncodedBatch
 from latentcache.encoders.stub import StubEncoder
-from latentcache.errors import DeviceError, EncoderError
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import checksum
+from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.encoding import BatchEncoder, new_entry
 from latentcache.store.entry import HEADER_BYTES, unpack_facts, unpack_header
 
@@ -21,7 +22,7 @@ class Bench:
         self.batches = BatchEncoder(
             encoder=encoder,
             recipe=recipe,
-            batch_size=batch_size,
+            sizes=BatchSizes(batch_size),
             refuse=lambda piece, cause, detail: self.refused.update({piece.name: (cause, detail)}),
             warn=self.warnings.append,
         )
@@ -80,8 +81,8 @@ def test_out_of_memory_halves_the_batch_and_tries_the_same_pictures_again():
 def test_the_halved_size_is_remembered_for_its_bucket_alone():
     bench = Bench(FakeEncoder(most=4))
     bench.encode([piece(seed, RECIPE) for seed in range(8)])
-    assert bench.batches.limit(Size(64, 64)) == 4
-    assert bench.batches.limit(Size(32, 96)) == 8
+    assert bench.batches.sizes.limit(Size(64, 64)) == 4
+    assert bench.batches.sizes.limit(Size(32, 96)) == 8
     bench.batches.encoder.calls.clear()
     bench.encode([piece(seed, RECIPE) for seed in range(8)])
     assert bench.batches.encoder.calls == [(4, False), (4, False)]
@@ -138,7 +139,7 @@ def test_a_precise_retry_that_does_not_fit_costs_that_picture_alone():
     bench = Bench(FakeEncoder(broken=[pieces[1].pixels], precise_memory=False))
     assert payloads(bench.encode(pieces)) == expected([pieces[0], pieces[2], pieces[3]])
     assert bench.refused["1.png"][0] == "out-of-memory"
-    assert bench.batches.limit(Size(64, 64)) == 8
+    assert bench.batches.sizes.limit(Size(64, 64)) == 8
     assert len(bench.batches.encoder.calls) == 2
 
 
@@ -186,3 +187,63 @@ def test_moments_that_are_not_finite_are_encoded_again_before_they_are_drawn():
         Bench(StubEncoder(posterior="sample"), recipe=recipe).encode(pieces)
     )
     assert bench.refused == {}
+
+
+def test_the_device_has_two_batches_at_most_and_all_come_back():
+    pieces = [piece(seed, RECIPE) for seed in range(11)]
+    encoder = LateEncoder()
+    bench = Bench(encoder, batch_size=2)
+    assert payloads(bench.encode(pieces)) == expected(pieces)
+    assert (encoder.peak, encoder.in_flight) == (2, 0)
+
+
+def test_what_was_submitted_is_fetched_when_it_is_done():
+    bench = Bench(LateEncoder(), batch_size=4)
+    pieces = [piece(seed, RECIPE) for seed in range(8)]
+    assert bench.batches.submit(pieces[:4]) == bench.batches.collect(wait=False) == []
+    assert bench.batches.busy
+    bench.batches._flights[0].pending.finished = True
+    (done,) = bench.batches.submit(pieces[4:])
+    assert done.pieces == pieces[:4]
+    assert payloads(done.entries) == expected(pieces[:4])
+    (last,) = bench.batches.collect(wait=True)
+    assert payloads(last.entries) == expected(pieces[4:])
+    assert not bench.batches.busy
+
+
+def test_memory_that_runs_out_while_another_batch_is_computed():
+    pieces = [piece(seed, RECIPE) for seed in range(16)]
+    bench = Bench(LateEncoder(most=3))
+    assert payloads(bench.encode(pieces)) == expected(pieces)
+    assert bench.refused == {}
+    assert len(bench.warnings) == 2
+
+
+def test_a_single_picture_gets_the_device_to_itself_before_it_is_given_up():
+    class Crowded(LateEncoder):
+        def submit(self, pictures, *, precise=False):
+            if self.in_flight:
+                raise DeviceMemoryError("out of memory", why="another batch is in the way")
+            return super().submit(pictures, precise=precise)
+
+    pieces = [piece(seed, RECIPE) for seed in range(3)]
+    bench = Bench(Crowded(), batch_size=1)
+    assert payloads(bench.encode(pieces)) == expected(pieces)
+    assert bench.refused == {}
+
+
+def test_memory_that_is_missed_only_when_the_result_is_fetched():
+    class Late(LateEncoder):
+        def submit(self, pictures, *, precise=False):
+            most, self.most = self.most, None
+            pending = super().submit(pictures, precise=precise)
+            self.most = most
+            return pending
+
+    pieces = [piece(seed, RECIPE) for seed in range(9)]
+    bench = Bench(Late(most=2), batch_size=8)
+    assert payloads(bench.encode(pieces)) == expected(pieces)
+    assert bench.refused == {}
+    none = Bench(Late(most=0), batch_size=2)
+    assert none.encode(pieces[:3]) == []
+    assert {cause for cause, _ in none.refused.values()} == {"out-of-memory"}

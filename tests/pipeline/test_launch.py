@@ -21,7 +21,9 @@ def next_of(line):
 
 
 def environment_of(process):
-    return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    while not (found := Path(f"/proc/{process.pid}/environ").read_bytes()):
+        time.sleep(0.005)  # for a moment of its start a process has none
+    return found.split(b"\0")
 
 
 def ended(launched):

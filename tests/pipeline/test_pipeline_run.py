@@ -1,24 +1,32 @@
 import json
 import signal
+import time
 
 import pytest
 from small_builds import (
     FakeEncoder,
+    LateEncoder,
     Talk,
     causes,
     draw,
     folder_of,
     one_row_less,
     pixels,
+    recipe_of,
     rows_of,
     settings,
     within,
 )
 
 from latentcache.errors import DiskFullError, EncoderError, InterruptedBuildError
+from latentcache.geometry.sizes import Size
 from latentcache.pipeline import decoding as decoding_module
+from latentcache.pipeline.board import ENCODING, Board
 from latentcache.pipeline.build import build_cache
-from latentcache.store.catalog import load_catalog
+from latentcache.pipeline.run import expected_pieces
+from latentcache.pipeline.survey import Memory, survey
+from latentcache.sources.resolve import scan
+from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.inventory import stored_entries
 from latentcache.store.layout import CacheLayout
 from latentcache.store.shard import ShardWriter
@@ -139,6 +147,51 @@ def test_a_failing_writer_ends_the_build_and_what_was_said_is_there(tmp_path, mo
     assert said <= {key.hex() for key in stored(tmp_path / "data.latentcache")}
     encoder = use_encoder(FakeEncoder())
     assert built(data).encoded == encoder.num_pictures == 15
+
+
+def test_two_batches_are_on_the_device_and_everything_is_fetched(tmp_path, use_encoder):
+    data = folder_of(tmp_path / "data", 11)
+    encoder = use_encoder(LateEncoder())
+    report = built(data, batch_size=2)
+    assert (report.encoded, encoder.num_pictures, encoder.in_flight, encoder.peak) == (11, 11, 0, 2)
+    again = built(folder_of(tmp_path / "plain", 11))
+    assert stored(report.plan.cache) == stored(again.plan.cache)
+
+
+def test_the_board_names_all_pictures_on_the_device(tmp_path, use_encoder, monkeypatch):
+    named, real = [], Board.doing
+
+    def doing(self, slot, stage, items=()):
+        named.append(list(items)) if stage == ENCODING else None
+        return real(self, slot, stage, items)
+
+    monkeypatch.setattr(Board, "doing", doing)
+    use_encoder(LateEncoder())
+    built(folder_of(tmp_path / "data", 6), batch_size=2, decode_threads=1)
+    assert named[0] == [0, 1]
+    assert [0, 1, 2, 3] in named
+    assert named[-1][-2:] == [4, 5]
+
+
+def test_a_stop_request_commits_what_the_device_has(tmp_path, use_encoder):
+    class Stopped(LateEncoder):
+        def submit(self, pictures, *, precise=False):
+            if self.in_flight:
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            return super().submit(pictures, precise=precise)
+
+    use_encoder(Stopped())
+    with pytest.raises(InterruptedBuildError):
+        build_cache(settings(folder_of(tmp_path / "data", 40), batch_size=4))
+    assert len(stored(tmp_path / "data.latentcache")) == 8
+
+
+def test_expected_pieces_are_shared_by_the_workers(tmp_path):
+    recipe = recipe_of(resolutions=(64, 128), flip=True)
+    todo = survey(scan(folder_of(tmp_path / "data", 5)), recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    assert expected_pieces(todo, recipe.variants) == {Size(64, 64): 10, Size(128, 128): 10}
+    assert expected_pieces(todo, recipe.variants, workers=4) == {Size(64, 64): 3, Size(128, 128): 3}
 
 
 def test_a_stop_request_commits_the_batch_in_hand(tmp_path, use_encoder):

@@ -2,16 +2,19 @@ from dataclasses import replace
 
 import pytest
 from small_builds import RECIPE
+from tiny_vae import tiny_vae
 
-from latentcache.errors import LatentcacheError, RecipeError
+from latentcache.encoders.precision import Precision
+from latentcache.errors import LatentcacheError, RecipeError, UnsupportedModelError
 from latentcache.geometry.sizes import Size
+from latentcache.pipeline import recipes
 from latentcache.pipeline.recipes import (
     DEFAULT_RESOLUTION,
     DEFAULT_STEP,
     requested_recipe,
     resolve_recipe,
 )
-from latentcache.pipeline.settings import RecipeSettings
+from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 
 
 def resolved(cached=None, cached_model=None, **said):
@@ -110,3 +113,76 @@ def test_an_unknown_model_is_an_error_that_says_so(tmp_path):
 
 def test_the_recipe_of_these_tests_is_a_new_one():
     assert RECIPE.bucket_step == 32
+
+
+def test_auto_precision_is_asked_once_and_kept_by_the_cache(tmp_path):
+    model, asked = str(tiny_vae(tmp_path / "model")), []
+
+    def find(description):
+        asked.append(description.kind)
+        return "bfloat16"
+
+    def resolve(cached, *, has_cuda=True, **said):
+        settings = RecipeSettings(model=model, **said)
+        return resolve_recipe(settings, cached, cached_model=None, has_cuda=has_cuda, auto_compute=find)
+
+    first, description = resolve(None)
+    assert (first.encoder.compute_dtype, description.spec) == ("bfloat16", first.encoder)
+    assert asked == ["diffusers"]
+    assert resolve(first)[0] == resolve(first, has_cuda=False)[0] == resolve(first, compute_dtype="auto")[0] == first
+    assert resolve(first, compute_dtype="float32")[0].encoder.compute_dtype == "float32"
+    assert resolve(None, compute_dtype="float16")[0].encoder.compute_dtype == "float16"
+    assert resolve(None, has_cuda=False)[0].encoder.compute_dtype == "float32"
+    assert len(asked) == 1
+
+
+def test_a_probe_that_fails_says_why(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        recipes, "auto_precision", lambda *_, **__: Precision(compute_dtype="bfloat16", why="too wide")
+    )
+    settings = BuildSettings(data=tmp_path)
+    assert recipes.found_precision(settings, told.append)(None) == "bfloat16"
+    assert told == ["computing in bfloat16: too wide"]
+
+
+def test_precision_is_looked_for_on_the_first_device(tmp_path, monkeypatch):
+    asked = []
+
+    def probe(description, *, device, fold):
+        asked.append((device, fold))
+        return Precision(compute_dtype="float16")
+
+    monkeypatch.setattr(recipes, "auto_precision", probe)
+    recipes.found_precision(BuildSettings(data=tmp_path, device="cpu*3", fold=False), print)(None)
+    assert asked == [("cpu", False)]
+
+
+def test_tiles_are_another_recipe_and_kept_by_the_cache(tmp_path):
+    model = str(tiny_vae(tmp_path / "model"))
+    whole, _ = resolved(model=model)
+    tiled, _ = resolved(model=model, tiling=True)
+    assert tiled.encoder.tiling
+    assert tiled.recipe_id != whole.recipe_id
+    assert resolved(tiled, model)[0] == tiled
+    assert resolved(tiled, model, tiling=False)[0] == whole
+    assert requested_recipe(RecipeSettings(tiling=False), tiled).encoder.tiling is False
+    assert requested_recipe(RecipeSettings(), tiled) == tiled
+    assert not resolved(tiled, model, model="demo")[0].encoder.tiling
+
+
+def test_tiles_of_another_size_are_another_recipe(tmp_path):
+    model = tiny_vae(tmp_path / "model")
+    ids = {resolved(model=str(model), tiling=tiling)[0].recipe_id for tiling in (False, True)}
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"sample_size": 32', '"sample_size": 64'))
+    others = {resolved(model=str(model), tiling=tiling)[0].recipe_id for tiling in (False, True)}
+    assert len(ids & others) == 1  # without tiles the size of one says nothing
+    assert len(ids | others) == 3
+
+
+@pytest.mark.parametrize("model", ["demo", "stub"])
+def test_an_encoder_without_tiles_refuses_them(model):
+    with pytest.raises(UnsupportedModelError) as caught:
+        resolved(model=model, tiling=True)
+    assert caught.value.slug == "no-tiling"

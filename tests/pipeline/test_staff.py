@@ -24,6 +24,7 @@ def workers_for(tmp_path, device="cpu", kind="stub", **changes):
         description=description,
         reception=Reception(device),
         any_twins=False,
+        todo=(),
     )
 
 

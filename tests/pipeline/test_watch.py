@@ -29,8 +29,12 @@ def test_steps_that_follow_each_other_are_fine_for_ever():
 
 def test_a_process_that_was_stopped_shows_no_sign_of_life():
     watch = Watch(3, on_cpu=True)
-    assert seconds_until_stuck(watch, lambda n: (min(n, 10), [step(n)])) == pytest.approx(10 * 0.5 + 3.5)
-    assert "sign of life" in watch.stuck(10, [], 0.5)
+    assert seconds_until_stuck(watch, lambda n: (1 + min(n, 10), [step(n)])) == pytest.approx(10 * 0.5 + 3.5)
+    assert "sign of life" in watch.stuck(11, [], 0.5)
+
+
+def test_a_process_that_is_being_started_has_more_time():
+    assert seconds_until_stuck(Watch(3, on_cpu=True), lambda n: (0, [])) == pytest.approx(30.5)
 
 
 def test_doing_nothing_is_no_crime():

@@ -3,15 +3,23 @@
 import json
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from small_builds import RECIPE, folder_of, recipe_of, within
 
 from latentcache.encoders.describe import describe_model
+from latentcache.encoders.stub import StubEncoder
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline import worker as worker_module
+from latentcache.pipeline.batch_size import COMPILED, ENOUGH, UNTIMED
 from latentcache.pipeline.channel import Channel, channel_pair
 from latentcache.pipeline.forms import planned_form
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.survey import Memory, survey
-from latentcache.pipeline.worker import Job, serve
+from latentcache.pipeline.worker import Job, serve, sizes_for
 from latentcache.sources.resolve import scan
 from latentcache.store.catalog import Catalog
 from latentcache.store.index import load_index
@@ -31,6 +39,7 @@ def job_for(tmp_path):
         budget_bytes=1 << 30,
         decode_threads=2,
         any_twins=False,
+        expected={Size(64, 64): 5},
     )
 
 
@@ -81,6 +90,7 @@ def test_it_makes_what_it_may_says_so_after_the_commit_and_seals_its_shard(tmp_p
     assert kinds(said).count("take") == 5
     assert kinds(said).count("decoded") == 4  # the first one belongs to somebody else
     assert kinds(said)[-1] == "ended"
+    assert StageClock.from_json(said[-1]["clock"]).pictures == {Size(64, 64): 4}
     committed = [bytes.fromhex(key) for message in said if message["kind"] == "committed" for key in message["keys"]]
     assert sorted(committed) == load_index(tmp_path / "shards" / "one").keys()
     assert len(committed) == 4
@@ -117,3 +127,37 @@ def test_a_build_that_hangs_up_is_the_end_in_order(tmp_path):
     thread.join(10)
     assert not thread.is_alive()
     assert len(load_index(tmp_path / "shards" / "one").keys()) == 2
+
+
+def test_only_a_model_is_timed_and_only_where_no_size_was_asked_for(tmp_path):
+    asked, free = BuildSettings(data=tmp_path, batch_size=3), BuildSettings(data=tmp_path)
+    model = SimpleNamespace(kind="diffusers")
+    many = {Size(64, 64): ENOUGH}
+    assert sizes_for(free, describe_model("stub"), many).limit(Size(64, 64)) == UNTIMED
+    assert sizes_for(asked, model, many).limit(Size(64, 64)) == 3
+    assert sizes_for(free, model, many).timed(Size(64, 64), 1)
+    assert not sizes_for(free, model, {}).timed(Size(64, 64), 1)
+
+
+@pytest.mark.parametrize(("said", "compiled"), [("on", {Size(64, 64)}), ("auto", set()), ("off", set())])
+def test_buckets_with_many_pictures_are_compiled_where_that_was_asked_for(tmp_path, monkeypatch, said, compiled):
+    folder_of(tmp_path / "data", 1)
+    job = job_for(tmp_path)
+    job = replace(
+        job, settings=replace(job.settings, compile=said), expected={Size(64, 64): COMPILED, Size(32, 64): 9}
+    )
+    todo = survey(scan(tmp_path / "data"), job.recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    opened = []
+
+    def opening(description, *, compiled, warn, **_):
+        opened.append(compiled)
+        warn("it is slow")
+        return StubEncoder()
+
+    monkeypatch.setattr(worker_module, "open_encoder", opening)
+    line, _ = at_work(job)
+    line.send("unit", items=[planned_form(planned) for planned in todo])
+    line.send("no-more")
+    told = within(20, lambda: all_said(line, lambda message: {"wanted": [0]}))
+    assert opened == [compiled]
+    assert [message["words"] for message in told if message["kind"] == "warned"] == ["it is slow"]

@@ -6,6 +6,7 @@ from small_builds import FakeEncoder, piece, recipe_of, within
 
 from latentcache.errors import DiskFullError
 from latentcache.pipeline import writing as writing_module
+from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.encoding import BatchEncoder
 from latentcache.pipeline.writing import WriterThread
 from latentcache.store.catalog import load_catalog
@@ -17,7 +18,7 @@ RECIPE = recipe_of()
 
 def entries(count):
     encoder = BatchEncoder(
-        encoder=FakeEncoder(), recipe=RECIPE, batch_size=8, refuse=lambda *words: None, warn=lambda words: None
+        encoder=FakeEncoder(), recipe=RECIPE, sizes=BatchSizes(8), refuse=lambda *words: None, warn=lambda words: None
     )
     return encoder.encode([piece(seed, RECIPE) for seed in range(count)])
 

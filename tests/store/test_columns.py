@@ -182,3 +182,9 @@ def test_many_strings_at_once_are_those_one_by_one(strings, data):
     chosen = data.draw(st.lists(st.sampled_from(range(len(strings))))) if strings else []
     assert column.take(chosen) == [strings[position] for position in chosen]
     assert StringColumn.of(["a", "\udcff", ""]).take([2, 1, 0, 1]) == ["", "\udcff", "a", "\udcff"]
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
+def test_many_strings_come_back_in_order(count):
+    strings = [f"{number}{'é' * (number % 3)}" for number in range(count)]
+    assert list(StringColumn.of(strings)) == strings

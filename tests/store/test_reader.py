@@ -113,8 +113,9 @@ def test_swapped_values_are_refused(reader):
 
 def test_another_entry_of_the_same_shape_is_refused(reader):
     """The generation points at a place where some other key lies."""
-    reader.generation.rows.offset.setflags(write=True)
-    reader.generation.rows.offset[0] = reader.generation.rows.offset[1]
+    offset = reader.generation.rows.offset.copy()
+    offset[0] = offset[1]
+    object.__setattr__(reader.generation.rows, "offset", offset)
     with pytest.raises(CorruptEntryError, match="header checksum"):
         reader.read(0)
 

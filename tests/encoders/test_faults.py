@@ -1,0 +1,47 @@
+"""What torch raises, in this package's words; how an encoder meets it is in test_vae.py."""
+
+import pytest
+import torch
+
+from latentcache.encoders.faults import Guard, first_line
+from latentcache.encoders.stub import stub_spec
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
+
+GUARD = Guard(torch.device("cpu"), stub_spec(), "my model")
+
+
+def fails_with(error):
+    def action():
+        raise error
+
+    return action
+
+
+def test_what_works_is_handed_on():
+    assert GUARD.run(lambda: 5, "two pictures") == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), DeviceMemoryError),
+        (MemoryError(), DeviceMemoryError),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), DeviceMemoryError),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), DeviceError),
+        (torch.AcceleratorError("an illegal memory access was encountered"), DeviceError),
+        (RuntimeError("Sizes of tensors must match"), EncoderError),
+        (ValueError("not divisible"), EncoderError),
+    ],
+    ids=str,
+)
+def test_each_error_has_its_class_and_no_context(error, kind):
+    with pytest.raises(kind, match="two pictures") as caught:
+        GUARD.run(fails_with(error), "two pictures")
+    assert type(caught.value) is kind
+    assert caught.value.__context__ is None
+    assert caught.value.why == first_line(error)
+
+
+def test_a_bug_of_ours_stays_one():
+    with pytest.raises(TypeError):
+        GUARD.run(fails_with(TypeError("a bug")), "two pictures")

@@ -1,0 +1,156 @@
+"""What must hold of the device loop on a CUDA device. Run with ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKL
+
+from latentcache.encoders.attention import _fused, chunks_are_better, in_chunks
+from latentcache.encoders.ceiling import matmul_flops
+from latentcache.encoders.compiling import PATIENCE, Compiler
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.lane import SLABS, CudaLane
+from latentcache.encoders.opening import auto_precision
+from latentcache.encoders.protocol import Pixels
+from latentcache.encoders.vae import VaeEncoder, load_vae
+from latentcache.errors import DeviceMemoryError
+from latentcache.geometry.sizes import Size
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+#: Clock cycles of a kernel that only waits: tens of milliseconds.
+LATE = 50_000_000
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vae")
+    torch.manual_seed(0)
+    AutoencoderKL(
+        block_out_channels=(32, 64, 64),
+        down_block_types=["DownEncoderBlock2D"] * 3,
+        up_block_types=["UpDecoderBlock2D"] * 3,
+        force_upcast=False,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Pixels]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (1 + n % 3, 128, 192, 3), dtype=np.uint8) for n in range(8)]
+
+
+def opened(model: Path, compute_dtype: str = "float32") -> VaeEncoder:
+    return load_vae(describe_model(str(model), compute_dtype=compute_dtype, storage_dtype="float32"), device="cuda")
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_results_are_whole_while_the_device_is_late(model: Path, batches: list[Pixels], ahead: int) -> None:
+    encoder = opened(model)
+    expected = [encoder.encode(batch).latents for batch in batches]
+    waiting, found = [], []
+    for batch in batches:
+        torch.cuda._sleep(LATE)
+        mine = batch.copy()
+        waiting.append(encoder.submit(list(mine)))
+        mine[:] = 0
+        if len(waiting) == ahead:
+            found.append(waiting.pop(0).result())
+    found += [pending.result() for pending in waiting]
+    for want, got in zip(expected, found, strict=True):
+        np.testing.assert_allclose(got.latents, want, atol=1e-3)
+        assert got.finite.all()
+        assert got.device_s > 0
+
+
+def test_submit_does_not_wait_for_the_device(model: Path, batches: list[Pixels]) -> None:
+    encoder = opened(model)
+    encoder.encode(batches[0])
+    torch.cuda._sleep(20 * LATE)
+    pending = encoder.submit(list(batches[0]))
+    assert not pending.done()
+    pending.result()
+    assert pending.done()
+
+
+def test_host_memory_is_locked_and_bounded(model: Path, batches: list[Pixels]) -> None:
+    encoder = opened(model)
+    for batch in batches * 3:
+        encoder.encode(batch)
+    for ring in (encoder._slabs, encoder._results):
+        assert 1 <= len(ring._free) <= SLABS
+        assert all(slot.memory.is_pinned() for slot in ring._free)
+
+
+def test_a_slab_waits_for_the_copy_out_of_it(model: Path) -> None:
+    lane = CudaLane(CUDA)
+    encoder = VaeEncoder(describe_model(str(model), storage_dtype="float32"), CUDA, lane=lane)
+    pictures = [np.full((64, 64, 3), value, np.uint8) for value in (0, 50, 100, 150, 200, 250)]
+    expected = [encoder.encode(one[None]).latents for one in pictures]
+    with torch.cuda.stream(lane._up):
+        torch.cuda._sleep(LATE)
+    pending = [encoder.submit([one]) for one in pictures]
+    for want, one in zip(expected, pending, strict=True):
+        np.testing.assert_allclose(one.result().latents, want, atol=1e-3)
+
+
+def test_out_of_memory_leaves_nothing_and_the_next_batch_is_fine(model: Path, batches: list[Pixels]) -> None:
+    encoder = opened(model)
+    encoder.encode(batches[0])
+    before = torch.cuda.memory_allocated()
+    hook = encoder.module.encoder.conv_in.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda *_: torch.empty(1 << 42, device="cuda")
+    )
+    with pytest.raises(DeviceMemoryError):
+        encoder.encode(batches[0])
+    hook.remove()
+    assert torch.cuda.memory_allocated() <= before + (1 << 20)
+    assert encoder.encode(batches[0]).finite.all()
+
+
+def test_precision_is_float16_for_a_tame_model(model: Path) -> None:
+    assert auto_precision(describe_model(str(model)), device="cuda").compute_dtype == "float16"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_attention_of_512_channels(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 1, 2048, 512, device="cuda").to(dtype) for _ in range(3))
+    exact = torch.softmax(query.double() @ key.double().transpose(-2, -1) * 512**-0.5, -1) @ value.double()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = in_chunks(query, key, value, None, 4 << 20)
+    assert torch.cuda.max_memory_allocated() - before < 64 << 20
+    tolerance = {torch.float32: 2e-3, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert (found - exact).abs().max() < tolerance
+    assert chunks_are_better(query, key, value) in (True, False)
+    try:
+        fused = _fused(query, key, value)
+    except RuntimeError:
+        return
+    assert (fused - exact).abs().max() < tolerance
+
+
+def test_compiled_code_gives_the_same_latents(model: Path, batches: list[Pixels]) -> None:
+    told: list[str] = []
+    description = describe_model(str(model), compute_dtype="bfloat16", storage_dtype="float32")
+    expected = load_vae(description, device="cuda").encode(batches[2]).latents
+    compiler = Compiler({Size(128, 192)}, told.append)
+    encoder = load_vae(description, device="cuda", compiler=compiler)
+    for _ in range(PATIENCE + 2):
+        found = encoder.encode(batches[2]).latents
+    assert np.abs(found - expected).mean() < 0.05 * expected.std()
+    assert (told, compiler.compiled) == ([], 1)
+
+
+def test_the_ceiling_is_that_of_a_gpu() -> None:
+    assert matmul_flops("bfloat16", device=CUDA) > 1e12

@@ -1,0 +1,169 @@
+"""What one GPU does with encoders, and how much of it a build reaches: seven parts in under ten minutes.
+
+1. calibrate: matrix product, convolution, copies. 2. encoders: pictures a second of full-size autoencoders at 1024
+and 512 pixels, by batch and by variant, with percent of the matrix product's rate. 3. attention of the middle block
+alone. 4. precision: how far bf16, fp16 and TF32 lie from float32. 5. builds: drawn JPEGs of 2 and 12 megapixels
+against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text
+encoders.
+
+Weights are random and made from configurations: nothing is downloaded. Each part has its own time; one that fails or
+takes too long is reported and the others run. JSON and Markdown say percent of ceiling and which bars were reached.
+
+    python tools/bench_gpu.py [--json FILE] [--markdown FILE] [--parts calibrate,encoders,...] [--device cuda]
+    python tools/bench_gpu.py --tiny        # end to end on a CPU in a minute: shapes, no figures
+
+Where there is no network, put wheels of lmdb, diffusers, simplejpeg, xxhash, typer, rich and Pillow on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_builds import memory_drill, whole_builds
+from gpu_encoders import attention, precision, rates
+from gpu_models import Scene
+from gpu_text import text_encoders
+from gpu_timing import Row, calibrate, ceiling, limited
+
+#: Seconds of each part; a part is stopped after half as much again.
+BUDGETS = {
+    "calibrate": 20,
+    "encoders": 150,
+    "attention": 20,
+    "precision": 30,
+    "builds": 130,
+    "memory": 40,
+    "text": 40,
+}
+_GRACE = 1.5
+
+Part = Callable[[Callable[[], float]], list[Row]]
+"""Called with a function that says how many seconds are left."""
+
+
+def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Part]:
+    """All parts by name, in their order."""
+    return {
+        "calibrate": lambda left: calibrate(scene),
+        "encoders": lambda left: rates(scene, ceiling(found["calibrate"]["rows"]), left),
+        "attention": lambda left: attention(scene),
+        "precision": lambda left: precision(scene),
+        "builds": lambda left: whole_builds(scene, folder, left),
+        "memory": lambda left: memory_drill(scene, folder),
+        "text": lambda left: text_encoders(scene),
+    }
+
+
+def run_part(part: Part, budget_s: float) -> dict[str, Any]:
+    """Its rows, how long it took, and what went wrong."""
+    started = time.monotonic()
+    found: dict[str, Any] = {"rows": [], "error": None}
+    try:
+        with limited(_GRACE * budget_s):
+            found["rows"] = part(lambda: started + budget_s - time.monotonic())
+    except Exception as error:  # noqa: BLE001 - a part that fails is reported, and the others run
+        found["error"] = f"{type(error).__name__}: {error}"[:500]
+    found["seconds"] = time.monotonic() - started
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
+
+
+def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
+    """What an H200 should reach, and what was found; None where it was not measured."""
+    encoders, builds = found["encoders"]["rows"], found["builds"]["rows"]
+    sdxl = [row for row in encoders if row["model"] == "SDXL KL" and row.get("side") == 1024 and "img/s" in row]
+    plain = [row for row in sdxl if row["variant"].startswith("bf16")]
+    qwen = {
+        row["variant"]: row["img/s"]
+        for row in encoders
+        if row["model"] == "Qwen-Image" and row.get("side") == 1024 and row.get("batch") == 4 and "img/s" in row
+    }
+    ours = {row["pictures"]: row for row in builds if row["system"] == "latentcache" and "img/s" in row}
+    loop = {row["pictures"]: row for row in builds if row["system"].startswith("DataLoader") and "img/s" in row}
+    lost = [row["lost"] for row in found["memory"]["rows"]]
+    folded, flat = qwen.get("bf16, folded"), qwen.get("bf16, channels last")
+    peer = ours["2 MP"]["img/s"] / loop["2 MP"]["img/s"] if "2 MP" in ours and "2 MP" in loop else None
+    return [
+        _bar("SDXL at 1024, bf16, img/s", 80, max((row["img/s"] for row in plain), default=None)),
+        _bar("SDXL at 1024, bf16, % of ceiling", 50, max((row["% of ceiling"] for row in plain), default=None)),
+        _bar("Qwen-Image at 1024, folded / unfolded", 2, folded / flat if folded and flat else None),
+        _bar("build of 2 MP / encoder alone", 0.9, ours.get("2 MP", {}).get("efficiency")),
+        _bar("build of 12 MP / encoder alone", 0.8, ours.get("12 MP", {}).get("efficiency")),
+        _bar("build of 2 MP / DataLoader loop", 3, peer),
+        {"bar": "pictures lost in the drill", "wanted": 0, "found": sum(lost) if lost else None}
+        | {"reached": not any(lost) if lost else None},
+    ]
+
+
+def _bar(name: str, wanted: float, found: float | None) -> Row:
+    return {"bar": name, "wanted": wanted, "found": found, "reached": None if found is None else found >= wanted}
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """All tables."""
+    lines = [f"{result['device']}, torch {result['torch']}{', tiny: shapes, no figures' if result['tiny'] else ''}"]
+    for name, part in result["parts"].items():
+        lines.append(f"\n### {name} ({part['seconds']:.0f} s)\n")
+        lines.append(f"failed: {part['error']}" if part["error"] else table(part["rows"]))
+    return "\n".join([*lines, "\n### bars\n", table(result["bars"])])
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows as Markdown; a column for every name that any row has."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+    return "" if value is None else str(value)
+
+
+def bench(scene: Scene, chosen: Sequence[str]) -> dict[str, Any]:
+    """Run the chosen parts."""
+    found: dict[str, Any] = {name: {"rows": [], "error": "not chosen", "seconds": 0.0} for name in BUDGETS}
+    with tempfile.TemporaryDirectory() as name:
+        for part, run in parts(scene, Path(name), found).items():
+            if part in chosen:
+                found[part] = run_part(run, BUDGETS[part])
+                print(f"{part}: {found[part]['seconds']:.0f} s {found[part]['error'] or ''}", flush=True)
+    device = torch.cuda.get_device_name() if scene.cuda else platform.processor() or platform.machine()
+    about = {"schema": 1, "tiny": scene.tiny, "device": device, "torch": torch.__version__}
+    return about | {"parts": found, "bars": bars(found)}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--parts", default=",".join(BUDGETS), help=f"default: {','.join(BUDGETS)}")
+    parser.add_argument("--device", help="default: cuda where there is one, else the CPU with --tiny")
+    parser.add_argument("--tiny", action="store_true", help="small models and few pictures: does it run?")
+    options = parser.parse_args(words)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu" and not options.tiny:
+        print("no CUDA device here, nothing measured; --tiny runs every part on the CPU")
+        return 0
+    result = bench(Scene(device=device, tiny=options.tiny), options.parts.split(","))
+    print("\n" + markdown(result))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    if options.markdown:
+        options.markdown.write_text(markdown(result) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

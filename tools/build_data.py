@@ -1,0 +1,137 @@
+"""Drawn pictures, a small autoencoder and preloaded batches: what ``bench_build`` measures builds with.
+
+The same on every machine but for the bytes of compressed files. Each scene is drawn once and saved in several crops,
+which is quicker than drawing every picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from make_pictures import draw, invent
+from PIL import Image
+
+from latentcache import RecipeSettings
+from latentcache.encoders.protocol import Pixels
+from latentcache.geometry.placement import Placement, place
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.decode import decode
+from latentcache.pipeline.resize import resize_crop
+from latentcache.recipe import Recipe
+
+ASPECTS = ((1, 1), (4, 3), (3, 4))
+RESOLUTION = 256
+BATCH = 8
+#: Side of a square of one and of twelve megapixels.
+SMALL_SIDE, LARGE_SIDE = 1000, 3464
+#: Side of the pictures whose second build is timed: their pixels are of no account.
+TINY_SIDE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many pictures of each kind."""
+
+    jpegs: int = 192
+    """Of about one megapixel."""
+    large: int = 24
+    """JPEGs of about twelve."""
+    pngs: int = 8
+    odd: int = 4
+    """Stored turned, grey, transparent and as WebP."""
+
+    @property
+    def pictures(self) -> int:
+        """All of them."""
+        return self.jpegs + self.large + self.pngs + self.odd
+
+
+def recipe_settings(model: str, *, storage: str | None = None, resample: str | None = None) -> RecipeSettings:
+    """Buckets of 256 x 256, 224 x 288 and 288 x 224."""
+    return RecipeSettings(
+        model=model, resolutions=(RESOLUTION,), bucket_step=32, storage_dtype=storage, resample=resample
+    )
+
+
+def draw_data(folder: Path, counts: Counts) -> list[Path]:
+    """The pictures, in the order of their names."""
+    folder.mkdir(parents=True)
+    for number in range(counts.jpegs):
+        _cut(number, SMALL_SIDE).save(folder / f"a{number:04}.jpg", quality=90)
+    for number in range(counts.large):
+        _cut(number, LARGE_SIDE).save(folder / f"b{number:04}.jpg", quality=90)
+    for number in range(counts.pngs):
+        _cut(counts.jpegs + number, SMALL_SIDE).save(folder / f"c{number:04}.png", compress_level=3)
+    for number in range(counts.odd):
+        _save_odd(_cut(counts.jpegs + counts.pngs + number, SMALL_SIDE), folder / f"d{number:04}", number)
+    return sorted(folder.iterdir())
+
+
+def draw_tiny(folder: Path, count: int) -> None:
+    """Small JPEGs, for builds that only look whether anything has changed."""
+    folder.mkdir(parents=True)
+    picture = _scene(0, SMALL_SIDE)
+    across = picture.width - TINY_SIDE
+    for number in range(count):
+        left, top = number % across, number // across
+        box = (left, top, left + TINY_SIDE, top + TINY_SIDE)
+        picture.crop(box).save(folder / f"{number:06}.jpg", quality=80)
+
+
+def small_vae(folder: Path) -> str:
+    """A seeded AutoencoderKL of two small levels without attention, saved as diffusers saves one."""
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
+    vae = AutoencoderKL(
+        block_out_channels=[8, 16], norm_num_groups=4, latent_channels=4, mid_block_add_attention=False, **blocks
+    )
+    vae.save_pretrained(folder, safe_serialization=True)
+    return str(folder)
+
+
+def placed(path: Path, recipe: Recipe) -> tuple[Pixels, Placement]:
+    """The decoded picture (H, W, 3) and where a build puts it."""
+    pixels = decode(path.read_bytes(), recipe.pixels)
+    (table,) = recipe.geometry.tables()
+    return pixels, place(Size(pixels.shape[0], pixels.shape[1]), table)
+
+
+def batches_in_memory(data: Path, recipe: Recipe, batch: int = BATCH) -> list[Pixels]:
+    """The batches (B, H, W, 3) a build makes of these files, decoded and resized beforehand."""
+    by_bucket: dict[Size, list[Pixels]] = {}
+    for path in sorted(data.iterdir()):
+        pixels, placement = placed(path, recipe)
+        by_bucket.setdefault(placement.bucket, []).append(resize_crop(pixels, placement, recipe.pixels.resample))
+    return [np.stack(items[i : i + batch]) for items in by_bucket.values() for i in range(0, len(items), batch)]
+
+
+@lru_cache(maxsize=2 * len(ASPECTS))
+def _scene(number: int, side: int) -> Image.Image:
+    return draw(invent(ASPECTS[number], side, np.random.default_rng(number)), np.random.default_rng(number))
+
+
+def _cut(number: int, side: int) -> Image.Image:
+    """The scene of this number's aspect without a few rows and columns, so that no two files are equal."""
+    picture, shift = _scene(number % len(ASPECTS), side), number // len(ASPECTS)
+    return picture.crop((shift, shift, picture.width, picture.height))
+
+
+def _save_odd(picture: Image.Image, path: Path, number: int) -> None:
+    kind = number % 4
+    if kind == 0:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        picture.save(path.with_suffix(".jpg"), quality=90, exif=exif)
+    elif kind == 1:
+        picture.convert("L").save(path.with_suffix(".jpg"), quality=90)
+    elif kind == 2:
+        clear = picture.convert("RGBA")
+        clear.putalpha(180)
+        clear.save(path.with_suffix(".png"), compress_level=3)
+    else:
+        picture.save(path.with_suffix(".webp"), quality=85, method=0)

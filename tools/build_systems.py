@@ -1,0 +1,180 @@
+"""The systems that ``bench_build`` compares, each as one call that makes the latents of the same pictures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from build_data import BATCH, batches_in_memory, placed, recipe_settings
+from build_peers import Encode, Planned, diffusers_loop, sequential_loop, sleeping, with_vae
+
+from latentcache import BuildSettings, build_cache
+from latentcache.encoders.describe import describe_model
+from latentcache.encoders.opening import open_encoder
+from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.pipeline.launch import WorkerThread
+from latentcache.pipeline.recipes import resolve_recipe
+
+PURE = "encoder alone"
+
+
+class Kept:
+    """An encoder that stays open when a build closes it: no system loads its model while the clock runs."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+    def close(self) -> None:
+        """Not yet."""
+
+
+@contextmanager
+def inside(encoder: Encoder) -> Iterator[None]:
+    """Builds have their worker in a thread of this process, and its encoder is this one, which is open already."""
+    with (
+        patch("latentcache.pipeline.worker.open_encoder", lambda *_, **__: encoder),
+        patch("latentcache.pipeline.staff.WorkerProcess", lambda *_, **__: WorkerThread()),
+    ):
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One encoder and the pictures, ready to be run by every system."""
+
+    name: str
+    model: str
+    data: Path
+    work: Path
+    torch_threads: int
+    """With which the encoder computes, in every system."""
+    encoder: Encoder
+    peer: Encode
+    batches: list[Pixels]
+    plan: list[Planned]
+    pictures: int = field(default=0)
+
+    def clear(self) -> None:
+        """Remove what the last system has written."""
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+
+    def build(self, resample: str) -> None:
+        """One build with the encoder that is open already, so that all systems run the same object."""
+        settings = BuildSettings(
+            data=self.data,
+            out=self.work / "cache",
+            recipe=recipe_settings(self.model, resample=resample),
+            device="cpu",
+            batch_size=BATCH,
+        )
+        with inside(self.encoder):
+            report = build_cache(settings)
+        if report.encoded != self.pictures or report.refused:
+            raise SystemExit(f"the build encoded {report.encoded} of {self.pictures}: {report.refused}")
+
+
+def bench_for(name: str, folder: Path) -> Bench:
+    """``sim10``, ``sim2``: the stub with that delay; ``vae``, ``vae-all``: the small VAE with one thread or all."""
+    is_stub = name.startswith("sim")
+    model = f"stub:delay_ms={name.removeprefix('sim')}" if is_stub else str(folder / "vae")
+    threads = len(os.sched_getaffinity(0)) if name == "vae-all" else 1
+    torch.set_num_threads(threads)
+    recipe, _ = resolve_recipe(recipe_settings(model, resample="lanczos-u8"), None, cached_model=None, has_cuda=False)
+    data = folder / "data"
+    plan = [Planned(path=path, placement=placed(path, recipe)[1]) for path in sorted(data.iterdir())]
+    return Bench(
+        name=name,
+        model=model,
+        data=data,
+        work=folder / "work",
+        torch_threads=threads,
+        encoder=cast("Encoder", Kept(open_encoder(describe_model(model), device="cpu"))),
+        peer=sleeping(int(name.removeprefix("sim"))) if is_stub else with_vae(model),
+        batches=batches_in_memory(data, recipe),
+        plan=plan,
+        pictures=len(plan),
+    )
+
+
+def encode_alone(bench: Bench) -> None:
+    """The batches of a build, from memory, latents thrown away."""
+    torch.set_num_threads(bench.torch_threads)
+    for batch in bench.batches:
+        bench.encoder.encode(batch)
+
+
+def whole_build(bench: Bench) -> None:
+    """``build_cache``, everything included."""
+    torch.set_num_threads(bench.torch_threads)
+    bench.build("lanczos-u8")
+
+
+def pillow_build(bench: Bench) -> None:
+    """The same with Pillow alone: there is no flag for it, so the quick decoder is taken out."""
+    torch.set_num_threads(bench.torch_threads)
+    with ExitStack() as stack:
+        stack.enter_context(patch("latentcache.pipeline.decode._turbo", lambda *_: None))
+        bench.build("lanczos-pil")
+
+
+def one_file_each(bench: Bench) -> None:
+    """The DataLoader loop with torch.save."""
+    torch.set_num_threads(bench.torch_threads)
+    _expect(diffusers_loop(bench.plan, bench.work / "files", bench.peer, batch=BATCH), bench)
+
+
+def large_files(bench: Bench) -> None:
+    """The DataLoader loop with sequential files."""
+    torch.set_num_threads(bench.torch_threads)
+    _expect(sequential_loop(bench.plan, bench.work / "files", bench.peer, batch=BATCH), bench)
+
+
+SYSTEMS: Mapping[str, Callable[[Bench], None]] = {
+    PURE: encode_alone,
+    "latentcache": whole_build,
+    "latentcache, Pillow only": pillow_build,
+    "DataLoader, file per latent": one_file_each,
+    "DataLoader, large files": large_files,
+}
+
+
+def again(data: Path, work: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds of builds that reuse everything: of young files, of touched ones, and of files that stand still."""
+    times: dict[str, list[float]] = {"young": [], "touched": [], "old": []}
+    settings = BuildSettings(data=data, out=work / "cache", recipe=recipe_settings("stub"), device="cpu")
+    shutil.rmtree(work, ignore_errors=True)
+    build_cache(settings)
+    for _ in range(rounds):
+        for path in data.iterdir():
+            os.utime(path)
+        times["touched"].append(_seconds_of(settings))
+        times["young"].append(_seconds_of(settings))
+        time.sleep(2.1)
+        build_cache(settings)  # hashes once more, and now the memo can be trusted
+        times["old"].append(_seconds_of(settings))
+    return times
+
+
+def _seconds_of(settings: BuildSettings) -> float:
+    started = time.perf_counter()
+    report = build_cache(settings)
+    if report.encoded:
+        raise SystemExit(f"a second build encoded {report.encoded} entries")
+    return time.perf_counter() - started
+
+
+def _expect(done: int, bench: Bench) -> None:
+    if done != bench.pictures:
+        raise SystemExit(f"{done} latents of {bench.pictures} pictures")

@@ -1,0 +1,223 @@
+"""The parts of ``bench_gpu`` that look at encoders alone: rates of all variants, attention, precision."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import torch
+from gpu_models import MODELS, Model, Scene, encoder_half, images, latents_of
+from gpu_timing import Row, chunked, peak_mib, seconds_per_call
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+BF16 = torch.bfloat16
+#: Seconds that have to be left before anything is compiled.
+_COMPILE_S = 45.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to run an encoder."""
+
+    name: str
+    dtype: torch.dtype = BF16
+    tf32: bool = False
+    last: bool = True
+    fold: bool = False
+    chunks: bool = False
+    compiled: bool = False
+    benchmark: bool = False
+    """Whether cuDNN tries its algorithms first."""
+
+
+PLAIN = Variant(name="bf16, channels last")
+
+
+def variants(model: Model) -> list[Variant]:
+    """What is compared at one shape. New ways of the package to run an encoder join here."""
+    found = [
+        Variant(name="fp32 (TF32), contiguous", dtype=torch.float32, tf32=True, last=False),
+        Variant(name="bf16, contiguous", last=False),
+        PLAIN,
+        replace(PLAIN, name="bf16, channels last, cuDNN benchmark", benchmark=True),
+    ]
+    if model.attends:
+        found.append(replace(PLAIN, name="bf16, channels last, chunked attention", chunks=True))
+    if model.folds:
+        found.append(replace(PLAIN, name="bf16, folded", fold=True))
+    return found
+
+
+def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[Row]:
+    """Pictures a second of every model, size, batch and variant, while time is left."""
+    rows: list[Row] = []
+    for side in scene.pick((1024, 512), (64,)):
+        for model in MODELS:
+            if left() <= 0:
+                rows.append({"model": model.name, "side": side, "variant": "not run: no time left"})
+                continue
+            rows += _rates_of(scene, model, side, matmul_flops)
+        if side != 512:
+            rows += compiled(scene, matmul_flops, left)
+    return rows
+
+
+def compiled(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[Row]:
+    """``torch.compile`` on one shape of the first model, with the seconds of its warm-up."""
+    if scene.tiny or left() < _COMPILE_S:
+        return [{"model": MODELS[0].name, "variant": "bf16, channels last, compiled: not run"}]
+    side, batch = 1024, 4
+    module = encoder_half(MODELS[0], scene, BF16, last=True)
+    values = images(scene, batch, side, BF16, last=True)
+    module.encoder = torch.compile(module.encoder, dynamic=False)  # type: ignore[assignment, arg-type]
+    started = time.perf_counter()
+    with torch.inference_mode():
+        latents_of(MODELS[0], module, values)
+        warm = time.perf_counter() - started
+        row = _row(scene, MODELS[0], module, values, replace(PLAIN, name="bf16, channels last, compiled"))
+    return [_with_ceiling(row, _flops(MODELS[0], scene, side), matmul_flops) | {"warm-up s": warm}]
+
+
+def attention(scene: Scene) -> list[Row]:
+    """The middle block of an f8 autoencoder alone: one head of 512, for 512 x 512 and 1024 x 1024 pixels."""
+    rows: list[Row] = []
+    width = scene.pick(512, 32)
+    backends = {
+        "SDPA math": SDPBackend.MATH,
+        "SDPA memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
+        "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
+        "SDPA flash": SDPBackend.FLASH_ATTENTION,
+    }
+    for tokens in scene.pick((4096, 16384), (64,)):
+        q, k, v = (torch.randn(1, 1, tokens, width, device=scene.device, dtype=BF16) for _ in range(3))
+        exact = nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+        for name, backend in backends.items():
+            with sdpa_kernel(backend):
+                rows.append(_attended(scene, name, nn.functional.scaled_dot_product_attention, (q, k, v), exact))
+        rows.append(_attended(scene, "in chunks, as builds do", chunked, (q, k, v), exact))
+        for row in rows[-len(backends) - 1 :]:
+            row["tokens"] = tokens
+    return rows
+
+
+def precision(scene: Scene) -> list[Row]:
+    """How far other precisions, layouts and batches move latents, in their standard deviation."""
+    side, model = scene.pick(512, 64), MODELS[0]
+    with torch.inference_mode(), _settings(Variant(name="", tf32=False)):
+        exact = latents_of(
+            model,
+            encoder_half(model, scene, torch.float32, last=False),
+            images(scene, 2, side, torch.float32, last=False),
+        )
+    rows = []
+    for variant in (
+        Variant(name="fp32, channels last", dtype=torch.float32),
+        Variant(name="fp32 (TF32), contiguous", dtype=torch.float32, tf32=True, last=False),
+        Variant(name="fp16, channels last", dtype=torch.float16),
+        PLAIN,
+        Variant(name="bf16, contiguous", last=False),
+        replace(PLAIN, name="bf16, channels last, chunked attention", chunks=True),
+    ):
+        with torch.inference_mode(), _settings(variant):
+            module = encoder_half(model, scene, variant.dtype, last=variant.last)
+            values = images(scene, 2, side, variant.dtype, last=variant.last)
+            found, alone = latents_of(model, module, values), latents_of(model, module, values[:1])
+        rows.append(
+            {"variant": variant.name}
+            | _apart("fp32", found, exact)
+            | _apart("batch of 2 and of 1", found[:1], alone)
+            | {"finite": bool(torch.isfinite(found).all())}
+        )
+    return rows
+
+
+def _rates_of(scene: Scene, model: Model, side: int, matmul_flops: float) -> list[Row]:
+    """One model at one size: all variants at one batch, all batches of one variant."""
+    flops, rows = _flops(model, scene, side), []
+    middle = scene.pick(4, 2)
+    plan = [(variant, middle) for variant in variants(model)]
+    plan += [(PLAIN, batch) for batch in scene.pick((1, 2, 8), (1,))]
+    if model.folds:
+        plan += [(replace(PLAIN, name="bf16, folded", fold=True), batch) for batch in scene.pick((1, 8), ())]
+    for variant, batch in plan:
+        try:
+            with torch.inference_mode(), _settings(variant):
+                module = encoder_half(model, scene, variant.dtype, last=variant.last, fold=variant.fold)
+                values = images(scene, batch, side, variant.dtype, last=variant.last)
+                row = _row(scene, model, module, values, variant)
+        except RuntimeError as error:
+            row = {"model": model.name, "side": side, "batch": batch, "variant": variant.name} | _failed(error)
+        rows.append(_with_ceiling(row, flops, matmul_flops))
+    return rows
+
+
+def _row(scene: Scene, model: Model, module: nn.Module, values: Tensor, variant: Variant) -> Row:
+    batch, side = values.shape[0], values.shape[-1]
+    taken = seconds_per_call(scene, lambda: latents_of(model, module, values))
+    memory = peak_mib(scene, lambda: latents_of(model, module, values))
+    about = {"model": model.name, "side": side, "batch": batch, "variant": variant.name}
+    return about | {"img/s": batch / taken, "MiB": memory}
+
+
+def _with_ceiling(row: Row, flops: float, matmul_flops: float) -> Row:
+    """Adds the work of a picture, unfolded, and what part of the matrix product's rate that is."""
+    if "img/s" not in row:
+        return row
+    percent = 100 * row["img/s"] * flops / matmul_flops if matmul_flops else 0.0
+    return row | {"TFLOP/img": flops / 1e12, "% of ceiling": percent}
+
+
+def _flops(model: Model, scene: Scene, side: int) -> float:
+    """Floating point operations of one picture through the unfolded encoder, counted without computing."""
+    with torch.device("meta"), torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        module = encoder_half(model, replace(scene, device="meta"), BF16, last=False)
+        values = torch.empty(1, 3, side, side, dtype=BF16)
+        latents_of(model, module, values)
+    return float(counter.get_total_flops())
+
+
+def _attended(
+    scene: Scene, name: str, attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], exact: Tensor
+) -> Row:
+    tokens, width = inputs[0].shape[-2:]
+    try:
+        taken = seconds_per_call(scene, lambda: attend(*inputs))
+        memory = peak_mib(scene, lambda: attend(*inputs))
+        error = float((attend(*inputs).float() - exact).abs().max() / exact.std())
+    except RuntimeError as refused:
+        return {"attention": name} | _failed(refused)
+    flops = 4 * tokens**2 * width
+    return {"attention": name, "ms": 1000 * taken, "TFLOP/s": flops / taken / 1e12, "MiB": memory, "error": error}
+
+
+def _apart(label: str, found: Tensor, other: Tensor) -> Row:
+    apart, scale = (found.float() - other.float()), other.float().std()
+    return {
+        f"rms from {label}": float(apart.square().mean().sqrt() / scale),
+        f"largest from {label}": float(apart.abs().max() / scale),
+    }
+
+
+def _failed(error: RuntimeError) -> Row:
+    return {"failed": (str(error).splitlines() or [type(error).__name__])[0][:120]}
+
+
+@contextlib.contextmanager
+def _settings(variant: Variant) -> Iterator[None]:
+    """The switches of torch for one variant, put back afterwards."""
+    matmul, conv, tries = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.cudnn.benchmark
+    before = matmul.allow_tf32, conv.allow_tf32
+    matmul.allow_tf32 = conv.allow_tf32 = variant.tf32
+    torch.backends.cudnn.benchmark = variant.benchmark
+    attend = patch.object(nn.functional, "scaled_dot_product_attention", chunked)
+    try:
+        with attend if variant.chunks else contextlib.nullcontext():
+            yield
+    finally:
+        matmul.allow_tf32, conv.allow_tf32 = before
+        torch.backends.cudnn.benchmark = tries

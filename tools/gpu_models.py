@@ -1,0 +1,196 @@
+"""Autoencoders and text encoders of full size with random weights, made from their configurations: no downloads.
+
+Speed, memory and the relations between precisions depend on shapes, not on what the weights were trained to do.
+Configurations are those published with the models named beside them; ``tiny`` ones have the same classes and blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import diffusers
+import torch
+from torch import Tensor, nn
+
+from latentcache.encoders.fold import fold_single_frames
+from latentcache.encoders.modules import drop_decoder
+
+_KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+_KL |= {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}
+_TINY_KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 2}
+_TINY_KL |= {"up_block_types": ["UpDecoderBlock2D"] * 2}
+_TINY_KL |= {"block_out_channels": [8, 16], "layers_per_block": 1, "norm_num_groups": 4}
+_DC_BLOCKS = ["ResBlock"] * 3 + ["EfficientViTBlock"] * 3
+_DC_SCALES: list[list[int]] = [[], [], [], [5], [5], [5]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One autoencoder."""
+
+    name: str
+    class_name: str
+    config: Mapping[str, Any]
+    tiny: Mapping[str, Any]
+    clips: bool = False
+    """Takes (B, 3, T, H, W)."""
+    folds: bool = False
+    """Its causal convolutions can be folded."""
+    attends: bool = field(default=False)
+    """Has the middle block whose heads are as wide as its channels."""
+
+
+MODELS = (
+    Model(
+        name="SDXL KL",
+        class_name="AutoencoderKL",
+        config=_KL | {"latent_channels": 4, "sample_size": 1024, "scaling_factor": 0.13025},
+        tiny=_TINY_KL | {"latent_channels": 4},
+        attends=True,
+    ),
+    Model(
+        name="Flux 16ch",
+        class_name="AutoencoderKL",
+        config=_KL | {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False},
+        tiny=_TINY_KL | {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False},
+        attends=True,
+    ),
+    Model(
+        name="DC-AE f32c32",
+        class_name="AutoencoderDC",
+        config={
+            "latent_channels": 32,
+            "encoder_block_types": _DC_BLOCKS,
+            "decoder_block_types": _DC_BLOCKS,
+            "encoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
+            "decoder_block_out_channels": [128, 256, 512, 512, 1024, 1024],
+            "encoder_layers_per_block": [2, 2, 2, 3, 3, 3],
+            "decoder_layers_per_block": [3, 3, 3, 3, 3, 3],
+            "encoder_qkv_multiscales": _DC_SCALES,
+            "decoder_qkv_multiscales": _DC_SCALES,
+            "upsample_block_type": "interpolate",
+            "downsample_block_type": "Conv",
+        },
+        tiny={
+            "latent_channels": 8,
+            "attention_head_dim": 4,
+            "encoder_block_types": ["ResBlock", "EfficientViTBlock"],
+            "decoder_block_types": ["ResBlock", "EfficientViTBlock"],
+            "encoder_block_out_channels": [8, 8],
+            "decoder_block_out_channels": [8, 8],
+            "encoder_layers_per_block": [1, 1],
+            "decoder_layers_per_block": [1, 1],
+            "encoder_qkv_multiscales": [[], [5]],
+            "decoder_qkv_multiscales": [[], [5]],
+        },
+    ),
+    Model(
+        name="Qwen-Image",
+        class_name="AutoencoderKLQwenImage",
+        config={"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2},
+        tiny={"base_dim": 8, "z_dim": 4, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
+        | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
+        clips=True,
+        folds=True,
+    ),
+    Model(
+        name="Tiny",
+        class_name="AutoencoderTiny",
+        config={},
+        tiny={
+            "encoder_block_out_channels": [8, 8, 8],
+            "decoder_block_out_channels": [8, 8, 8],
+            "num_encoder_blocks": [1, 1, 1],
+            "num_decoder_blocks": [1, 1, 1],
+        },
+    ),
+    Model(
+        name="LTX-Video",
+        class_name="AutoencoderKLLTXVideo",
+        config={},
+        tiny={
+            "latent_channels": 8,
+            "block_out_channels": [8, 8],
+            "decoder_block_out_channels": [8, 8],
+            "down_block_types": ["LTXVideoDownBlock3D"] * 2,
+            "layers_per_block": [1, 1, 1],
+            "decoder_layers_per_block": [1, 1, 1],
+            "spatio_temporal_scaling": [True, False],
+            "decoder_spatio_temporal_scaling": [True, False],
+            "decoder_inject_noise": [False] * 3,
+            "downsample_type": ["conv"] * 2,
+            "upsample_residual": [False] * 2,
+            "upsample_factor": [1, 1],
+            "patch_size": 2,
+        },
+        clips=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where and how large everything is."""
+
+    device: str
+    tiny: bool
+
+    @property
+    def cuda(self) -> bool:
+        """Whether there is a device of its own."""
+        return self.device.startswith("cuda")
+
+    def pick(self, full: Any, tiny: Any) -> Any:
+        """One of two sizes."""
+        return tiny if self.tiny else full
+
+
+def make(model: Model, scene: Scene, device: str = "cpu") -> nn.Module:
+    """The whole autoencoder in float32, always with the same weights on one device, where they are made."""
+    torch.manual_seed(0)
+    diffusers.utils.logging.set_verbosity_error()
+    with torch.device(device):
+        return _made(model, scene)
+
+
+def _made(model: Model, scene: Scene) -> nn.Module:
+    found: nn.Module = getattr(diffusers, model.class_name)(**dict(scene.pick(model.config, model.tiny)))
+    return found.eval().requires_grad_(False)
+
+
+def encoder_half(model: Model, scene: Scene, dtype: torch.dtype, *, last: bool, fold: bool = False) -> nn.Module:
+    """The encoder half on the device.
+
+    Args:
+        model: Which one.
+        scene: Where.
+        dtype: Of weights and activations.
+        last: Channels last.
+        fold: Do its causal convolutions in two dimensions.
+    """
+    module = drop_decoder(make(model, scene, scene.device)).to(scene.device, dtype)
+    if fold:
+        fold_single_frames(module)
+    elif last and not model.clips:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
+
+
+def images(scene: Scene, batch: int, side: int, dtype: torch.dtype, *, last: bool) -> Tensor:
+    """(B, 3, side, side) of smooth noise in [-1, 1]."""
+    made = torch.Generator().manual_seed(side)
+    coarse = torch.rand(batch, 3, max(side // 16, 2), max(side // 16, 2), generator=made)
+    smooth = nn.functional.interpolate(coarse, size=(side, side), mode="bicubic").mul_(2).sub_(1).clamp_(-1, 1)
+    order = torch.channels_last if last else torch.contiguous_format
+    return smooth.to(scene.device, dtype).contiguous(memory_format=order)
+
+
+def latents_of(model: Model, module: nn.Module, values: Tensor) -> Tensor:
+    """What ``encode`` gives: the mode of its posterior, or its latent."""
+    found: Any = module.encode(values.unsqueeze(2) if model.clips else values)  # type: ignore[operator]
+    for name in ("latent_dist", "latent", "latents"):
+        found = getattr(found, name, found)
+    latents: Tensor = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
+    return latents
