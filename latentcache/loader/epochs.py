@@ -6,13 +6,21 @@ the whole epoch, also after a resume (Lightning compares it with its own counter
 
 from __future__ import annotations
 
+import contextlib
 import math
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Self
 
+import torch
+
+from latentcache.errors import UsageError
 from latentcache.loader.position import Position
-from latentcache.plan.batches import PlanReport
+from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.transfer import Sent, Transfer
+from latentcache.plan.batches import BatchPlan, PlanReport
+from latentcache.plan.epoch import EpochPlan
 
 
 class Epochs(ABC):
@@ -21,6 +29,8 @@ class Epochs(ABC):
     report: PlanReport
     rank: int
     _position: Position
+    _threads = 1
+    """That read ahead."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -91,3 +101,63 @@ class Epochs(ABC):
             PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
         """
         self._position.load(state)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop reading ahead and let go of what is open. Twice is once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes=weakref.WeakSet())
+
+    def _begin(self, batches: BatchPlan, *, rank: int, prefetch: int, device: str | torch.device) -> None:
+        """What every loader has.
+
+        Raises:
+            UsageError: No such rank or device, or a negative number of batches to read ahead.
+            DeviceError: The device is not there.
+        """
+        if not 0 <= rank < batches.world_size:
+            what = f"rank {rank} of {batches.world_size}"
+            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
+        if prefetch < 0:
+            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
+        self.rank, self._prefetch, self._transfer = rank, prefetch, Transfer(device)
+        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+
+    def _serve(self, plan: EpochPlan, send: Callable[[int], Sent]) -> Iterator[dict[str, Any]]:
+        """The batches of a pass, read ahead.
+
+        Args:
+            plan: What the pass serves.
+            send: Makes the batch of a step.
+
+        Raises:
+            UsageError: The loader was closed in the middle.
+        """
+        batches, served = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads), 0
+        self._passes.add(batches)
+        for batch in batches:
+            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            served += 1
+            yield self._transfer.receive(batch)
+        if served < len(plan):
+            raise UsageError(
+                f"the loader was closed after {served} of {len(plan)} batches",
+                why="a pass that ends early would look like a whole epoch",
+                fix="close it after the epoch, or iterate again",
+            )
+
+    def _stop(self) -> None:
+        """End the passes that are under way."""
+        for batches in list(self._passes):
+            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
+                batches.close()

@@ -9,16 +9,13 @@ refers to it. Cost: one positional read and one xxh3 pass per entry.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
 from latentcache.loader.epochs import Epochs
@@ -28,9 +25,9 @@ from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Pictures, Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
-from latentcache.loader.prefetch import THREADS, read_ahead
+from latentcache.loader.prefetch import THREADS
 from latentcache.loader.substitute import Substitutes
-from latentcache.loader.transfer import Sent, Transfer
+from latentcache.loader.transfer import Sent
 from latentcache.loader.willneed import WillNeed
 from latentcache.plan.batches import PlanReport
 from latentcache.recipe import Normalisation
@@ -89,12 +86,8 @@ class CacheLoader(Epochs):
         max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        if not 0 <= rank < report.batches.world_size:
-            what = f"rank {rank} of {report.batches.world_size}"
-            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
-        if prefetch < 0:
-            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
-        self.report, self.seed, self.rank = report, seed, rank
+        self._begin(report.batches, rank=rank, prefetch=prefetch, device=device)
+        self.report, self.seed = report, seed
         self._position = Position(Pictures(reader.generation), report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
@@ -105,10 +98,8 @@ class CacheLoader(Epochs):
             reader = EntryReader(reader.layout, doubled(reader.generation))
         self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
         # an entry that is found bad is counted once and said once, so by one thread
-        self._prefetch, self._threads = prefetch, 1 if on_bad == "substitute" else THREADS
-        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+        self._threads = 1 if on_bad == "substitute" else THREADS
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
-        self._transfer = Transfer(device)
         spec = reader.generation.recipe.encoder
         self._draw = checked_draw(latents, spec.posterior)
         self._stored = _TORCH[spec.storage_dtype]
@@ -128,24 +119,10 @@ class CacheLoader(Epochs):
 
         Tensors that were handed out stay as they are. A loader that is forgotten needs no closing.
         """
-        for batches in list(self._passes):
-            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
-                batches.close()
+        self._stop()
         # forgotten and not closed: a thread that is still reading a batch could meet another file under its number
         self._reader = copy.copy(self._reader)
         self._gather = self._gather.over(self._reader)
-
-    def __enter__(self) -> CacheLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes=weakref.WeakSet())
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or what is left of it after ``load_state_dict``.
@@ -156,7 +133,7 @@ class CacheLoader(Epochs):
             UsageError: The loader was closed in the middle.
             CacheDamagedError: More samples are bad than may be replaced.
         """
-        plan, epoch, served = self._position.begin(), self.epoch, 0
+        plan, epoch = self._position.begin(), self.epoch
 
         def variants(step: int) -> Rows:
             return self._variants(plan.batch(step, self.rank), epoch)
@@ -168,18 +145,7 @@ class CacheLoader(Epochs):
             coming.before(step)
             return self._send(plan.batch(step, self.rank), epoch)
 
-        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
-        self._passes.add(batches)
-        for batch in batches:
-            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
-            served += 1
-            yield self._transfer.receive(batch)
-        if served < len(plan):
-            raise UsageError(
-                f"the loader was closed after {served} of {len(plan)} batches",
-                why="a pass that ends early would look like a whole epoch",
-                fix="close it after the epoch, or iterate again",
-            )
+        yield from self._serve(plan, send)
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.

@@ -8,10 +8,8 @@ Batches are read ahead by one thread.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,14 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptyPlanError, UsageError
+from latentcache.errors import EmptyPlanError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.loader.epochs import Epochs
 from latentcache.loader.position import Position
-from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
-from latentcache.loader.transfer import Sent, Transfer
+from latentcache.loader.transfer import Sent
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
 from latentcache.plan.weights import Mixture
 
@@ -95,15 +92,9 @@ class TokenLoader(Epochs):
         prefetch: int = 2,
         device: str | torch.device = "cpu",
     ) -> None:
-        if not 0 <= rank < batches.world_size:
-            what = f"rank {rank} of {batches.world_size}"
-            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
-        if prefetch < 0:
-            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
-        self.view, self.rank, self._batches, self._prefetch = view, rank, batches, prefetch
+        self._begin(batches, rank=rank, prefetch=prefetch, device=device)
+        self.view, self._batches = view, batches
         self.format = checked_token_format(format, isolated=isolated)
-        self._transfer = Transfer(device)
-        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
         self._lay(batches.global_batch_size, seed)
 
     @property
@@ -130,22 +121,8 @@ class TokenLoader(Epochs):
 
     def close(self) -> None:
         """Stop reading ahead. Twice is once; iterating again starts again. Batches that were handed out stay."""
-        for batches in list(self._passes):
-            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
-                batches.close()
+        self._stop()
         self.view = copy.copy(self.view)  # a thread that is still reading has its own memory
-
-    def __enter__(self) -> TokenLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes=weakref.WeakSet())
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or what is left of it after ``load_state_dict``.
@@ -155,23 +132,12 @@ class TokenLoader(Epochs):
             MissingEntryError: A shard is gone.
             UsageError: The loader was closed in the middle.
         """
-        plan, served = self._position.begin(), 0
+        plan = self._position.begin()
 
         def send(step: int) -> Sent:
             return self._send(plan.batch(step, self.rank))
 
-        batches = read_ahead(send, range(len(plan)), self._prefetch)
-        self._passes.add(batches)
-        for batch in batches:
-            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
-            served += 1
-            yield self._transfer.receive(batch)
-        if served < len(plan):
-            raise UsageError(
-                f"the loader was closed after {served} of {len(plan)} batches",
-                why="a pass that ends early would look like a whole epoch",
-                fix="close it after the epoch, or iterate again",
-            )
+        yield from self._serve(plan, send)
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
