@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, counted, human_bytes, kept, say
@@ -16,14 +17,72 @@ _LINE_S = 10.0
 _BAR_S = 0.1
 
 
-class BuildTalk:
-    """Shows the plan, then how far the build is. ``quiet`` shows warnings only."""
+class Talk:
+    """Says how far something is, on a terminal by a bar, elsewhere every ten seconds. ``quiet``: warnings only."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._started = self._shown = time.monotonic()
         self._bar: Any = None
         self._task: Any = None
+
+    def warned(self, message: str) -> None:
+        """Something the user should know; the bar makes way for it."""
+        self.close()
+        say(f"warning: {message}")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _begin(self) -> None:
+        """Rates count from now on."""
+        self._started = time.monotonic()
+
+    def _due(self) -> bool:
+        """Whether something is to be shown; then the next time is counted from now on."""
+        now, interval = time.monotonic(), _BAR_S if sys.stderr.isatty() else _LINE_S
+        if self._quiet or now - self._shown < interval:
+            return False
+        self._shown = now
+        return True
+
+    @property
+    def _elapsed(self) -> float:
+        """Seconds since the beginning, more than none."""
+        return max(time.monotonic() - self._started, 1e-6)
+
+    def _show(self, done: int, total: int, lines: Sequence[str]) -> None:
+        """So many are done; ``lines`` say the rest, the same in fewer and fewer words."""
+        if sys.stderr.isatty():
+            self._draw(done, total, lines)
+        else:
+            say(f"{done}/{total} {lines[0]}")
+
+    def _draw(self, done: int, total: int, lines: Sequence[str]) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        if self._bar is None:
+            console = Console(stderr=True)
+            columns = BarColumn(min(40, console.width // 4)), MofNCompleteColumn(), TextColumn("{task.description}")
+            self._bar = Bar(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("", total=total)
+            self._bar.start()
+        width = self._bar.console.width
+        room = width - min(40, width // 4) - 2 * len(str(total)) - 4  # bar, "12/40", the spaces between
+        text = next((line for line in lines if len(line) <= room), lines[-1])
+        self._bar.update(self._task, completed=done, description=text)
+
+
+class BuildTalk(Talk):
+    """Shows the plan, then how far the build is. ``quiet`` shows warnings only."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
         self._reused = 0
         self.plan: BuildPlan | None = None
         """As it was told."""
@@ -48,32 +107,13 @@ class BuildTalk:
         say(f"  plan     {made} to make, {plan.entries_cached} reused, {cost}")
         if plan.refused:
             say(f"  refused  {counted(len(plan.refused), 'file')} so far, named at the end")
-        self._started = time.monotonic()
+        self._begin()
 
     def advanced(self, progress: Progress) -> None:
         """How far it is; looks at the clock before it prints."""
         self.progress = progress
-        now = time.monotonic()
-        interval = _BAR_S if sys.stderr.isatty() else _LINE_S
-        if self._quiet or now - self._shown < interval:
-            return
-        self._shown = now
-        lines = self._lines(progress, max(now - self._started, 1e-6))
-        if sys.stderr.isatty():
-            self._draw(progress, lines)
-        else:
-            say(f"{progress.done}/{progress.total} {lines[0]}")
-
-    def warned(self, message: str) -> None:
-        """Something the user should know; the bar makes way for it."""
-        self.close()
-        say(f"warning: {message}")
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._due():
+            self._show(progress.done, progress.total, self._lines(progress, self._elapsed))
 
     def _lines(self, progress: Progress, elapsed: float) -> tuple[str, ...]:
         """The same in fewer and fewer words; the time left is in all of them."""
@@ -83,22 +123,6 @@ class BuildTalk:
         counts = f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {refused}"
         whole = f"{speed}, {human_bytes(progress.payload_bytes / elapsed)}/s, {counts}, {left}"
         return whole, f"{speed}, {refused}, {left}", f"{speed}, {left}", left
-
-    def _draw(self, progress: Progress, lines: tuple[str, ...]) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        if self._bar is None:
-            console = Console(stderr=True)
-            columns = BarColumn(min(40, console.width // 4)), MofNCompleteColumn(), TextColumn("{task.description}")
-            self._bar = Bar(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("", total=progress.total)
-            self._bar.start()
-        width = self._bar.console.width
-        room = width - min(40, width // 4) - 2 * len(str(progress.total)) - 4  # bar, "12/40", the spaces between
-        text = next((line for line in lines if len(line) <= room), lines[-1])
-        self._bar.update(self._task, completed=progress.done, description=text)
 
 
 def clock(seconds: float) -> str:

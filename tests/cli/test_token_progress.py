@@ -22,7 +22,7 @@ def test_lines_come_now_and_then(progress, capsys, monkeypatch):
     talk = TokenTalk(quiet=False)
     talk.advanced(progress)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(token_progress, "_LINE_S", 0.0)
+    monkeypatch.setattr("latentcache.cli.progress._LINE_S", 0.0)
     talk.advanced(progress)
     assert capsys.readouterr().err.startswith("5/10 ")
     quiet = TokenTalk(quiet=True)
@@ -34,7 +34,7 @@ def test_lines_come_now_and_then(progress, capsys, monkeypatch):
 
 def test_a_terminal_gets_a_bar(progress, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(token_progress, "_BAR_S", 0.0)
+    monkeypatch.setattr("latentcache.cli.progress._BAR_S", 0.0)
     talk = TokenTalk(quiet=False)
     talk.advanced(progress)
     talk.close()
