@@ -101,19 +101,31 @@ class BuildSettings:
                 f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
             )
         _one_of("--compile", self.compile, ("auto", "on", "off"))
-        for name in ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {value} is below 1", fix=f"leave {option} out, or give 1 or more")
+        names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every")
+        at_least(1, **{name: getattr(self, name) for name in names})
 
     @property
     def cache(self) -> Path:
         """Where the cache is."""
-        if self.out is not None:
-            return self.out
-        data = self.data.resolve()
-        return data.with_name(data.name + ".latentcache")
+        return self.out or beside(self.data)
+
+
+def beside(data: Path) -> Path:
+    """Where the cache of DATA is, if nothing else was said."""
+    whole = data.resolve()
+    return whole.with_name(whole.name + ".latentcache")
+
+
+def at_least(least: int, **given: int | None) -> None:
+    """Refuse numbers that are too small; None means "not said".
+
+    Raises:
+        UsageError: With the option's name.
+    """
+    for name, value in given.items():
+        if value is not None and value < least:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} {value} is below {least}", fix=f"leave {option} out, or give {least} or more")
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import UsageError
+from latentcache.pipeline.settings import at_least, beside
 from latentcache.token_recipe import LOSSES
 
 
@@ -49,19 +50,13 @@ class TokenSettings:
     def __post_init__(self) -> None:
         if self.loss is not None and self.loss not in LOSSES:
             raise UsageError(f"--loss {self.loss!r} is not known", fix=f"--loss {'|'.join(LOSSES)}")
-        for name, least in (("workers", 0), ("commit_every", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {value} is below {least}", fix=f"leave {option} out")
+        at_least(0, workers=self.workers)
+        at_least(1, commit_every=self.commit_every)
 
     @property
     def cache(self) -> Path:
         """Where the cache is."""
-        if self.out is not None:
-            return self.out
-        data = self.data.resolve()
-        return data.with_name(data.name + ".latentcache")
+        return self.out or beside(self.data)
 
 
 def options_json(settings: TokenSettings) -> dict[str, Any]:

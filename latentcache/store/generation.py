@@ -28,7 +28,7 @@ from latentcache.store.columns import (
     load_columns,
 )
 from latentcache.store.layout import CacheLayout
-from latentcache.store.manifest import format_version
+from latentcache.store.manifest import Told, format_version
 from latentcache.store.publication import checked_shards, contradictions, find_manifest, put_generation
 
 _STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
@@ -86,7 +86,7 @@ class Waiting(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(Told):
     """One finished build, or one that is under way and followed."""
 
     number: int
@@ -103,21 +103,6 @@ class Generation:
     """What keeps its files from being collected while this object is in use."""
     arrivals: Waiting | None = field(default=None, compare=False, repr=False)
     """What waits for entries, where the build is still under way; None for a finished one."""
-
-    @property
-    def complete(self) -> bool:
-        """False where a repair has removed entries that no build has made again yet."""
-        return bool(self.manifest.get("complete", True))
-
-    @property
-    def source_root(self) -> str:
-        """The data folder it was built from, as an absolute path."""
-        return str(self.manifest["source"]["root"])
-
-    @property
-    def allow_failed(self) -> str:
-        """What may be quarantined, as the last build was told: a number, or a share of all samples such as ``2%``."""
-        return str(self.manifest.get("allow_failed", "0"))
 
     @property
     def demo(self) -> bool:

@@ -28,6 +28,28 @@ def format_version(recipe: Recipe) -> int:
     return 2 if recipe.geometry.flip else 1
 
 
+class Told:
+    """What the manifest of a generation says of its build, whatever the cache holds."""
+
+    __slots__ = ()
+    manifest: Mapping[str, Any]
+
+    @property
+    def complete(self) -> bool:
+        """False where a repair has removed what no build has made again yet."""
+        return bool(self.manifest.get("complete", True))
+
+    @property
+    def source_root(self) -> str:
+        """DATA of the build, as an absolute path."""
+        return str(self.manifest["source"]["root"])
+
+    @property
+    def allow_failed(self) -> str:
+        """What may be quarantined, as the last build was told: a number, or a share of all samples such as ``2%``."""
+        return str(self.manifest.get("allow_failed", "0"))
+
+
 def load_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a generation, without its columns.
 

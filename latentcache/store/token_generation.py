@@ -36,7 +36,7 @@ from latentcache.store.generation import (
     unpack_memo,
 )
 from latentcache.store.layout import CacheLayout
-from latentcache.store.manifest import TOKENS, TOKENS_VERSION
+from latentcache.store.manifest import TOKENS, TOKENS_VERSION, Told
 from latentcache.store.publication import checked_shards, contradictions, find_manifest, put_generation
 from latentcache.token_recipe import TokenRecipe
 
@@ -104,7 +104,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenGeneration:
+class TokenGeneration(Told):
     """One finished build of tokens."""
 
     number: int
@@ -121,21 +121,6 @@ class TokenGeneration:
     manifest: Mapping[str, Any]
     pins: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """What keeps its files from being collected while this object is in use."""
-
-    @property
-    def complete(self) -> bool:
-        """False where a repair has removed documents that no build has made again yet."""
-        return bool(self.manifest.get("complete", True))
-
-    @property
-    def source_root(self) -> str:
-        """DATA of the build, as an absolute path: a file or a folder."""
-        return str(self.manifest["source"]["root"])
-
-    @property
-    def allow_failed(self) -> str:
-        """What may be quarantined, as the last build was told."""
-        return str(self.manifest.get("allow_failed", "0"))
 
     @property
     def fingerprint(self) -> str:
