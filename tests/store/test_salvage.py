@@ -1,17 +1,20 @@
 import os
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from made_entries import flip, key_of, make_cache, make_shard, new_entry, open_shard
 
-from latentcache.errors import DiskFullError
+from latentcache.errors import DiskFullError, StoreError
 from latentcache.store import salvage as salvage_module
 from latentcache.store.catalog import load_catalog
 from latentcache.store.generation import load_generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.salvage import mend_shards, places_in, salvage
+
+_NOBODY = 65534
 
 
 @pytest.fixture
@@ -108,10 +111,27 @@ def test_a_damaged_sealed_shard_is_retired(layout):
     assert mend_shards(layout, None) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_shard_that_cannot_be_read_now_is_left_alone(layout):
+@contextmanager
+def without_rights(folder):
+    """The block runs as the owner of a folder, who is not root: root could read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, _NOBODY, -1)
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_shard_that_cannot_be_read_now_is_left_alone(open_folder):
+    layout = make_cache(open_folder / "cache", count=8)
     (layout.shards / "one" / "index.npy").chmod(0)
-    assert mend_shards(layout, None) == []
+    with without_rights(layout.root), pytest.raises(StoreError, match="refuses to read") as caught:
+        mend_shards(layout, None)
+    assert caught.value.fix.startswith("chmod -R u+rX")
     assert layout.retired() == set()
 
 

@@ -1,0 +1,3 @@
+from small_cache import open_folder
+
+__all__ = ["open_folder"]
