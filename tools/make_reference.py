@@ -1,8 +1,9 @@
-"""Writes the reference pages that code already knows: the command line and the errors.
+"""Writes the reference pages that code already knows: the command line, the errors and Python.
 
 ``docs/reference/cli.md`` comes from the commands and options as they are declared, ``docs/reference/errors.md`` from
-the classes of ``latentcache.errors``. The same code gives the same pages with any version of typer. A test fails
-while a page is not what this tool would write, or names other options than the real ``--help``.
+the classes of ``latentcache.errors``, ``docs/reference/python.md`` from signatures and docstrings. The same code
+gives the same pages with any version of typer. A test fails while a page is not what this tool would write, or names
+other options than the real ``--help``.
 
     python tools/make_reference.py            writes the pages
     python tools/make_reference.py --check    exit 1 when one is out of date
@@ -18,6 +19,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+
+import python_reference
 
 from latentcache import errors
 from latentcache.cli.app import app
@@ -68,9 +71,18 @@ def errors_page() -> str:
     return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, tree, *map(_error, error_classes()))
 
 
+def python_page() -> str:
+    """``python.md``: what a program imports."""
+    return _page("# Python", _WRITTEN_BY, python_reference.INTRO, *python_reference.sections())
+
+
 def pages() -> dict[Path, str]:
     """What every page should hold."""
-    return {REFERENCE / "cli.md": cli_page(), REFERENCE / "errors.md": errors_page()}
+    return {
+        REFERENCE / "cli.md": cli_page(),
+        REFERENCE / "errors.md": errors_page(),
+        REFERENCE / "python.md": python_page(),
+    }
 
 
 def outdated() -> list[Path]:

@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import python_reference
 from make_pictures import make_pictures
 from make_reference import error_classes, options_of, outdated, words_of
 from page_blocks import DOCS
 
+import latentcache
 from latentcache.cli.app import app
 from latentcache.sources.causes import HINTS
 
@@ -125,3 +127,17 @@ def test_items_and_errors_are_documented(objects):
 def test_the_categories_of_verify_are_explained(objects):
     text = (DOCS / "explanation" / "what-stale-means.md").read_text("utf-8")
     assert [name for name in objects["verify"]["counts"] if f"| `{name}` |" not in text] == []
+
+
+def test_python_has_a_heading_for_every_public_name_but_errors():
+    headings = set(re.findall(r"^## (\w+)$", (DOCS / "reference" / "python.md").read_text("utf-8"), flags=re.M))
+    errors = {kind.__name__ for kind in error_classes()}
+    assert set(latentcache.__all__) - errors <= headings
+
+
+def test_a_signature_and_a_docstring_as_python_shows_them():
+    def read(path: str, *, count: int = 2) -> bytes: ...
+
+    assert python_reference.signature("read", read) == "read(path: str, *, count: int = 2) -> bytes"
+    text = "Read.\n\nArgs:\n    path: Where, as in\n        :meth:`read`.\n"
+    assert python_reference.to_markdown(text) == "Read.\n\n**Args**\n\n- `path`: Where, as in\n  `read`.\n"

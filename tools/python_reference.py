@@ -1,0 +1,130 @@
+"""The page ``docs/reference/python.md``: signatures and docstrings of what a program imports, or gets from that.
+
+Written by ``make_reference.py``, with the other pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import latentcache
+from latentcache.errors import LatentcacheError
+from latentcache.loader.cache import Cache
+from latentcache.loader.token_cache import TokenCache
+from latentcache.loader.token_loader import TokenLoader
+from latentcache.loader.token_view import TokenView
+from latentcache.plan.batches import PlanReport
+
+INTRO = """\
+`import latentcache` costs nothing; each name is loaded when it is first used. Nothing else of the package is promised
+to stay. Shapes are written `(B, C, H, W)`; sizes in pixels are `(height, width)`.
+"""
+_GIVEN: tuple[type, ...] = (Cache, TokenCache, TokenView, TokenLoader, PlanReport)
+_WIDTH = 100
+
+
+def sections() -> Iterator[str]:
+    """One Markdown section for each name."""
+    yield "\n".join(["| name | what it is |", "|---|---|", *map(_row, _named())])
+    for value in _named():
+        yield _section(value)
+
+
+def _named() -> list[Any]:
+    """Functions first, then what they take and give; errors have a page of their own."""
+    public = [getattr(latentcache, name) for name in latentcache.__all__]
+    functions = [value for value in public if inspect.isfunction(value)]
+    classes = [value for value in public if inspect.isclass(value) and not issubclass(value, LatentcacheError)]
+    return [*functions, *dict.fromkeys([*_GIVEN, *classes])]
+
+
+def _row(value: Any) -> str:
+    first = inspect.getdoc(value).splitlines()[0].replace("``", "`")  # type: ignore[union-attr]
+    return f"| [`{value.__name__}`](#{value.__name__.lower()}) | {first} |"
+
+
+def _section(value: Any) -> str:
+    if inspect.isfunction(value):
+        return f"## {value.__name__}\n\n{_described(value.__name__, value)}"
+    if value.__name__ in latentcache.__all__ and hasattr(value, "__dataclass_fields__"):
+        return "\n\n".join([f"## {value.__name__}", _described(value.__name__, value), *_fields(value)])
+    parts = [f"## {value.__name__}", to_markdown(_without_arguments(inspect.getdoc(value) or ""))]
+    parts += [_member(value, name) for name in _members(value)]
+    return "\n\n".join(parts)
+
+
+def _fields(kind: type) -> list[str]:
+    """One list of the fields that have a text below them in the source."""
+    (definition,) = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body
+    told = []
+    for field, text in itertools.pairwise(vars(definition)["body"]):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(said))):
+                told.append(f"- `{name}`: {' '.join(said.split())}".replace("``", "`"))
+    return ["\n".join(told)] if told else []
+
+
+def _members(kind: type) -> list[str]:
+    """Public methods and properties with a docstring, those of its parents first, in the order of definition."""
+    names = [name for parent in reversed(kind.__mro__[:-1]) for name in vars(parent)]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_") and _is_told(getattr(kind, name))]
+
+
+def _is_told(member: Any) -> bool:
+    return isinstance(member, property) or (inspect.isfunction(member) and bool(member.__doc__))
+
+
+def _member(kind: type, name: str) -> str:
+    member = inspect.getattr_static(kind, name)
+    if isinstance(member, property):
+        return f"### {kind.__name__}.{name}\n\n{to_markdown(inspect.getdoc(member) or '')}"
+    return f"### {kind.__name__}.{name}\n\n{_described(name, getattr(kind, name))}"
+
+
+def _described(name: str, value: Any) -> str:
+    return f"```python\n{signature(name, value)}\n```\n\n{to_markdown(inspect.getdoc(value) or '')}"
+
+
+def signature(name: str, value: Any) -> str:
+    """As it is written in code: one line where it fits, else a line for each parameter."""
+    found = inspect.signature(value)
+    kept = [part for part in found.parameters.values() if part.name != "self"]
+    words = [str(_plain(part)) for part in kept]
+    first = next((at for at, part in enumerate(kept) if part.kind is part.KEYWORD_ONLY), None)
+    if first is not None:
+        words.insert(first, "*")
+    back = "" if found.return_annotation in (found.empty, None, "None") else f" -> {_text(found.return_annotation)}"
+    line = f"{name}({', '.join(words)}){back}"
+    return line if len(line) <= _WIDTH else f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){back}"
+
+
+def _plain(part: inspect.Parameter) -> str:
+    default = "" if part.default is part.empty else f" = {_default(part.default)}"
+    return f"{part.name}{'' if part.annotation is part.empty else ': ' + _text(part.annotation)}{default}"
+
+
+def _default(value: Any) -> str:
+    return "..." if repr(value).startswith("<") else repr(value)
+
+
+def _text(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def to_markdown(docstring: str) -> str:
+    """A docstring of the house as Markdown: its sections become lists."""
+    text = re.sub(r":(?:meth|attr|class|func):`(\w+)`", r"`\1`", docstring.replace("``", "`"))
+    text = re.sub(r"^(Args|Raises|Returns|Yields):\n", r"**\1**\n\n", text, flags=re.M)
+    text = re.sub(r"^ {4}(\w+): ", r"- `\1`: ", text, flags=re.M)
+    text = re.sub(r"^ {8}(?=\S)", "  ", text, flags=re.M)
+    return re.sub(r"^ {4}(?=\S)", "", text, flags=re.M)
+
+
+def _without_arguments(docstring: str) -> str:
+    """Of a class whose objects other calls return: nobody writes its arguments."""
+    return re.split(r"\n\n(?:Args|Raises):\n", docstring)[0]
