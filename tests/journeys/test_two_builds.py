@@ -24,12 +24,12 @@ def test_a_second_build_is_told_who_holds_the_cache_and_the_first_goes_on(tmp_pa
 
 def test_a_second_build_is_told_also_while_the_first_is_planning(tmp_path):
     data, cache = draw_folder(tmp_path / "data", 2), tmp_path / "cache"
-    first = start_build(data, cache, delay_ms=1000)
+    first = start_build(data, cache, delay_ms=60_000)
     wait_for((cache / "builder.lock").exists, first)
     second = build(data, cache)
-    assert (second.code, second.json["error"]["slug"]) == (3, "locked")
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     finished(first)
+    assert (second.code, second.json["error"]["slug"]) == (3, "locked")
 
 
 def test_of_two_builds_at_the_same_instant_one_wins_and_one_is_told(tmp_path):
