@@ -58,7 +58,7 @@ check: lint types imports docs  ## all checks that need no run of the program
 
 test: .venv/.stamp  ## the test suite, a few minutes
 	@echo "test: running everything but the slow tests and those that need a GPU"
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 	@echo "test: all passed. Next: make demo, make check, or make test-slow"
 
 test-slow: .venv/.stamp  ## the tests that take minutes each
