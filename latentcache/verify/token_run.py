@@ -23,7 +23,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import pinned
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.store.token_reader import TokenReader
-from latentcache.token_recipe import TokenRecipe, token_differences
+from latentcache.token_recipe import TokenRecipe, short, token_differences
 from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, mender, worst
 from latentcache.verify.selection import confidence
 from latentcache.verify.token_entries import BlocksChecked, check_blocks
@@ -174,9 +174,3 @@ def recipe_sides(cached: TokenRecipe, requested: TokenRecipe | None) -> list[tup
         return []
     rows = token_differences(cached, requested)
     return [(name, {"expected": short(asked), "found": short(mine)}) for name, mine, asked in rows]
-
-
-def short(value: Any) -> str:
-    """A value of a recipe for people: of a hash the first 8 digits."""
-    text = value if isinstance(value, str) else repr(value)
-    return text[:8] if len(text) == 32 else text or "none"
