@@ -14,7 +14,9 @@ from typing import Any
 
 from latentcache.errors import CacheIncompleteError
 from latentcache.loader.token_cache import TokenCache
+from latentcache.loader.token_follow import coming_name
 from latentcache.loader.token_match import refuse_other
+from latentcache.store.document_arrivals import follow_tokens
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import pinned
 from latentcache.store.plans import PlanFolder
@@ -28,6 +30,8 @@ def open_tokens(
     tokenizer: TokenRecipe | str | os.PathLike[str] | Any = None,
     *,
     allow_partial: bool = False,
+    follow: bool = False,
+    timeout_s: float = 600.0,
 ) -> TokenCache:
     """Open the current generation of a token cache, and hold it: nothing collects it before the last reader is gone.
 
@@ -37,6 +41,10 @@ def open_tokens(
             ``transformers`` that is loaded, the hex fingerprint of one, or a whole recipe. Without it nothing is
             compared.
         allow_partial: Serve what is there of a cache that a repair took documents out of.
+        follow: Where a build with ``--stream`` is under way, open what it will hold: the number of its documents is
+            exact at once, and so is that of the rows of ``padded`` where each document has one; a batch waits for
+            its documents. Where none is, the current generation as usual.
+        timeout_s: How long a batch waits, seconds.
 
     Raises:
         StaleCacheError: It was made with another tokenizer or recipe; the fields that differ are named.
@@ -48,16 +56,18 @@ def open_tokens(
         CacheIncompleteError: A repair removed documents, and no build has made them again.
     """
     root = Path(path)
-    generation = pinned(root, load_tokens)
+    layout = CacheLayout(root)
+    coming = follow_tokens(layout, timeout_s=timeout_s) if follow else None
+    generation = coming or pinned(root, load_tokens)
     if tokenizer is not None:
         refuse_other(generation, tokenizer, str(root))
     if not (generation.complete or allow_partial):
         raise _incomplete(root, generation)
-    layout = CacheLayout(root)
+    recipe = generation.recipe
     return TokenCache(
         store=TokenReader(layout, generation),
-        recipe=generation.recipe,
-        fingerprint=generation.fingerprint,
+        recipe=recipe,
+        fingerprint=coming_name(recipe, coming.documents) if coming else generation.fingerprint,
         name=str(root),
         generation=generation.number,
         plans=PlanFolder(layout),

@@ -153,7 +153,23 @@ def manifest_facts(
         settings: Of the build, nothing unsaid.
         listing: The files of DATA, as ``token_survey`` lists them.
     """
+    return {
+        "source": source_facts(settings) | {"listing": dict(listing)},
+        "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
+        "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
+        "provenance": provenance_facts(description, settings),
+        "allow_failed": settings.allow_failed,
+    }
+
+
+def source_facts(settings: TokenSettings) -> dict[str, Any]:
+    """Where DATA lies, and how it is read."""
     data, cache = settings.data.resolve(), settings.cache.resolve()
+    return {"root": str(data), "relative": os.path.relpath(data, cache), "options": options_json(settings)}
+
+
+def provenance_facts(description: TokeniserDescription, settings: TokenSettings) -> dict[str, Any]:
+    """Who tokenised, with which libraries."""
     template = settings.chat_template
     made = provenance("") | {
         "tokenizer": settings.tokenizer,
@@ -162,15 +178,4 @@ def manifest_facts(
         "fast": description.fast,
         "notes": list(description.notes),
     }
-    return {
-        "source": {
-            "root": str(data),
-            "relative": os.path.relpath(data, cache),
-            "options": options_json(settings),
-            "listing": dict(listing),
-        },
-        "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
-        "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
-        "provenance": {name: value for name, value in made.items() if name != "model"},
-        "allow_failed": settings.allow_failed,
-    }
+    return {name: value for name, value in made.items() if name != "model"}

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.fastcheck import with_fast_path
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import EmptySourceError, InterruptedBuildError, SourceNotFoundError
-from latentcache.failpoint import failpoint
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.preflight import check_places, remove_unused
@@ -35,9 +33,9 @@ from latentcache.pipeline.token_inputs import (
     describe,
     open_records,
     read_token_before,
-    token_marker,
 )
 from latentcache.pipeline.token_known import known_documents
+from latentcache.pipeline.token_making import TokenWork, make_documents
 from latentcache.pipeline.token_report import (
     SilentTokens,
     TokenObserver,
@@ -55,22 +53,19 @@ from latentcache.pipeline.token_survey import (
     refused_rows,
     survey_records,
     todo_of,
-    todo_records,
     token_refusal_json,
 )
 from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
 from latentcache.store.catalog import Located, load_catalog
-from latentcache.store.durable import make_folder, remove_durably, write_json, writing
+from latentcache.store.coming import withdraw
+from latentcache.store.durable import make_folder, remove_durably
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.retire import retire
 from latentcache.store.salvage import mend_shards, salvage
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
-
-#: Text for which the fast engine is tried: the trial costs 2 s of processor time, which 6 MB of text save again.
-FAST_CHARACTERS = 8 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,11 +195,6 @@ class _Build:
             )
         check_room(plan)
         if plan.todo:
-            write_json(self.layout.building, token_marker(recipe, self.settings, plan.samples))
-            with writing(self.layout.building):
-                failpoint("plan-written")
-            if plan.characters >= FAST_CHARACTERS:
-                description = with_fast_path(description, scan)
             run = TokenRun(
                 description=description,
                 layout=self.layout,
@@ -214,7 +204,8 @@ class _Build:
                 refused=self.refused,
                 advanced=self.observer.advanced,
             )
-            run(todo_records(scan, work, todo), plan.workers)
+            doing = TokenWork(scan=scan, survey=work, todo=todo, before=old.number if old else 0)
+            description = make_documents(doing, plan, run)
             known = known_documents(load_catalog(self.layout), old, recipe)
         draft = assemble_tokens(work, known, self.refused)
         return self.publish(plan, draft, description, old, before, listing)
@@ -247,6 +238,7 @@ class _Build:
                 facts=facts,
             )
         remove_durably(self.layout.building)
+        withdraw(self.layout)
         if self.stop.requested:  # asked to end after the last block: all is done, and the caller hears of its signal
             raise self.stop.error()
         distinct = len(first_of_each(draft.documents.content))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from latentcache.store.documents import Documents
 from latentcache.store.generation import (
     Generation,
     Rows,
+    Waiting,
     load_generation,
     unpack_memo,
 )
@@ -103,9 +104,16 @@ class Sources:
         return unpack_memo(self.stat[index].tolist())
 
 
+class Arriving(Protocol):
+    """What knows the documents that have arrived."""
+
+    def some(self, rows: NDArray[np.integer]) -> Documents:
+        """Some documents that are there, with their runs, as columns of their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGeneration(Told):
-    """One finished build of tokens."""
+    """One finished build of tokens, or one that is under way and followed."""
 
     number: int
     recipe: TokenRecipe
@@ -114,13 +122,17 @@ class TokenGeneration(Told):
     """(D,) control strings that stand in the record of each document as text."""
     blocks: Blocks
     sources: Sources
-    shards: tuple[str, ...]
+    shards: Sequence[str]
     refused: tuple[Mapping[str, Any], ...]
     """Quarantined records: name of the file, line, cause, detail, hint."""
     notes: tuple[Mapping[str, Any], ...]
     manifest: Mapping[str, Any]
     pins: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """What keeps its files from being collected while this object is in use."""
+    arrivals: Waiting | None = field(default=None, compare=False, repr=False)
+    """What waits for documents, where the build is still under way; None for a finished one."""
+    expected: Arriving | None = field(default=None, compare=False, repr=False)
+    """What is known of documents that have arrived, beside ``arrivals``."""
 
     @property
     def fingerprint(self) -> str:
