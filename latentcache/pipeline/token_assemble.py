@@ -82,11 +82,13 @@ def assemble_tokens(work: TokenSurvey, known: Known, refused: Mapping[bytes, Ref
     )
     blocks, shards = _blocks(known, needed)
     contents = b"".join(source.content for source in work.sources)
+    readings = b"".join(source.reading for source in work.sources)
     stats = [pack_memo(source.stat) for source in work.sources]
     sources = Sources(
         names=StringColumn.of(names),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES),
         stat=np.array(stats, dtype=np.uint64).reshape(-1, 6),
+        reading=np.frombuffer(readings, dtype=np.uint8).reshape(-1, HASH_BYTES),
     )
     place = {name: position for position, name in enumerate(names)}
     everything = sorted(

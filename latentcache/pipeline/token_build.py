@@ -23,7 +23,6 @@ from latentcache.pipeline.preflight import check_places, remove_unused
 from latentcache.pipeline.token_assemble import TokenDraft, assemble_tokens, manifest_facts, says_the_same
 from latentcache.pipeline.token_checks import (
     check_room,
-    is_chat,
     nothing_changed,
     refused_before,
 )
@@ -36,6 +35,7 @@ from latentcache.pipeline.token_inputs import (
 )
 from latentcache.pipeline.token_known import known_documents
 from latentcache.pipeline.token_making import TokenWork, make_documents
+from latentcache.pipeline.token_memory import is_chat_data, survey_changed
 from latentcache.pipeline.token_report import (
     SilentTokens,
     TokenObserver,
@@ -51,7 +51,6 @@ from latentcache.pipeline.token_survey import (
     as_refusals,
     first_of_each,
     refused_rows,
-    survey_records,
     todo_of,
     token_refusal_json,
 )
@@ -66,6 +65,7 @@ from latentcache.store.lock import builder_lock
 from latentcache.store.retire import retire
 from latentcache.store.salvage import mend_shards, salvage
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
+from latentcache.token_recipe import TokenRecipe
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class _Build:
             if still is not None:
                 return still
             scan = open_records(self.settings)
-            description = describe(self.settings, chat=is_chat(scan))
+            description = describe(self.settings, chat=is_chat_data(scan, before.generation))
             return self.build(before, scan, description, listing.as_json(seen_ns))
 
     def take_lock(self, locks: ExitStack) -> None:
@@ -120,6 +120,11 @@ class _Build:
         for found in mend_shards(self.layout, before.generation):
             saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
             self.observer.warned(f"shard {found.source} was damaged: {saved}")
+
+    def standing(self, old: TokenGeneration | None, recipe: TokenRecipe) -> TokenGeneration | None:
+        """The last generation, where what it knows of unchanged files is what this build would find."""
+        same = old is not None and old.recipe.recipe_id == recipe.recipe_id
+        return old if same and not self.settings.retry_failed else None
 
     def set_aside(self, damaged: Sequence[Located]) -> None:
         """Copy what is whole of the shards of damaged blocks and retire them: what is made again has the same key."""
@@ -167,7 +172,7 @@ class _Build:
         recipe, old = description.recipe, before.generation
         for note in description.notes:
             self.observer.warned(note)
-        work = survey_records(scan)
+        work = survey_changed(scan, self.standing(old, recipe))
         if not len(work.content) and not work.refused:
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"

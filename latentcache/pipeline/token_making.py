@@ -67,7 +67,8 @@ def make_documents(work: TokenWork, plan: TokenPlan, run: TokenRun) -> Tokeniser
             coming = token_announcement(work, run)
             followers.begin(announce_tokens(run.layout, coming), numbers_of(coming.content))
         if plan.characters >= FAST_CHARACTERS:
-            run.description = with_fast_path(run.description, work.scan)
+            first = todo_records(work.scan, work.survey, work.todo)
+            run.description = with_fast_path(run.description, first)
         run.told = followers.refused
         run(todo_records(work.scan, work.survey, work.todo), plan.workers)
     return run.description

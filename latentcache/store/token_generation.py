@@ -95,6 +95,8 @@ class Sources:
     """(F, 16) content hashes of the whole files."""
     stat: NDArray[np.uint64]
     """(F, 6) stat memos."""
+    reading: NDArray[np.uint8] | None = None
+    """(F, 16) hashes of how each was read; None where the build did not say."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -252,6 +254,7 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> TokenGe
             names=names,
             content=columns["source_content"],
             stat=columns["source_stat"],
+            reading=columns.get("source_reading"),
         ),
         shards=shards,
         refused=tuple(lists["refused"]),
@@ -272,6 +275,8 @@ def _check(columns: Mapping[str, NDArray[Any]], num_shards: int) -> None:
     check_shapes(columns, {"spans": ("<u4", 2)}, len(columns["spans"]))
     check_shapes(columns, _BLOCK_SHAPES, num_blocks)
     check_shapes(columns, _SOURCE_SHAPES, num_sources)
+    if "source_reading" in columns:
+        check_shapes(columns, {"source_reading": ("|u1", 16)}, num_sources)
     check_strings(columns, "sources")
     check_limits(columns, {"shard": num_shards, "offset": MAX_OFFSET, "block": num_blocks, "source": num_sources})
     ends = columns["start"].astype(np.int64) + columns["length"]
@@ -284,4 +289,6 @@ def _arrays(documents: Documents, blocks: Blocks, sources: Sources) -> dict[str,
     arrays: dict[str, NDArray[Any]] = {name: getattr(documents, name) for name in _DOCUMENT_NAMES}
     arrays |= {name: getattr(blocks, name) for name in Blocks.__dataclass_fields__}
     arrays |= {"sources_bytes": sources.names.data, "sources_ends": sources.names.ends}
+    if sources.reading is not None:
+        arrays["source_reading"] = sources.reading
     return arrays | {"source_content": sources.content, "source_stat": sources.stat}

@@ -1,6 +1,6 @@
 """``verify_tokens``: is this token cache still true? Reads the cache and its sources, changes neither.
 
-``fast`` reads manifest, columns and shard indexes, stats the files of DATA, and reads all records where any changed.
+``fast`` reads manifest, columns and shard indexes, stats the files of DATA, and reads those that may have changed.
 ``full`` reads every block and every record as well. Neither needs a tokenizer; only tokenising again does, and who
 asks for that brings it.
 """
@@ -139,7 +139,7 @@ def _records(
     source = generation.manifest["source"]
     if not full and retokenise is None and list_files(place).proves(source["listing"]):
         return RecordsChecked(others=[as_quarantined(dict(one)) for one in generation.refused])
-    checked, records = check_records(generation, open_records(place, source["options"]), wanted)
+    checked, records = check_records(generation, open_records(place, source["options"]), wanted, full=full)
     if retokenise is not None:
         reader = TokenReader(layout, generation)
         checked.drift = compare_tokens(reader, wanted, records, retokenise)
