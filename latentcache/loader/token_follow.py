@@ -3,7 +3,7 @@
 Decides what can be promised before a document is tokenised: its row, and so the number of rows, where each document
 has exactly one. Guarantee: a row that comes is the row of the finished cache; one that cannot be (its record is
 refused, it is too long, nothing is learned of it) is an error that names file and line. Cost: that of a finished
-cache, and 0.2 ms a batch.
+cache, and 1.3 ms of CPU a batch of 16 rows (docs/log.md, 2026-11-22).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def same(one, other):
 
 
 def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cache(data, tmp_path):
-    process = start(data, tmp_path / "cache", 350)
+    process = start(data, tmp_path / "cache", 500)
     coming = open_tokens(tmp_path / "cache", follow=True, timeout_s=60)
     view = rows_of(coming)
     assert (len(coming), len(view), len(view.loader(batch_size=2))) == (COUNT, COUNT, COUNT // 2)
