@@ -235,7 +235,7 @@ class NotYetEncodedError(StoreError, TimeoutError):
     """A build that is followed has not made an entry in time."""
 
     slug = "not-yet-encoded"
-    default_fix = "wait longer with open_cache(..., timeout_s=...)"
+    default_fix = "wait longer with open_cache(..., timeout_s=...), or open_tokens"
 
 
 class CacheLockedError(StoreError):

@@ -91,3 +91,9 @@ def token_differences(cached: TokenRecipe, requested: TokenRecipe) -> list[tuple
     mine, theirs = cached.identity(), requested.identity()
     names = [field.name for field in fields(TokenRecipe) if field.name in mine]
     return [(name, mine[name], theirs[name]) for name in names if mine[name] != theirs[name]]
+
+
+def short(value: Any) -> str:
+    """A value of a recipe for people: of a hash the first 8 digits."""
+    text = value if isinstance(value, str) else repr(value)
+    return text[:8] if len(text) == 32 else text or "none"

@@ -62,7 +62,9 @@ def build(
     max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")] = MAX_PIXELS,
     stream: Annotated[
         bool,
-        typer.Option("--stream", help="Let training begin before the end: open_cache(CACHE, follow=True) waits."),
+        typer.Option(
+            "--stream", help="Let training begin before the end: open_cache(CACHE, follow=True), open_tokens."
+        ),
     ] = False,
     commit_every: Annotated[
         int | None,

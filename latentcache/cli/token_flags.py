@@ -21,7 +21,7 @@ from latentcache.pipeline.token_settings import TokenSettings
 #: Flags of ``build`` that both kinds have.
 _SHARED = frozenset(
     {"data", "out_folder", "commit_every", "events", "allow_failed", "retry_failed", "dry_run", "report_to", "quiet"}
-    | {"as_json"}
+    | {"as_json", "stream"}
 )
 
 Tokenizer = Annotated[
@@ -144,7 +144,7 @@ def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
             data=shared.pop("data"),
             out=shared.pop("out_folder"),
             allow_failed=shared.pop("allow_failed") or "0",
-            **{name: shared.pop(name) for name in ("commit_every", "events", "retry_failed", "dry_run")},
+            **{name: shared.pop(name) for name in ("commit_every", "stream", "events", "retry_failed", "dry_run")},
         )
         from latentcache.cli.token_build import build
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 import jinja2
@@ -26,8 +25,6 @@ from latentcache.sources.lines import fault
 from latentcache.sources.records import Message, Record
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_CLOCK = "strftime_now"
-_CLOCK_FORMATS = re.compile(rf"{_CLOCK}\(\s*(['\"])(.*?)\1\s*\)")
 #: A text that no template looks for; it stands in the place of a turn to find where the turn is.
 _PROBE = f"{CLOSE}probe{CLOSE}"
 #: What a template may raise beside Jinja's own errors: it is a program that works on the record's values.
@@ -40,28 +37,6 @@ _FAILURES = (
     ArithmeticError,
     RecursionError,
 )
-
-
-def pin_clock(template: str, day: date) -> str:
-    """A template that asks for the day gets one that is fixed, as else every day would give other ids.
-
-    Raises:
-        UsageError: It asks in a way that cannot be answered beforehand.
-    """
-    if _CLOCK not in template:
-        return template
-    formats = dict.fromkeys(found for _, found in _CLOCK_FORMATS.findall(template))
-    if not formats:
-        raise UsageError(
-            "the chat template reads the clock in a way that cannot be pinned",
-            why=f"expected {_CLOCK} with a format between quotes",
-            fix="write the date into the template and give it with --chat-template FILE",
-        )
-    answers = "".join(
-        f"{{%- if format == {json.dumps(form)} -%}}{day.strftime(form)}{{%- endif -%}}" for form in formats
-    )
-    # A macro of this name comes before the global one.
-    return f"{{%- macro {_CLOCK}(format) -%}}{answers}{{%- endmacro -%}}{template}"
 
 
 class ChatRenderer:

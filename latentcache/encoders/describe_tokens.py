@@ -17,13 +17,14 @@ from tokenizers import Tokenizer
 
 from latentcache.encoders.stub_tokeniser import stub_description
 from latentcache.encoders.tokenising import TokeniserDescription
-from latentcache.encoders.tokenizer import LoadedTokenizer, load_tokenizer, read_template, token_ids
+from latentcache.encoders.tokenizer import load_tokenizer
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.identity.content import content_hash
+from latentcache.identity.template import CLOCK, pin_clock
 from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
+from latentcache.identity.tokenizer_files import LoadedTokenizer, read_template, token_ids
 from latentcache.token_recipe import LOSSES, TokenRecipe
 
-_CLOCK = "strftime_now"
 _DEFAULT_DAY = date(2024, 7, 26)
 
 
@@ -112,15 +113,12 @@ def _template(loaded: LoadedTokenizer, given: Path | None, word: str) -> str:
 
 def _pinned(template: str, options: dict[str, object]) -> tuple[str, tuple[tuple[str, str], ...]]:
     """The template with its clock stopped, and its options as sorted JSON."""
-    if _CLOCK in template:
-        # The module of templates imports transformers, which plain texts never need.
-        from latentcache.encoders.chat import pin_clock
-
-        options.setdefault(_CLOCK, _DEFAULT_DAY.isoformat())
+    if CLOCK in template:
+        options.setdefault(CLOCK, _DEFAULT_DAY.isoformat())
         try:
-            day = date.fromisoformat(str(options[_CLOCK]))
+            day = date.fromisoformat(str(options[CLOCK]))
         except ValueError as error:
-            raise UsageError(f"{_CLOCK} is no day", why=str(error), fix="write it as 2024-07-26") from error
+            raise UsageError(f"{CLOCK} is no day", why=str(error), fix="write it as 2024-07-26") from error
         template = pin_clock(template, day)
     try:
         spelled = {name: json.dumps(value, sort_keys=True, allow_nan=False) for name, value in options.items()}

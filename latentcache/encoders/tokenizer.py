@@ -10,39 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, from_json, read_tokenizer
 
-_JSON_NAME = "tokenizer.json"
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
               "*.model", "config.json"]  # fmt: skip
 _HUB_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedTokenizer:
-    """A tokenizer as plain data."""
-
-    json: dict[str, Any]
-    """``tokenizer.json`` without its truncation and padding."""
-    config: dict[str, Any]
-    """``tokenizer_config.json``; empty where there is none."""
-    special: dict[str, str]
-    """Role -> token, for those that are in the vocabulary."""
-    chat_template: str
-    """Jinja; empty where there is none."""
-    notes: tuple[str, ...] = ()
-
-    def id_of(self, role: str) -> int | None:
-        """The id of a special token by its role, as ``eos_token``."""
-        token = self.special.get(role)
-        return None if token is None else token_ids(self.json).get(token)
 
 
 def load_tokenizer(word: str) -> LoadedTokenizer:
@@ -55,15 +32,9 @@ def load_tokenizer(word: str) -> LoadedTokenizer:
     path = _expanded(word)
     if path.is_dir():
         return _from_folder(path)
-    if path.is_file():
-        if path.suffix != ".json":
-            raise UnsupportedModelError(
-                f"{path.name} is no tokenizer.json",
-                where=str(path),
-                why="a SentencePiece or tiktoken file alone does not say which tokens are special",
-                fix=f"give the folder it lies in: --tokenizer {path.parent}",
-            )
-        return _assembled(_read_json(path), path.parent)
+    found = read_tokenizer(path) if path.is_file() else None
+    if found is not None:
+        return found
     if not _HUB_ID.fullmatch(word) or word.startswith((".", "~")):
         raise ModelNotFoundError(
             f"there is no tokenizer at {word}",
@@ -73,88 +44,12 @@ def load_tokenizer(word: str) -> LoadedTokenizer:
     return _from_folder(_snapshot(word))
 
 
-def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id, of the vocabulary and of added tokens."""
-    vocab = tokenizer["model"].get("vocab") or {}
-    if isinstance(vocab, list):
-        vocab = {piece: number for number, (piece, _) in enumerate(vocab)}
-    return {**vocab, **{token["content"]: token["id"] for token in tokenizer.get("added_tokens") or ()}}
-
-
-def read_template(path: Path) -> str:
-    """A chat template given as a file.
-
-    Raises:
-        ModelNotFoundError: It is not there or no UTF-8.
-    """
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelNotFoundError(
-            f"the chat template cannot be read: {path}", where=str(path), why=str(error), fix="check --chat-template"
-        ) from error
-
-
 def _from_folder(folder: Path) -> LoadedTokenizer:
-    if (folder / _JSON_NAME).is_file():
-        return _assembled(_read_json(folder / _JSON_NAME), folder)
-    converted = _converted(folder)
-    note = f"{folder} has no {_JSON_NAME}: transformers converted what is there"
-    return _assembled(converted, folder, notes=(note,))
-
-
-def _assembled(tokenizer: dict[str, Any], folder: Path, notes: tuple[str, ...] = ()) -> LoadedTokenizer:
-    """The JSON with what the files beside it add."""
-    if not isinstance(tokenizer.get("model"), dict):
-        raise UnsupportedModelError(
-            "this JSON is of no tokenizer",
-            where=str(folder),
-            why="it has no model",
-            fix="give the tokenizer's folder",
-        )
-    config = _optional_json(folder / "tokenizer_config.json")
-    roles = {**_optional_json(folder / "special_tokens_map.json"), **config}
-    named = {role: _content(roles.get(role)) for role in _ROLES}
-    tokenizer = {name: value for name, value in tokenizer.items() if name not in ("truncation", "padding")}
-    tokenizer["added_tokens"] = _added(tokenizer, config, set(filter(None, named.values())))
-    known = token_ids(tokenizer)
-    special = {role: token for role, token in named.items() if token in known}
-    lost = [f"{role} {token!r} is not in the vocabulary and not used" for role, token in named.items()
-            if token and token not in known]  # fmt: skip
-    return LoadedTokenizer(
-        json=tokenizer, config=config, special=special, chat_template=_template(folder, config), notes=(*notes, *lost)
-    )
-
-
-def _added(tokenizer: Mapping[str, Any], config: Mapping[str, Any], roles: set[str]) -> list[dict[str, Any]]:
-    """Added tokens by id: those of the JSON, and those that only the configuration knows.
-
-    A token that has a role is special, as transformers makes it when it loads it.
-    """
-    added = {int(token["id"]): dict(token) for token in tokenizer.get("added_tokens") or ()}
-    for number, token in (config.get("added_tokens_decoder") or {}).items():
-        added.setdefault(int(number), {"id": int(number), **token})
-    present = {token["content"] for token in added.values()}
-    vocab = token_ids({**tokenizer, "added_tokens": []})
-    for token in roles - present:
-        if token in vocab:
-            added[vocab[token]] = {"id": vocab[token], "content": token}
-    for entry in added.values():
-        if entry["content"] in roles:
-            entry["special"] = True
-    off = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    fields = ("id", "content", *off)
-    return [{name: {**off, **added[n]}[name] for name in fields} for n in sorted(added)]
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """The file ``chat_template.jinja`` wins; of several named templates, ``default``."""
-    if (folder / "chat_template.jinja").is_file():
-        return read_template(folder / "chat_template.jinja")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else ""
+    found = read_tokenizer(folder)
+    if found is not None:
+        return found
+    note = f"{folder} has no {JSON_NAME}: transformers converted what is there"
+    return from_json(_converted(folder), folder, notes=(note,))
 
 
 def _converted(folder: Path) -> dict[str, Any]:
@@ -172,7 +67,7 @@ def _converted(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{folder} holds no tokenizer that can be loaded",
             where=str(folder),
-            why=f"there is no {_JSON_NAME}, and transformers says: {_first_line(error)}",
+            why=f"there is no {JSON_NAME}, and transformers says: {_first_line(error)}",
             fix="save it once with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) where it works",
         ) from error
     if not tokenizer.is_fast:
@@ -210,32 +105,6 @@ def _snapshot(name: str) -> Path:
             why=f"this machine is offline, or the repository does not exist or is closed: {_first_line(error)}",
             fix=f"where there is a network: `hf download {name} --local-dir FOLDER`; then --tokenizer FOLDER",
         ) from error
-
-
-def _content(token: Any) -> str:
-    """The text of a special token, given as text or as an object."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise EncoderError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UnsupportedModelError(
-            f"{path.name} is no JSON", where=str(path), why=str(error), fix="download it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path.name} is no JSON object", where=str(path), fix="download it again")
-    return value
 
 
 def _expanded(word: str) -> Path:

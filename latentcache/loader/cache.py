@@ -26,7 +26,7 @@ from latentcache.plan.epoch import with_names
 from latentcache.plan.split import in_validation
 from latentcache.plan.weights import Mixture, Weight, mixture
 from latentcache.recipe import Recipe
-from latentcache.store.arrivals import follow as follow_build
+from latentcache.store.entry_arrivals import follow as follow_build
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import PlanError, UsageError
 from latentcache.identity.content import content_hash, json_hash
+from latentcache.loader.token_follow import ONE_ROW, FollowedRows, check_followed, coming_name, unknown
 from latentcache.loader.token_rows import RowReader
 from latentcache.loader.token_view import TokenView, ViewSettings
 from latentcache.plan.lengths import checked_lengths
@@ -27,6 +28,7 @@ from latentcache.plan.split import in_validation
 from latentcache.plan.stored import as_columns, from_columns
 from latentcache.store.documents import TokenStore
 from latentcache.store.plans import PlanFolder
+from latentcache.store.token_reader import TokenReader
 from latentcache.token_recipe import TokenRecipe
 
 PaddingSide = Literal["right", "left"]
@@ -58,8 +60,19 @@ class TokenCache:
         return len(self._corpus.documents)
 
     @property
+    def under_way(self) -> bool:
+        """Whether a build is still making its documents (``open_tokens(follow=True)``)."""
+        return isinstance(self.store, TokenReader) and self.store.generation.arrivals is not None
+
+    @property
     def tokens(self) -> int:
-        """Tokens of all documents."""
+        """Tokens of all documents.
+
+        Raises:
+            UsageError: The build that makes them is under way.
+        """
+        if self.under_way:
+            unknown("how many tokens there are")
         return self._corpus.tokens
 
     @property
@@ -121,17 +134,20 @@ class TokenCache:
             idle: What becomes of rows of which nothing would be learned: ``drop`` (said, and counted) or ``error``.
 
         Raises:
-            UsageError: A length or policy that cannot be.
+            UsageError: A length or policy that cannot be, or one that is not known while the build is under way.
             PlanError: A policy says ``error`` and there are such documents; file and line are named.
         """
         if padding_side not in ("right", "left"):
             raise UsageError(f"unknown padding_side={padding_side!r}", fix="use right or left")
         policy = self._overflow(overflow)
-        plan = padded_rows(self._corpus, max_length, overflow=policy, idle=idle)
         allowed = checked_lengths(lengths, max_length)
         facts = self._facts("padded", max_length, overflow=policy, idle=idle, lengths=list(allowed))
         settings = ViewSettings(max_length=max_length, lengths=allowed, pad_id=self.pad_id, padding_side=padding_side)
-        return self._view(plan, settings, facts)
+        if self.under_way:
+            check_followed(max_length, policy, idle, lengths)
+            return self._followed(max_length, policy, settings, facts)
+        plan = padded_rows(self._corpus, max_length, overflow=policy, idle=idle)
+        return self._view(plan, settings, facts, also=self._also(plan, facts))
 
     def packed(self, max_length: int, *, overflow: Overflow | None = None, idle: Idle = "drop") -> TokenView:
         """Several documents to a row, as few rows as best-fit-decreasing over all of them finds.
@@ -144,9 +160,10 @@ class TokenCache:
             idle: As in :meth:`padded`.
 
         Raises:
-            UsageError: A length or policy that cannot be.
+            UsageError: A length or policy that cannot be, or one that is not known while the build is under way.
             PlanError: A policy says ``error`` and there are such documents; file and line are named.
         """
+        self._refuse_under_way("packed")
         policy = self._overflow(overflow)
         facts = self._facts("packed", max_length, overflow=policy, idle=idle, rule=PACKING_RULE)
         plan = self._kept(
@@ -178,6 +195,7 @@ class TokenCache:
         """
         if tail not in ("keep", "drop"):
             raise UsageError(f"unknown tail={tail!r}", fix="use keep or drop")
+        self._refuse_under_way("blocks")
         plan = block_rows(self._corpus, max_length, keep_tail=tail == "keep", crossing=crossing, idle=idle)
         facts = self._facts("blocks", max_length, tail=tail, crossing=crossing, idle=idle)
         settings = ViewSettings(
@@ -217,7 +235,38 @@ class TokenCache:
             self.plans.save(facts, as_columns(plan))
         return plan
 
-    def _view(self, plan: RowPlan, settings: ViewSettings, facts: dict[str, Any]) -> TokenView:
+    def _refuse_under_way(self, kind: str) -> None:
+        if self.under_way:
+            unknown(f"how many rows {kind}() makes")
+
+    def _followed(
+        self, max_length: int, overflow: Overflow, settings: ViewSettings, facts: dict[str, Any]
+    ) -> TokenView:
+        """A row for each document, whose tokens are still to come."""
+        assert isinstance(self.store, TokenReader)
+        rows = FollowedRows(self.store, self._corpus.documents, max_length=max_length, overflow=overflow)
+        return TokenView(
+            [rows],
+            settings,
+            recipe=self.recipe,
+            identity=json_hash(facts),
+            generation=self.generation,
+            name=self.name,
+        )
+
+    def _also(self, plan: RowPlan, facts: dict[str, Any]) -> tuple[bytes, ...]:
+        """What followers of the build called these rows, where each document has one."""
+        if len(plan) != len(self) or len(facts["lengths"]) > 1 or plan.idle.documents.size:
+            return ()
+        name = coming_name(self.recipe, self.store.documents)
+        policies = (facts["overflow"],) if plan.cut.documents.size else ONE_ROW
+        return tuple(
+            json_hash({**facts, "documents": name, "overflow": policy, "idle": "error"}) for policy in policies
+        )
+
+    def _view(
+        self, plan: RowPlan, settings: ViewSettings, facts: dict[str, Any], also: tuple[bytes, ...] = ()
+    ) -> TokenView:
         if not len(plan):
             raise PlanError(
                 f"there is no row of tokens in {self.name}",
@@ -238,6 +287,7 @@ class TokenCache:
             settings,
             recipe=self.recipe,
             identity=json_hash(facts),
+            also=also,
             generation=self.generation,
             name=self.name,
         )

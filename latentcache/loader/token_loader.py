@@ -32,6 +32,7 @@ class Rows(Protocol):
     """What is served: a view. Its attributes are those of ``TokenView``."""
 
     identity: bytes
+    also: tuple[bytes, ...]
     generation: int
     mixture: Mixture | None
 
@@ -53,10 +54,12 @@ class RowEntries:
     name: bytes
     bucket: NDArray[np.int32]
     sizes: tuple[Size, ...]
+    also: tuple[bytes, ...] = ()
 
     def identities(self) -> tuple[str, ...]:
         """See ``position.Entries``."""
-        return (content_hash(self.name + self.bucket.tobytes()).hex(),)
+        bucket = self.bucket.tobytes()
+        return tuple(content_hash(name + bucket).hex() for name in (self.name, *self.also))
 
 
 class TokenLoader(Epochs):
@@ -166,7 +169,7 @@ class TokenLoader(Epochs):
         view = self.view
         self._laid_for, self._bucket = batch, view.bucket(batch)
         self.report = _some_steps(plan_report(self._bucket, view.sizes, self._batches, view.mixture))
-        entries = RowEntries(view.identity, self._bucket, view.sizes)
+        entries = RowEntries(view.identity, self._bucket, view.sizes, view.also)
         self._position = Position(entries, self.report, seed=seed, generation=view.generation)
 
 

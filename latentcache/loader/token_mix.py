@@ -73,7 +73,7 @@ def _check(views: Sequence[TokenView]) -> None:
 def _mixture(views: Sequence[TokenView], weights: Sequence[Weight], rows: int | None, by: Unit) -> Mixture:
     shares: list[Weight] = list(weights)
     for number, (view, weight) in enumerate(zip(views, weights, strict=False)):
-        held = {"rows": len(view), "tokens": view.tokens, "documents": _documents(view)}[by]
+        held = len(view) if by == "rows" else view.tokens if by == "tokens" else _documents(view)
         try:
             shares[number] = Fraction(str(weight)) * len(view) / held
         except (ValueError, ZeroDivisionError):

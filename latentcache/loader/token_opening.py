@@ -10,69 +10,68 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
-from latentcache.errors import CacheIncompleteError, StaleCacheError
+from latentcache.errors import CacheIncompleteError
 from latentcache.loader.token_cache import TokenCache
+from latentcache.loader.token_follow import coming_name
+from latentcache.loader.token_match import refuse_other
+from latentcache.store.document_arrivals import follow_tokens
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import pinned
 from latentcache.store.plans import PlanFolder
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.store.token_reader import TokenReader
-from latentcache.token_recipe import TokenRecipe, token_differences
+from latentcache.token_recipe import TokenRecipe
 
 
 def open_tokens(
     path: str | os.PathLike[str],
-    tokenizer: TokenRecipe | str | None = None,
+    tokenizer: TokenRecipe | str | os.PathLike[str] | Any = None,
     *,
     allow_partial: bool = False,
+    follow: bool = False,
+    timeout_s: float = 600.0,
 ) -> TokenCache:
     """Open the current generation of a token cache, and hold it: nothing collects it before the last reader is gone.
 
     Args:
         path: The cache folder.
-        tokenizer: What the model was made with: the hex fingerprint of a tokenizer, or a whole recipe. Without it
-            nothing is compared.
+        tokenizer: What the model was made with: a ``tokenizer.json`` or the folder of one, a tokenizer of
+            ``transformers`` that is loaded, the hex fingerprint of one, or a whole recipe. Without it nothing is
+            compared.
         allow_partial: Serve what is there of a cache that a repair took documents out of.
+        follow: Where a build with ``--stream`` is under way, open what it will hold: the number of its documents is
+            exact at once, and so is that of the rows of ``padded`` where each document has one; a batch waits for
+            its documents. Where none is, the current generation as usual.
+        timeout_s: How long a batch waits, seconds.
 
     Raises:
         StaleCacheError: It was made with another tokenizer or recipe; the fields that differ are named.
+        ModelNotFoundError: There is no tokenizer at this path.
+        UnsupportedModelError: What is there is no tokenizer that can be compared.
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version, or a cache of pictures.
         CacheDamagedError: Its manifest or a column is damaged.
         CacheIncompleteError: A repair removed documents, and no build has made them again.
     """
     root = Path(path)
-    generation = pinned(root, load_tokens)
+    layout = CacheLayout(root)
+    coming = follow_tokens(layout, timeout_s=timeout_s) if follow else None
+    generation = coming or pinned(root, load_tokens)
     if tokenizer is not None:
-        _refuse_other(generation.recipe, tokenizer, root)
+        refuse_other(generation, tokenizer, str(root))
     if not (generation.complete or allow_partial):
         raise _incomplete(root, generation)
-    layout = CacheLayout(root)
+    recipe = generation.recipe
     return TokenCache(
         store=TokenReader(layout, generation),
-        recipe=generation.recipe,
-        fingerprint=generation.fingerprint,
+        recipe=recipe,
+        fingerprint=coming_name(recipe, coming.documents) if coming else generation.fingerprint,
         name=str(root),
         generation=generation.number,
         plans=PlanFolder(layout),
     )
-
-
-def _refuse_other(cached: TokenRecipe, wanted: TokenRecipe | str, root: Path) -> None:
-    if isinstance(wanted, TokenRecipe):
-        different = token_differences(cached, wanted)
-    else:
-        different = [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []
-    if different:
-        changes = ", ".join(f"{name}: {was} -> {now}" for name, was, now in different)
-        raise StaleCacheError(
-            f"{root} was made with another tokenizer or recipe",
-            where=str(root),
-            why=changes,
-            fix="build the cache again with the tokenizer of the model, or load the model that fits",
-            differences=tuple((name, str(was), str(now)) for name, was, now in different),
-        )
 
 
 def _incomplete(root: Path, generation: TokenGeneration) -> CacheIncompleteError:

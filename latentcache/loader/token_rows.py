@@ -56,6 +56,14 @@ class RowReader:
         self._run_begins = None if self._runs is None else begins(self._runs.ends)
         self._counting = np.arange(plan.max_length, dtype=np.int64)
 
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def tokens_of(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(n,) tokens of some rows."""
+        lengths: NDArray[np.int64] = self.lengths[rows]
+        return lengths
+
     def fill(
         self,
         rows: NDArray[np.integer],

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from latentcache.geometry.sizes import Size
 from latentcache.loader.ring import BatchRing
+from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
 from latentcache.loader.token_rows import RowArrays, RowReader
@@ -29,6 +30,7 @@ from latentcache.plan.rows import begins
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
 
+Part = RowReader | FollowedRows
 _TOGETHER = ("input_ids", "attention_mask", "labels")
 _ISOLATED = (*_TOGETHER, "position_ids", "seq_idx")
 
@@ -56,9 +58,11 @@ class TokenView(Dataset[Batch]):
 
     Args:
         parts: Readers of rows; the rows of the view are those of the first, then those of the second, ...
+            A build that is under way has readers that wait.
         settings: How they are served.
         recipe: What the ids were made by.
         identity: Names what the rows are, for checkpoints.
+        also: Other names of the same rows, as a checkpoint may have them that was made while they were built.
         mixture: How often each part is served, where they have weights.
         generation: Number of the generation, for messages.
         name: What the cache is called, for messages.
@@ -66,24 +70,37 @@ class TokenView(Dataset[Batch]):
 
     def __init__(
         self,
-        parts: Sequence[RowReader],
+        parts: Sequence[Part],
         settings: ViewSettings,
         *,
         recipe: TokenRecipe,
         identity: bytes,
+        also: tuple[bytes, ...] = (),
         mixture: Mixture | None = None,
         generation: int = 0,
         name: str = "",
     ) -> None:
         self.parts, self.settings, self.recipe, self.identity = tuple(parts), settings, recipe, identity
-        self.mixture, self.generation, self.name = mixture, generation, name
-        self.row_lengths = np.concatenate([part.lengths for part in self.parts])
-        self._starts = begins(np.cumsum([len(part.plan) for part in self.parts]))
+        self.mixture, self.generation, self.name, self.also = mixture, generation, name, also
+        counts = np.cumsum([len(part) for part in self.parts])
+        self._count, self._starts = int(counts[-1]), begins(counts)
+        self._row_lengths: NDArray[np.int64] | None = None
         self._ring = BatchRing(4)
 
     def __len__(self) -> int:
         """Rows."""
-        return len(self.row_lengths)
+        return self._count
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """(R,) tokens of documents in each row.
+
+        Raises:
+            UsageError: The build that makes them is under way.
+        """
+        if self._row_lengths is None:
+            self._row_lengths = np.concatenate([part.lengths for part in self.parts])
+        return self._row_lengths
 
     @property
     def max_length(self) -> int:
@@ -250,8 +267,8 @@ class TokenView(Dataset[Batch]):
             device=device,
         )
 
-    def _fill(self, part: RowReader, rows: NDArray[np.int64], arrays: RowArrays, at: Sequence[int]) -> None:
-        lengths = part.lengths[rows]
+    def _fill(self, part: Part, rows: NDArray[np.int64], arrays: RowArrays, at: Sequence[int]) -> None:
+        lengths = part.tokens_of(rows)
         flat = self._ring.take(int(lengths.sum()) * part.dtype.itemsize).view(part.dtype)
         left = self.settings.padding_side == "left"
         part.fill(rows, lengths, arrays, at, flat, pad_id=self.settings.pad_id, left=left)

@@ -5,7 +5,7 @@ Decides nothing: rows and samples are those that ``assemble`` will publish if ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -18,8 +18,7 @@ from latentcache.pipeline.survey import Survey
 from latentcache.pipeline.work import Planned
 from latentcache.recipe import Recipe
 from latentcache.store.columns import StringColumn
-from latentcache.store.coming import Announcement, ArrivalLog, announce
-from latentcache.store.layout import CacheLayout
+from latentcache.store.coming import Announcement, ArrivalLog
 
 
 def announcement(work: Survey, recipe: Recipe, facts: Mapping[str, Any], *, before: int) -> Announcement:
@@ -60,48 +59,51 @@ def announcement(work: Survey, recipe: Recipe, facts: Mapping[str, Any], *, befo
 
 
 class Announcer:
-    """Tells followers which content samples have; nothing before :meth:`begin`. Use as a context manager."""
+    """Tells followers what became of samples; nothing before :meth:`begin`. Use as a context manager."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._log: ArrivalLog | None = None
-        self._number: dict[int, int] = {}
+        self._numbers: Callable[[Any], Sequence[int]] = lambda _: ()
 
-    def begin(self, layout: CacheLayout, coming: Announcement, work: Survey) -> None:
-        """Say what the build will hold.
+    def begin(self, log: Path, numbers: Callable[[Any], Sequence[int]]) -> None:
+        """Followers may come: the build has been announced.
 
         Args:
-            layout: The cache.
-            coming: Of :func:`announcement`.
-            work: What the numbers of samples are positions of.
+            log: Of the announcement.
+            numbers: From what the build calls a sample to its numbers in the announcement.
 
         Raises:
             StoreError: The cache cannot be written.
         """
-        path: Path = announce(layout, coming)
-        self._log = self._stack.enter_context(ArrivalLog(path))
-        self._number = {item.index: number for number, item in enumerate(_in_order(work))}
+        self._log, self._numbers = self._stack.enter_context(ArrivalLog(log)), numbers
 
-    def looked(self, index: int, content: bytes) -> None:
+    def looked(self, sample: Any, content: bytes) -> None:
         """A sample was read.
 
         Args:
-            index: Its position in the scan.
+            sample: As the build calls it.
             content: Its content hash.
         """
         if self._log is not None:
-            self._log.usable([(self._number[index], content)])
+            self._log.usable((number, content) for number in self._numbers(sample))
 
-    def refused(self, index: int) -> None:
+    def refused(self, sample: Any) -> None:
         """A sample cannot be used after all."""
         if self._log is not None:
-            self._log.refused([self._number[index]])
+            self._log.refused(self._numbers(sample))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+
+def numbers_of(work: Survey) -> Callable[[int], Sequence[int]]:
+    """From the position of a sample in the scan to its number in the announcement."""
+    number = {item.index: [number] for number, item in enumerate(_in_order(work))}
+    return lambda index: number[index]
 
 
 def _in_order(work: Survey) -> list[Planned]:

@@ -16,7 +16,7 @@ from typing import Any
 from latentcache.encoders.describe import ModelDescription, cuda_available
 from latentcache.errors import InterruptedBuildError
 from latentcache.failpoint import failpoint
-from latentcache.pipeline.announcing import Announcer, announcement
+from latentcache.pipeline.announcing import Announcer, announcement, numbers_of
 from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
 from latentcache.pipeline.calibrate import joined_noise, known_noise
 from latentcache.pipeline.events import EventLog
@@ -46,7 +46,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.resolve import scan
 from latentcache.sources.sample import Refusal, Scan
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.coming import withdraw
+from latentcache.store.coming import announce, withdraw
 from latentcache.store.durable import make_folder, remove_durably, write_json, writing
 from latentcache.store.generation import Generation, publish
 from latentcache.store.layout import CacheLayout
@@ -174,7 +174,8 @@ class _Build:
                 if self.settings.stream:
                     facts = source_facts(found, description, self.layout.root)
                     number = before.generation.number if before.generation else 0
-                    followers.begin(self.layout, announcement(work, recipe, facts, before=number), work)
+                    coming = announcement(work, recipe, facts, before=number)
+                    followers.begin(announce(self.layout, coming), numbers_of(work))
                 result = make_entries(
                     work,
                     self.settings,

@@ -82,11 +82,13 @@ def assemble_tokens(work: TokenSurvey, known: Known, refused: Mapping[bytes, Ref
     )
     blocks, shards = _blocks(known, needed)
     contents = b"".join(source.content for source in work.sources)
+    readings = b"".join(source.reading for source in work.sources)
     stats = [pack_memo(source.stat) for source in work.sources]
     sources = Sources(
         names=StringColumn.of(names),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES),
         stat=np.array(stats, dtype=np.uint64).reshape(-1, 6),
+        reading=np.frombuffer(readings, dtype=np.uint8).reshape(-1, HASH_BYTES),
     )
     place = {name: position for position, name in enumerate(names)}
     everything = sorted(
@@ -153,7 +155,23 @@ def manifest_facts(
         settings: Of the build, nothing unsaid.
         listing: The files of DATA, as ``token_survey`` lists them.
     """
+    return {
+        "source": source_facts(settings) | {"listing": dict(listing)},
+        "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
+        "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
+        "provenance": provenance_facts(description, settings),
+        "allow_failed": settings.allow_failed,
+    }
+
+
+def source_facts(settings: TokenSettings) -> dict[str, Any]:
+    """Where DATA lies, and how it is read."""
     data, cache = settings.data.resolve(), settings.cache.resolve()
+    return {"root": str(data), "relative": os.path.relpath(data, cache), "options": options_json(settings)}
+
+
+def provenance_facts(description: TokeniserDescription, settings: TokenSettings) -> dict[str, Any]:
+    """Who tokenised, with which libraries."""
     template = settings.chat_template
     made = provenance("") | {
         "tokenizer": settings.tokenizer,
@@ -162,15 +180,4 @@ def manifest_facts(
         "fast": description.fast,
         "notes": list(description.notes),
     }
-    return {
-        "source": {
-            "root": str(data),
-            "relative": os.path.relpath(data, cache),
-            "options": options_json(settings),
-            "listing": dict(listing),
-        },
-        "fingerprint": fingerprint(description.recipe.recipe_id, draft.documents),
-        "tokens": token_accounts(draft.documents, draft.control, len(draft.sources)),
-        "provenance": {name: value for name, value in made.items() if name != "model"},
-        "allow_failed": settings.allow_failed,
-    }
+    return {name: value for name, value in made.items() if name != "model"}

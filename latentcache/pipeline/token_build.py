@@ -15,17 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from latentcache.encoders.fastcheck import with_fast_path
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import EmptySourceError, InterruptedBuildError, SourceNotFoundError
-from latentcache.failpoint import failpoint
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.preflight import check_places, remove_unused
 from latentcache.pipeline.token_assemble import TokenDraft, assemble_tokens, manifest_facts, says_the_same
 from latentcache.pipeline.token_checks import (
     check_room,
-    is_chat,
     nothing_changed,
     refused_before,
 )
@@ -35,9 +32,10 @@ from latentcache.pipeline.token_inputs import (
     describe,
     open_records,
     read_token_before,
-    token_marker,
 )
 from latentcache.pipeline.token_known import known_documents
+from latentcache.pipeline.token_making import TokenWork, make_documents
+from latentcache.pipeline.token_memory import is_chat_data, survey_changed
 from latentcache.pipeline.token_report import (
     SilentTokens,
     TokenObserver,
@@ -53,24 +51,21 @@ from latentcache.pipeline.token_survey import (
     as_refusals,
     first_of_each,
     refused_rows,
-    survey_records,
     todo_of,
-    todo_records,
     token_refusal_json,
 )
 from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
 from latentcache.store.catalog import Located, load_catalog
-from latentcache.store.durable import make_folder, remove_durably, write_json, writing
+from latentcache.store.coming import withdraw
+from latentcache.store.durable import make_folder, remove_durably
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.retire import retire
 from latentcache.store.salvage import mend_shards, salvage
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
-
-#: Text for which the fast engine is tried: the trial costs 2 s of processor time, which 6 MB of text save again.
-FAST_CHARACTERS = 8 << 20
+from latentcache.token_recipe import TokenRecipe
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +101,7 @@ class _Build:
             if still is not None:
                 return still
             scan = open_records(self.settings)
-            description = describe(self.settings, chat=is_chat(scan))
+            description = describe(self.settings, chat=is_chat_data(scan, before.generation))
             return self.build(before, scan, description, listing.as_json(seen_ns))
 
     def take_lock(self, locks: ExitStack) -> None:
@@ -125,6 +120,11 @@ class _Build:
         for found in mend_shards(self.layout, before.generation):
             saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
             self.observer.warned(f"shard {found.source} was damaged: {saved}")
+
+    def standing(self, old: TokenGeneration | None, recipe: TokenRecipe) -> TokenGeneration | None:
+        """The last generation, where what it knows of unchanged files is what this build would find."""
+        same = old is not None and old.recipe.recipe_id == recipe.recipe_id
+        return old if same and not self.settings.retry_failed else None
 
     def set_aside(self, damaged: Sequence[Located]) -> None:
         """Copy what is whole of the shards of damaged blocks and retire them: what is made again has the same key."""
@@ -172,7 +172,7 @@ class _Build:
         recipe, old = description.recipe, before.generation
         for note in description.notes:
             self.observer.warned(note)
-        work = survey_records(scan)
+        work = survey_changed(scan, self.standing(old, recipe))
         if not len(work.content) and not work.refused:
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
@@ -200,11 +200,6 @@ class _Build:
             )
         check_room(plan)
         if plan.todo:
-            write_json(self.layout.building, token_marker(recipe, self.settings, plan.samples))
-            with writing(self.layout.building):
-                failpoint("plan-written")
-            if plan.characters >= FAST_CHARACTERS:
-                description = with_fast_path(description, scan)
             run = TokenRun(
                 description=description,
                 layout=self.layout,
@@ -214,7 +209,8 @@ class _Build:
                 refused=self.refused,
                 advanced=self.observer.advanced,
             )
-            run(todo_records(scan, work, todo), plan.workers)
+            doing = TokenWork(scan=scan, survey=work, todo=todo, before=old.number if old else 0)
+            description = make_documents(doing, plan, run)
             known = known_documents(load_catalog(self.layout), old, recipe)
         draft = assemble_tokens(work, known, self.refused)
         return self.publish(plan, draft, description, old, before, listing)
@@ -247,6 +243,7 @@ class _Build:
                 facts=facts,
             )
         remove_durably(self.layout.building)
+        withdraw(self.layout)
         if self.stop.requested:  # asked to end after the last block: all is done, and the caller hears of its signal
             raise self.stop.error()
         distinct = len(first_of_each(draft.documents.content))

@@ -27,7 +27,7 @@ from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.shard import NewEntry, ShardWriter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TokenRun:
     """One run over the records that are to be tokenised."""
 
@@ -39,6 +39,8 @@ class TokenRun:
     refused: dict[bytes, Refusal]
     """Filled with what the tokenizer refuses, by content hash."""
     advanced: Callable[[TokenProgress], None]
+    told: Callable[[bytes], None] = lambda content: None
+    """Told the content of each record that the tokenizer refuses."""
 
     def __call__(self, records: Iterable[Record], workers: int) -> None:
         """Tokenise and commit.
@@ -58,7 +60,12 @@ class TokenRun:
                 self.progress.written_bytes += sum(len(entry.value) for entry in entries)
                 self.progress.committed += sum(_documents_in(entry) for entry in entries)
 
-            writer = WriterThread(_new_shard(self.layout), committed, commit_every=self.settings.commit_every)
+            writer = WriterThread(
+                _new_shard(self.layout),
+                committed,
+                commit_every=self.settings.commit_every,
+                rolling=self.settings.stream,
+            )
             try:
                 for unit, results in pool.results(units(records)):
                     for record, result in zip(unit, results, strict=True):
@@ -107,6 +114,7 @@ class TokenRun:
     def _refuse(self, refusal: Refusal) -> None:
         self.progress.refused += 1
         self.refused[refusal.content] = refusal
+        self.told(refusal.content)
 
 
 def _documents_in(entry: NewEntry) -> int:

@@ -42,6 +42,8 @@ class TokenSettings:
     """Processes that tokenise; 0 is this one."""
     commit_every: int | None = None
     """Blocks per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
+    stream: bool = False
+    """Say what the cache will hold and seal shards as it goes, so that readers may follow."""
     events: Path | None = None
     allow_failed: str = "0"
     retry_failed: bool = False

@@ -125,21 +125,24 @@ def refused_rows(work: TokenSurvey, refused: Mapping[bytes, Refusal]) -> list[Re
 
 
 def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -> Iterator[Record]:
-    """The records that are to be tokenised, read again.
+    """The records that are to be tokenised, read again; files without any are not opened.
 
     Raises:
         SourceError: A file is not what it was a moment ago.
     """
-    last = int(np.flatnonzero(todo)[-1]) if todo.any() else -1
-    row = -1
-    for row, record in enumerate(scan):
-        if row >= len(todo) or record.content != work.content[row].tobytes():
+    wanted = np.isin(np.arange(len(work.sources)), work.source[todo])
+    rows = np.flatnonzero(wanted[work.source]).tolist()
+    last = int(np.flatnonzero(todo)[-1]) if rows else -1
+    names = {source.name for number, source in enumerate(work.sources) if wanted[number]}
+    for place, record in enumerate(scan.but([file.name for file in scan.files if file.name not in names])):
+        row = rows[place] if place < len(rows) else -1
+        if row < 0 or record.content != work.content[row].tobytes():
             raise _changed(record.source)
         if todo[row]:
             yield record
         if row == last:
             return
-    if row < last:
+    if rows:
         raise _changed(work.sources[int(work.source[last])].name)
 
 

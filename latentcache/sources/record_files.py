@@ -7,18 +7,19 @@ those beside it. Lines, text lines and rows are streamed; a JSON list is read wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import refusal
 from latentcache.sources.chat import map_record
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, has_bom, parse_json, parse_json_at
 from latentcache.sources.reading import MAX_SOURCE_BYTES, unusable
 from latentcache.sources.record_format import EXPECTED, TEXT, RecordFormat, detect_format
-from latentcache.sources.records import Record, RecordLog, RecordSource
+from latentcache.sources.records import RECORD_RULE, Record, RecordLog, RecordSource, UnreadFile
 from latentcache.sources.rows import listed
 from latentcache.sources.sample import Refusal
 
@@ -40,6 +41,12 @@ class RecordFile:
     """Known from a dataset_info.json or asked for; else the first record tells."""
     text_lines: bool = False
     """Whether each line of a text is a document, rather than the whole file."""
+
+    def unread(self) -> UnreadFile:
+        """The file by its name, and how it is read."""
+        form = None if self.form is None else asdict(self.form)
+        said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE}
+        return UnreadFile(name=self.name, path=self.path, reading=json_hash(said))
 
 
 class FileCounter:
@@ -93,7 +100,12 @@ class FileCounter:
     def finish(self, stat: StatMemo, content: bytes) -> None:
         """Log the file as read."""
         source = RecordSource(
-            name=self._file.name, stat=stat, content=content, records=self.records, refused=self.refused
+            name=self._file.name,
+            stat=stat,
+            content=content,
+            records=self.records,
+            refused=self.refused,
+            reading=self._file.unread().reading,
         )
         self._log.sources.append(source)
 

@@ -8,13 +8,16 @@ not matter, so a line that moves or is written otherwise is tokenised once. Plai
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from latentcache.identity.content import content_hash
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.sample import Refusal
+
+#: Bumped when the same bytes, read alike, would make other records.
+RECORD_RULE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,19 @@ class RecordSource:
     """16 bytes: the hash of all its bytes."""
     records: int
     refused: int
+    reading: bytes = bytes(HASH_BYTES)
+    """16 bytes: how it was read, as in :class:`UnreadFile`; zeros where nobody said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadFile:
+    """One file that a pass reads, before it is opened."""
+
+    name: str
+    """As sources are named."""
+    path: Path
+    reading: bytes
+    """16 bytes: the hash of how it is read. Equal bytes read alike make equal records."""
 
 
 @dataclass(slots=True)
@@ -79,13 +95,25 @@ class RecordScan:
 
     Args:
         root: The folder that names of sources are relative to.
-        read: Yields the records and logs the rest.
+        read: Yields the records and logs the rest; passes over the files that are named to it.
+        files: The files, in their order.
+        without: Names of files to pass over.
     """
 
-    def __init__(self, root: Path, read: Callable[[RecordLog], Iterator[Record]]) -> None:
-        self.root = root
-        self._read = read
+    def __init__(
+        self,
+        root: Path,
+        read: Callable[[RecordLog, Collection[str]], Iterator[Record]],
+        files: tuple[UnreadFile, ...] = (),
+        without: Collection[str] = (),
+    ) -> None:
+        self.root, self.files = root, files
+        self._read, self._without = read, without
         self._log = RecordLog()
+
+    def but(self, names: Collection[str]) -> RecordScan:
+        """The same without some files, which are not opened."""
+        return RecordScan(self.root, self._read, self.files, frozenset([*self._without, *names]))
 
     def __iter__(self) -> Iterator[Record]:
         """Every record that can be used.
@@ -94,7 +122,16 @@ class RecordScan:
             SourceError: A file cannot be read, is no text, or changed while it was read.
         """
         self._log = RecordLog()
-        return self._read(self._log)
+        return self._read(self._log, self._without)
+
+    def stats(self) -> Iterator[tuple[str, StatMemo | None, bytes]]:
+        """(name, stat, hash of how it is read) of each file now; no stat of one that has none."""
+        for file in self.files:
+            try:
+                stat = StatMemo.of(file.path.stat())
+            except OSError:
+                stat = None
+            yield file.name, stat, file.reading
 
     @property
     def sources(self) -> tuple[RecordSource, ...]:

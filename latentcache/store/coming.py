@@ -12,10 +12,10 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,9 @@ from latentcache.store.generation import Generation, Rows, Samples
 from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import is_whole, signed
 
-COMING_VERSION = 1
+#: Of pictures, and of tokens: a release that knows no tokens to come refuses them by their number.
+COMING_VERSION, TOKENS_COMING_VERSION = 1, 2
+Made = TypeVar("Made")
 _RECORD = struct.Struct(f"<II{HASH_BYTES}sQ")
 _USABLE, _REFUSED = 0, 1
 
@@ -72,24 +74,42 @@ def announce(layout: CacheLayout, coming: Announcement) -> Path:
         DiskFullError: No space.
         CacheReadOnlyError: The cache cannot be written.
     """
-    withdraw(layout)
-    make_folder(layout.coming)
     arrays: dict[str, NDArray[Any]] = {name: getattr(coming, name) for name in _COLUMNS}
     for name in _STRINGS:
-        column: StringColumn = getattr(coming, name)
-        arrays |= {f"{name}_bytes": column.data, f"{name}_ends": column.ends}
-    number = secrets.token_hex(8)  # samples are counted anew: those who follow an older log must not read this one
-    manifest = {
+        arrays |= string_arrays(name, getattr(coming, name))
+    about = {
         "version": COMING_VERSION,
-        "log": number,
         "before": coming.before,
         "recipe": coming.recipe.as_json(),
         "buckets": [[size.height, size.width] for size in coming.buckets],
-        "columns": save_columns(layout.coming, arrays),
         **coming.facts,
     }
+    return put_announcement(layout, about, arrays)
+
+
+def put_announcement(layout: CacheLayout, about: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> Path:
+    """Say what will be there, of whatever kind; gives the path of the log to be. An older announcement is replaced.
+
+    Args:
+        layout: The cache.
+        about: For its manifest, ``version`` and ``before`` among it.
+        columns: Its columns.
+
+    Raises:
+        DiskFullError: No space.
+        CacheReadOnlyError: The cache cannot be written.
+    """
+    withdraw(layout)
+    make_folder(layout.coming)
+    number = secrets.token_hex(8)  # samples are counted anew: those who follow an older log must not read this one
+    manifest = {**about, "log": number, "columns": save_columns(layout.coming, columns)}
     write_json(layout.coming / "manifest.json", signed(manifest))
     return log_path(layout, number)
+
+
+def string_arrays(name: str, column: StringColumn) -> dict[str, NDArray[Any]]:
+    """A column of strings as two of numbers."""
+    return {f"{name}_bytes": column.data, f"{name}_ends": column.ends}
 
 
 def log_path(layout: CacheLayout, number: str) -> Path:
@@ -107,7 +127,24 @@ def load_announced(layout: CacheLayout) -> Generation | None:
     """The generation to be, with zeros for keys and places; None where no build is announced.
 
     Raises:
-        CacheFormatError: Announced by a newer version.
+        CacheFormatError: Announced by a newer version, or a build of tokens.
+        CacheDamagedError: It is not what was written.
+    """
+    return find_announcement(layout, _generation, version=COMING_VERSION)
+
+
+def find_announcement(
+    layout: CacheLayout, make: Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], Made], *, version: int
+) -> Made | None:
+    """What is made of an announcement's manifest and columns; None where no build is announced.
+
+    Args:
+        layout: The cache.
+        make: Makes it; says with a ``ValueError`` or ``KeyError`` that they contradict each other.
+        version: The kind of announcement that it can read.
+
+    Raises:
+        CacheFormatError: Announced by another version, or a build of another kind.
         CacheDamagedError: It is not what was written.
     """
     path = layout.coming / "manifest.json"
@@ -115,15 +152,11 @@ def load_announced(layout: CacheLayout) -> Generation | None:
         return None
     try:
         manifest = read_json(path)
-        if manifest.get("version") != COMING_VERSION:
-            raise CacheFormatError(
-                f"a build of another version is under way ({manifest.get('version')!r})",
-                where=str(path),
-                fix="wait for its end, or upgrade latentcache",
-            )
+        if manifest.get("version") != version:
+            raise _unknown(manifest.get("version"), path)
         if not is_whole(manifest):
             raise ValueError("checksum")
-        return _generation(manifest, load_columns(layout.coming, manifest["columns"]))
+        return make(manifest, load_columns(layout.coming, manifest["columns"]))
     except CacheDamagedError:
         if not path.exists():
             return None  # the build has ended between two looks
@@ -131,6 +164,23 @@ def load_announced(layout: CacheLayout) -> Generation | None:
     except (KeyError, TypeError, ValueError, RecipeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CacheDamagedError("the announcement of a build is damaged", where=str(path), why=why) from error
+
+
+def _unknown(version: object, path: Path) -> CacheFormatError:
+    kinds = {COMING_VERSION: ("pictures", "open_cache"), TOKENS_COMING_VERSION: ("tokens", "open_tokens")}
+    if version in kinds:
+        kind, opener = kinds[version]
+        return CacheFormatError(
+            f"the build that is under way makes {kind}",
+            where=str(path),
+            fix=f"open it with latentcache.{opener}(path, follow=True)",
+            slug="cache-kind",
+        )
+    return CacheFormatError(
+        f"a build of another version is under way ({version!r})",
+        where=str(path),
+        fix="wait for its end, or upgrade latentcache",
+    )
 
 
 def _generation(manifest: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> Generation:

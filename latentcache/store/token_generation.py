@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from latentcache.store.documents import Documents
 from latentcache.store.generation import (
     Generation,
     Rows,
+    Waiting,
     load_generation,
     unpack_memo,
 )
@@ -94,6 +95,8 @@ class Sources:
     """(F, 16) content hashes of the whole files."""
     stat: NDArray[np.uint64]
     """(F, 6) stat memos."""
+    reading: NDArray[np.uint8] | None = None
+    """(F, 16) hashes of how each was read; None where the build did not say."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -103,9 +106,16 @@ class Sources:
         return unpack_memo(self.stat[index].tolist())
 
 
+class Arriving(Protocol):
+    """What knows the documents that have arrived."""
+
+    def some(self, rows: NDArray[np.integer]) -> Documents:
+        """Some documents that are there, with their runs, as columns of their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGeneration(Told):
-    """One finished build of tokens."""
+    """One finished build of tokens, or one that is under way and followed."""
 
     number: int
     recipe: TokenRecipe
@@ -114,13 +124,17 @@ class TokenGeneration(Told):
     """(D,) control strings that stand in the record of each document as text."""
     blocks: Blocks
     sources: Sources
-    shards: tuple[str, ...]
+    shards: Sequence[str]
     refused: tuple[Mapping[str, Any], ...]
     """Quarantined records: name of the file, line, cause, detail, hint."""
     notes: tuple[Mapping[str, Any], ...]
     manifest: Mapping[str, Any]
     pins: tuple[object, ...] = field(default=(), compare=False, repr=False)
     """What keeps its files from being collected while this object is in use."""
+    arrivals: Waiting | None = field(default=None, compare=False, repr=False)
+    """What waits for documents, where the build is still under way; None for a finished one."""
+    expected: Arriving | None = field(default=None, compare=False, repr=False)
+    """What is known of documents that have arrived, beside ``arrivals``."""
 
     @property
     def fingerprint(self) -> str:
@@ -240,6 +254,7 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> TokenGe
             names=names,
             content=columns["source_content"],
             stat=columns["source_stat"],
+            reading=columns.get("source_reading"),
         ),
         shards=shards,
         refused=tuple(lists["refused"]),
@@ -260,6 +275,8 @@ def _check(columns: Mapping[str, NDArray[Any]], num_shards: int) -> None:
     check_shapes(columns, {"spans": ("<u4", 2)}, len(columns["spans"]))
     check_shapes(columns, _BLOCK_SHAPES, num_blocks)
     check_shapes(columns, _SOURCE_SHAPES, num_sources)
+    if "source_reading" in columns:
+        check_shapes(columns, {"source_reading": ("|u1", 16)}, num_sources)
     check_strings(columns, "sources")
     check_limits(columns, {"shard": num_shards, "offset": MAX_OFFSET, "block": num_blocks, "source": num_sources})
     ends = columns["start"].astype(np.int64) + columns["length"]
@@ -272,4 +289,6 @@ def _arrays(documents: Documents, blocks: Blocks, sources: Sources) -> dict[str,
     arrays: dict[str, NDArray[Any]] = {name: getattr(documents, name) for name in _DOCUMENT_NAMES}
     arrays |= {name: getattr(blocks, name) for name in Blocks.__dataclass_fields__}
     arrays |= {"sources_bytes": sources.names.data, "sources_ends": sources.names.ends}
+    if sources.reading is not None:
+        arrays["source_reading"] = sources.reading
     return arrays | {"source_content": sources.content, "source_stat": sources.stat}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, StoreError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, StoreError, UsageError
 from latentcache.identity.content import checksum
 from latentcache.store.blocks import Block, unpack_block
 from latentcache.store.documents import Documents
@@ -101,6 +101,27 @@ class TokenReader:
                 piece = number if first is None else int(first[number])
                 raise self._corrupt(int(self.documents.block[document[piece]]), why)
             begin = end
+
+    def ready(self, documents: NDArray[np.integer]) -> Documents:
+        """Return when these documents of a build that is under way can be read, with columns of just these.
+
+        Args:
+            documents: (n,) their numbers.
+
+        Raises:
+            MissingEntryError: A record cannot be used after all.
+            NotYetEncodedError: It did not come in time.
+            UsageError: The build has ended, so all of them can be read.
+        """
+        generation = self.generation
+        if generation.arrivals is None or generation.expected is None:
+            raise UsageError("waiting for documents of a finished build", fix="read them")
+        generation.arrivals.wait(documents)
+        found, offsets = generation.expected.some(documents), generation.blocks.offset
+        first = offsets[found.block].astype(np.int64) + HEADER_BYTES
+        self._starts[documents] = first + found.start.astype(np.int64) * self.dtype.itemsize
+        self._shards[documents] = generation.blocks.shard[found.block]
+        return found
 
     def check(self, block: int) -> Block:
         """Read a whole block and hold it against its key and the columns. Errors as :meth:`ids`."""

@@ -1,6 +1,6 @@
 """``verify_tokens``: is this token cache still true? Reads the cache and its sources, changes neither.
 
-``fast`` reads manifest, columns and shard indexes, stats the files of DATA, and reads all records where any changed.
+``fast`` reads manifest, columns and shard indexes, stats the files of DATA, and reads those that may have changed.
 ``full`` reads every block and every record as well. Neither needs a tokenizer; only tokenising again does, and who
 asks for that brings it.
 """
@@ -23,7 +23,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import pinned
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.store.token_reader import TokenReader
-from latentcache.token_recipe import TokenRecipe, token_differences
+from latentcache.token_recipe import TokenRecipe, short, token_differences
 from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, mender, worst
 from latentcache.verify.selection import confidence
 from latentcache.verify.token_entries import BlocksChecked, check_blocks
@@ -139,7 +139,7 @@ def _records(
     source = generation.manifest["source"]
     if not full and retokenise is None and list_files(place).proves(source["listing"]):
         return RecordsChecked(others=[as_quarantined(dict(one)) for one in generation.refused])
-    checked, records = check_records(generation, open_records(place, source["options"]), wanted)
+    checked, records = check_records(generation, open_records(place, source["options"]), wanted, full=full)
     if retokenise is not None:
         reader = TokenReader(layout, generation)
         checked.drift = compare_tokens(reader, wanted, records, retokenise)
@@ -174,9 +174,3 @@ def recipe_sides(cached: TokenRecipe, requested: TokenRecipe | None) -> list[tup
         return []
     rows = token_differences(cached, requested)
     return [(name, {"expected": short(asked), "found": short(mine)}) for name, mine, asked in rows]
-
-
-def short(value: Any) -> str:
-    """A value of a recipe for people: of a hash the first 8 digits."""
-    text = value if isinstance(value, str) else repr(value)
-    return text[:8] if len(text) == 32 else text or "none"

@@ -1,13 +1,13 @@
 """Checks of where documents come from: is every record still there, and is every record in the cache?
 
 Decides by content: a record that only moved to another line is the same record. Where names, sizes and times of all
-files prove that nothing changed, no file is opened; else all records are read and hashed. What the tokenizer makes
+files prove that nothing changed, no file is opened; else only those that may have changed. What the tokenizer makes
 of a record is compared, exactly, only for records that are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from latentcache.sources.records import Record, RecordScan
 from latentcache.store.documents import as_items
 from latentcache.store.token_generation import TokenGeneration
 from latentcache.store.token_reader import TokenReader
+from latentcache.store.unchanged import unchanged_sources
 from latentcache.verify.findings import Finding
 
 #: Gives ids (n,) and runs (r, 2) of each record as the tokenizer makes them now; None for one that it refuses.
@@ -37,7 +38,7 @@ class RecordsChecked:
 
 
 def check_records(
-    generation: TokenGeneration, scan: RecordScan, wanted: NDArray[np.intp]
+    generation: TokenGeneration, scan: RecordScan, wanted: NDArray[np.intp], *, full: bool = True
 ) -> tuple[RecordsChecked, list[Record]]:
     """Compare a generation with its data as it is now.
 
@@ -45,6 +46,7 @@ def check_records(
         generation: Whose documents are checked.
         scan: The data.
         wanted: Documents whose records are kept for tokenising.
+        full: Read every file; else those whose stats prove them unchanged are believed, but for ``wanted``.
 
     Returns:
         The findings, and the records of ``wanted`` as far as they are there.
@@ -57,9 +59,13 @@ def check_records(
     stored = set(as_items(documents.content).tolist())
     refused = {bytes.fromhex(str(one["content"])) for one in generation.refused if one.get("content")}
     keep = set(as_items(documents.content[wanted]).tolist())
-    met: set[bytes] = set()
+    unread = {} if full else unchanged_sources(generation, scan.stats())
+    needed = set(documents.source[wanted].tolist())
+    unread = {name: number for name, number in unread.items() if number not in needed}
+    met = _believed(generation, unread)
     places: dict[tuple[str, int], bytes] = {}
     kept: dict[bytes, Record] = {}
+    scan = scan.but(unread)
     for record in scan:
         checked.records += 1
         content = record.content.rstrip(b"\0")  # as numpy spells it
@@ -70,8 +76,18 @@ def check_records(
             places[record.source, record.line] = record.content
     _compare(generation, met, places, refused, checked)
     _refused(generation, scan, met, checked)
+    believed = [one for one in generation.refused if one["name"] in unread and not one.get("content")]
+    checked.others += [as_quarantined(one) for one in believed]
     _touched(generation, scan, checked)
     return checked, list(kept.values())
+
+
+def _believed(generation: TokenGeneration, unread: Mapping[str, int]) -> set[bytes]:
+    """Contents of the records of files that are not read, also of refused ones, as numpy spells them."""
+    documents = generation.documents
+    own = documents.content[np.isin(documents.source, list(unread.values()))]
+    refused = (bytes.fromhex(str(one.get("content", ""))) for one in generation.refused if one["name"] in unread)
+    return {*as_items(own).tolist(), *(content.rstrip(b"\0") for content in refused if content)}
 
 
 def compare_tokens(

@@ -30,7 +30,6 @@ LOCAL_IMPORTS = {
     "latentcache/encoders/opening.py": "only the library of the model that is opened is imported",
     "latentcache/encoders/locate.py": "half a second that only users of a hub id should pay",
     "latentcache/encoders/opening_tokens.py": "chat templates cost a second of imports, and tiktoken is an extra",
-    "latentcache/encoders/describe_tokens.py": "templates import transformers, which plain texts never need",
     "latentcache/encoders/text_tokeniser.py": "templates import transformers, which plain texts never need",
     "latentcache/encoders/fastcheck.py": "tiktoken is an extra",
     "latentcache/encoders/tokenizer.py": "transformers takes seconds; only folders without tokenizer.json need it",

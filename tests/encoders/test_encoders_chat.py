@@ -3,9 +3,10 @@ from datetime import date
 import pytest
 from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
 
-from latentcache.encoders.chat import ChatRenderer, pin_clock
+from latentcache.encoders.chat import ChatRenderer
 from latentcache.encoders.guard import ControlStrings
 from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.identity.template import pin_clock
 from latentcache.sources.records import Message, chat_record
 
 NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
@@ -125,6 +126,3 @@ def test_what_users_wrote_is_marked():
 def test_the_clock_is_stopped():
     template = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}{{ messages[0].content }}"
     assert renderer(pin_clock(template, date(2024, 7, 26))).render(TWO).text == "26 Jul 2024Hi"
-    assert pin_clock("no clock", date(2024, 7, 26)) == "no clock"
-    with pytest.raises(UsageError, match="clock"):
-        pin_clock("{{ strftime_now(form) }}", date(2024, 7, 26))

@@ -5,8 +5,9 @@ from made_tokenizers import CHATML_TOKENS, byte_level, save
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from latentcache.encoders.tokenizer import load_tokenizer, token_ids
+from latentcache.encoders.tokenizer import load_tokenizer
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.identity.tokenizer_files import token_ids
 
 ROLES = {"eos_token": "<|im_end|>"}
 

@@ -3,12 +3,12 @@ import pytest
 from small_builds import draw, recipe_of, settings
 
 from latentcache.errors import UsageError
-from latentcache.pipeline.announcing import Announcer, announcement
+from latentcache.pipeline.announcing import Announcer, announcement, numbers_of
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.survey import Memory, survey
 from latentcache.sources.resolve import scan
 from latentcache.store.catalog import load_catalog
-from latentcache.store.coming import load_announced, log_path, read_arrivals
+from latentcache.store.coming import announce, load_announced, log_path, read_arrivals
 from latentcache.store.generation import load_generation
 from latentcache.store.layout import CacheLayout
 
@@ -50,7 +50,7 @@ def test_what_was_found_is_told_by_the_numbers_of_the_announcement(data, tmp_pat
     work, recipe = surveyed(data, layout.root)
     numbers = {item.sample.name: item.index for item in work.todo}
     with Announcer() as announcer:
-        announcer.begin(layout, announcement(work, recipe, FACTS, before=0), work)
+        announcer.begin(announce(layout, announcement(work, recipe, FACTS, before=0)), numbers_of(work))
         announcer.looked(numbers["3.png"], b"c" * 16)
         announcer.refused(numbers["4.png"])
     log = log_path(layout, load_announced(layout).manifest["log"])

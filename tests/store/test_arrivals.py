@@ -1,101 +1,105 @@
+"""Waiting for rows of any kind, with rows in memory in the place of a build."""
+
 import pickle
 import threading
 import time
 
+import numpy as np
 import pytest
-from made_entries import content_of, key_of, make_shard, new_entry
-from test_coming import coming
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError
-from latentcache.store.arrivals import follow
-from latentcache.store.coming import ArrivalLog, announce, withdraw
+from latentcache.store.arrivals import ABSENT, GONE, Arrivals
+from latentcache.store.coming import ArrivalLog, log_path
 from latentcache.store.layout import CacheLayout
-from latentcache.store.reader import EntryReader
+
+MANIFEST = {"before": 0, "source": {"root": "/some data"}, "log": "1"}
+
+
+class Counted:
+    """Each sealed folder is one row more, by its name; samples are rows."""
+
+    opener, advice = "open_this", ""
+
+    def __init__(self, count):
+        self.place, self.shards, self.finished = np.full(count, ABSENT, dtype=np.int32), [], False
+
+    def told(self, sample, content):
+        self.place[sample] = GONE if content is None else self.place[sample]
+
+    def take(self, folder):
+        if folder.name != "unreadable":
+            self.shards.append(folder.name)
+            self.place[int(folder.name)] = len(self.shards) - 1
+
+    def finish(self):
+        self.place[self.place == ABSENT] = GONE
+        self.finished = True
+        return True
+
+    def name(self, row):
+        return f"row {row}"
 
 
 @pytest.fixture
 def layout(tmp_path):
     found = CacheLayout(tmp_path)
     found.shards.mkdir()
+    found.coming.mkdir()
     return found
 
 
-def seal(layout, numbers):
-    """A sealed shard of these entries, named so that shards are listed in another order."""
-    name = f"{90 - len(layout.all_sealed())}"
-    make_shard(layout.shards / name, [new_entry(number, shape=(4, 8, 8)) for number in numbers])
+def waiting(layout, count=3, timeout_s=0.0):
+    expected = Counted(count)
+    return expected, Arrivals(layout, expected, MANIFEST, timeout_s=timeout_s)
 
 
-def test_entries_come_in_any_order(layout):
-    with ArrivalLog(announce(layout, coming(3, known={2}))) as log:
-        generation = follow(layout, timeout_s=0.0)
-        arrivals = generation.arrivals
-        with pytest.raises(NotYetEncodedError, match=r"p2\.png was not encoded within 0 s"):
-            arrivals.wait([2])
-        seal(layout, [0, 2])
-        arrivals.wait([2])
-        log.usable([(0, content_of(0)), (1, content_of(1))])
-        arrivals.wait([0, 2])
-        assert arrivals.arrived == 2
-        seal(layout, [1])
-        arrivals.wait([0, 1, 2])
-    assert [generation.rows.key[i].tobytes() for i in range(3)] == [key_of(i) for i in range(3)]
-    reader = EntryReader(layout, generation)
-    for row in range(3):
-        assert reader.header(row).content == content_of(row)
-    reader.close()
+def test_rows_are_there_as_their_shards_are_sealed(layout):
+    expected, arrivals = waiting(layout)
+    (layout.shards / "2").mkdir()
+    (layout.shards / "unreadable").mkdir()
+    arrivals.wait([2])
+    assert (arrivals.arrived, arrivals.shards) == (1, ["2"])
+    (layout.shards / "0").mkdir()
+    arrivals.wait(np.array([0, 2]))
+    assert expected.place.tolist() == [1, ABSENT, 0]
 
 
-def test_a_batch_waits_until_it_is_there(layout):
-    path = announce(layout, coming(1))
-    arrivals = follow(layout, timeout_s=30.0).arrivals
+def test_a_row_that_is_late_says_who_builds_and_how_to_wait(layout):
+    _, arrivals = waiting(layout)
+    with pytest.raises(NotYetEncodedError, match="row 1 was not encoded within 0 s") as caught:
+        arrivals.wait([1])
+    assert "0 of 3 entries are there, and the build is not running" in caught.value.why
+    assert caught.value.fix == f"latentcache build '/some data' --out {layout.root} --stream"
 
-    def build():
-        time.sleep(0.3)
-        seal(layout, [0])
-        with ArrivalLog(path) as log:
-            log.usable([(0, content_of(0))])
 
-    thread = threading.Thread(target=build)
+def test_it_waits(layout):
+    _, arrivals = waiting(layout, timeout_s=30.0)
+
+    def seal():
+        time.sleep(0.1)
+        (layout.shards / "1").mkdir()
+
+    thread = threading.Thread(target=seal)
     thread.start()
-    arrivals.wait([0])
+    arrivals.wait([1])
     thread.join()
-    assert arrivals.arrived == 1
 
 
-def test_what_is_refused_is_named(layout):
-    with ArrivalLog(announce(layout, coming(2))) as log:
-        arrivals = follow(layout, timeout_s=30.0).arrivals
+def test_what_was_refused_or_will_never_come_is_an_error_at_once(layout):
+    expected, arrivals = waiting(layout, timeout_s=30.0)
+    with ArrivalLog(log_path(layout, "1")) as log:
         log.refused([1])
-        with pytest.raises(MissingEntryError, match=r"p1\.png could not be used"):
-            arrivals.wait([1])
-
-
-def test_an_older_log_is_not_taken_for_the_newer(layout):
-    announce(layout, coming(2))
-    arrivals = follow(layout, timeout_s=0.0).arrivals
-    with ArrivalLog(announce(layout, coming(1))) as log:
-        log.usable([(0, content_of(5))])
-    seal(layout, [5])
-    with pytest.raises(NotYetEncodedError, match="not running"):
+    with pytest.raises(MissingEntryError, match="row 1 could not be used"):
+        arrivals.wait([1])
+    layout.current.write_text("000001\n")
+    with pytest.raises(MissingEntryError, match="row 0"):
         arrivals.wait([0])
+    assert expected.finished
 
 
-def test_nobody_builds(layout):
-    assert follow(layout, timeout_s=1.0) is None
-    announce(layout, coming(1))
-    withdraw(layout)
-    assert follow(layout, timeout_s=1.0) is None
-
-
-def test_a_copy_in_another_process_looks_for_itself(layout):
-    announce(layout, coming(2, known={0, 1}))
-    generation = follow(layout, timeout_s=0.0)
-    seal(layout, [0])
-    generation.arrivals.wait([0])
-    again = pickle.loads(pickle.dumps(generation))
-    seal(layout, [1])
-    again.arrivals.wait([0, 1])
-    assert again.rows.shard.tolist() == [0, 1]
-    assert list(again.shards) == again.arrivals.shards
-    assert generation.rows.shard.tolist() == [0, -1]
+def test_a_copy_looks_for_itself(layout):
+    _, arrivals = waiting(layout)
+    again = pickle.loads(pickle.dumps(arrivals))
+    (layout.shards / "0").mkdir()
+    again.wait([0])
+    assert (again.arrived, arrivals.arrived) == (1, 0)

@@ -1,4 +1,5 @@
 import numpy as np
+from made_tokenizers import byte_level, save
 from small_tokens import build, opened, write_texts
 
 from latentcache.encoders.stub_tokeniser import StubTokeniser, stub_description
@@ -27,3 +28,27 @@ def test_records_are_told_by_what_they_hold(tmp_path):
     assert refused[0].found == "the tokenizer refuses it"
     other = compare_tokens(reader, wanted, records, lambda r: [(reader.ids(0), np.array([[0, 1]]))])
     assert other[0].found == "loss on [[0, 1]]"
+
+
+def said(checked):
+    return {(one.category, one.reason, one.path) for one in (*checked.by_document.values(), *checked.others)}
+
+
+def test_files_that_are_the_same_are_believed_unless_all_are_to_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # every file can be trusted at once
+    tokenizer = str(save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>"}))
+    data = tmp_path / "data"
+    data.mkdir()
+    write_texts(data / "a.jsonl", ["one", ("{no json",), "no character: \ufdd0"])
+    write_texts(data / "b.jsonl", ["two", "one", "three"])
+    build(data, tmp_path / "cache", tokenizer=tokenizer, allow_failed="2")
+    generation = opened(tmp_path / "cache")[0]
+    write_texts(data / "b.jsonl", ["two", "one", "four"])
+    found = {}
+    for full, wanted, records in ((False, [], 3), (True, [], 5), (False, [0], 5)):
+        checked, kept = check_records(generation, scan_records(data), np.array(wanted, dtype=np.intp), full=full)
+        assert (checked.records, len(kept)) == (records, len(wanted))
+        found[full, len(wanted)] = said(checked)
+    assert found[False, 0] == found[True, 0] == found[False, 1]
+    assert {("stale", "source-changed", "b.jsonl:3"), ("quarantined", "no-json", "a.jsonl:2")} <= found[False, 0]
+    assert len(found[False, 0]) == 3

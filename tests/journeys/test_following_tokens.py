@@ -1,0 +1,95 @@
+"""Training that begins while its documents are still being tokenised, by a build in another process."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small_tokens import build, write_texts
+
+from latentcache.errors import CacheFormatError, NotYetEncodedError
+from latentcache.loader.cache import open_cache
+from latentcache.loader.token_opening import open_tokens
+from latentcache.store.layout import CacheLayout
+
+COUNT = 10
+#: A unit of work, so that each document is tokenised by itself, and a block of its own.
+LONG = (1 << 20) + 16
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Records of which each makes a block."""
+    lines = [f"{number} ".ljust(LONG, "abcdefgh"[number % 8]) for number in range(COUNT)]
+    return write_texts(tmp_path_factory.mktemp("followed") / "data.jsonl", lines)
+
+
+def start(data, cache, delay_ms):
+    """A build in a process of its own, far enough that it can be followed."""
+    words = ["build", data, "--out", cache, "--tokenizer", f"stub:delay_ms={delay_ms}", "--stream"]
+    words += ["--commit-every", 1, "--workers", 0]
+    command = [sys.executable, "-m", "latentcache", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (CacheLayout(cache).coming / "manifest.json").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def rows_of(cache):
+    return cache.padded(64, overflow="truncate_right", idle="error")
+
+
+def served(view):
+    """An epoch, batch after batch."""
+    return [{name: value.clone() for name, value in b.items()} for b in view.loader(batch_size=2, seed=3)]
+
+
+def same(one, other):
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(batch[name], again[name]) for batch, again in pairs for name in batch)
+
+
+def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cache(data, tmp_path):
+    process = start(data, tmp_path / "cache", 500)
+    coming = open_tokens(tmp_path / "cache", follow=True, timeout_s=60)
+    view = rows_of(coming)
+    assert (len(coming), len(view), len(view.loader(batch_size=2))) == (COUNT, COUNT, COUNT // 2)
+    first = view.batch([0])["input_ids"].clone()
+    assert process.poll() is None, "the first document is there before the last"
+    state = view.loader(batch_size=2, seed=3).state_dict()
+    found = served(view)
+    assert process.wait(60) == 0
+    finished = open_tokens(tmp_path / "cache", follow=True)
+    expected = rows_of(finished)
+    assert same(found, served(expected))
+    assert torch.equal(first[0], expected[0]["input_ids"])
+    assert not CacheLayout(tmp_path / "cache").coming.exists()
+    expected.loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
+    assert len(finished.packed(64)) > COUNT
+    assert same(served(pickle.loads(pickle.dumps(view))), found)
+
+
+def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
+    process = start(data, tmp_path / "cache", 2000)
+    coming = open_tokens(tmp_path / "cache", follow=True, timeout_s=0.5)
+    view = rows_of(coming)
+    with pytest.raises(NotYetEncodedError, match=f"runs as process {process.pid}") as caught:
+        view.batch([COUNT - 1])
+    assert f"data.jsonl:{COUNT} was not encoded within 0.5 s" in str(caught.value)
+    assert "open_tokens(..., timeout_s=...)" in caught.value.fix
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    with pytest.raises(NotYetEncodedError, match="not running") as caught:
+        served(view)
+    assert "--stream" in caught.value.fix
+    with pytest.raises(CacheFormatError, match="tokens"):
+        open_cache(tmp_path / "cache", follow=True)
+    build(data, tmp_path / "cache", stream=True)
+    assert same(served(view), served(rows_of(open_tokens(tmp_path / "cache"))))
