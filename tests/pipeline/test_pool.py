@@ -41,7 +41,7 @@ def hired(monkeypatch):
 
     def remember(process, *words, **options):
         real(process, *words, **options)
-        found.append(process.pid)
+        found.append(process)
 
     monkeypatch.setattr(WorkerProcess, "__init__", remember)
     return found
@@ -188,7 +188,7 @@ def test_killed_at_random_the_workers_are_replaced_and_nobody_is_blamed(tmp_path
             while not events.exists() or len(acknowledged(events)) < said + 4:
                 if over.wait(0.02):
                     return
-            os.kill(hired[-1], signal.SIGKILL)
+            hired[-1].kill()  # not by its number: the build may have reaped it already
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
