@@ -11,6 +11,7 @@ import secrets
 import select
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.encoders.describe import ModelDescription
@@ -30,6 +31,19 @@ from latentcache.store.index import load_index
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.salvage import salvage
 from latentcache.store.shard import recover_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a build has made, of what, and where it goes."""
+
+    settings: BuildSettings
+    root: Path
+    """The data folder."""
+    layout: CacheLayout
+    recipe: Recipe
+    description: ModelDescription
+    """The model."""
 
 
 class Reception:
@@ -95,47 +109,31 @@ class Workers:
     """The :class:`latentcache.pipeline.pool.Staff` of a build.
 
     Args:
-        settings: Of the build.
-        root: The data folder.
-        layout: The cache.
-        recipe: What is made.
-        description: The model.
+        task: What they have to know.
         reception: May have a process ready.
-        any_twins: Whether the cache holds anything yet.
-        todo: Everything that is to be made.
+        todo: Everything that they are to make.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BuildSettings,
-        root: Path,
-        layout: CacheLayout,
-        recipe: Recipe,
-        description: ModelDescription,
-        reception: Reception,
-        any_twins: bool,
-        todo: Sequence[Planned],
-    ) -> None:
-        needs_torch = description.kind == "diffusers"
+    def __init__(self, task: Task, reception: Reception, todo: Sequence[Planned]) -> None:
+        settings = task.settings
+        needs_torch = task.description.kind == "diffusers"
         self.devices: Sequence[Device] = devices_for(settings.device, needs_torch=needs_torch)
         count = len(self.devices)
         self.in_process = count == 1 and not needs_torch and "*" not in settings.device
         self.decode_threads = settings.decode_threads or default_threads(count)
-        self._layout, self._reception = layout, reception
-        self.expected = expected_pieces(todo, recipe.variants, workers=count)
+        self._layout, self._reception = task.layout, reception
+        self.expected = expected_pieces(todo, task.recipe.variants, workers=count)
         budget = max((settings.host_memory or default_budget_bytes()) // count, 1)
         self._job: Callable[[Device, str], Job] = lambda device, shard: Job(
-            root=root,
-            shards=layout.shards,
+            root=task.root,
+            shards=task.layout.shards,
             shard=shard,
-            recipe=recipe,
-            description=description,
+            recipe=task.recipe,
+            description=task.description,
             settings=settings,
             device=device.name,
             budget_bytes=budget,
             decode_threads=self.decode_threads,
-            any_twins=any_twins,
             expected=self.expected,
         )
 

@@ -5,9 +5,9 @@ its own, or in a thread of the build with the same messages. Guarantee: when the
 what it has and ends, within :data:`LAST_S` at the latest; signals to the whole group are left to the build.
 
 What the build says: ``can-resample`` (asked before there is a recipe), ``start``, ``unit``, ``answer``, ``no-more``,
-``stop``. What a worker says: ``resample``; ``take`` and ``twin``, which are answered; ``decoded``, ``failed``,
-``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error``, or ``ended``
-with its clock.
+``stop``. What a worker says: ``resample``; ``take`` and ``decoded``, which are answered; ``failed``, ``copied``,
+``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error``, or ``ended`` with its
+clock.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ class Job:
     device: str
     budget_bytes: int
     decode_threads: int
-    any_twins: bool
-    """Whether the cache holds anything yet."""
     expected: Mapping[Size, int] = field(default_factory=dict)
     """Pieces of each bucket that it gets, about."""
 
@@ -92,7 +90,6 @@ class Job:
             "device": self.device,
             "budget_bytes": self.budget_bytes,
             "decode_threads": self.decode_threads,
-            "any_twins": self.any_twins,
             "expected": [[bucket.height, bucket.width, count] for bucket, count in self.expected.items()],
         }
 
@@ -100,7 +97,7 @@ class Job:
     def of(cls, form: Message) -> Job:
         """Inverse of :meth:`form`."""
         recipe = Recipe.from_json(form["recipe"])
-        plain = ("shard", "device", "budget_bytes", "decode_threads", "any_twins")
+        plain = ("shard", "device", "budget_bytes", "decode_threads")
         return cls(
             root=Path(form["root"]),
             shards=Path(form["shards"]),
@@ -141,7 +138,7 @@ class _Shift:
     def __init__(self, job: Job, channel: Channel, board: Board) -> None:
         self._job, self._channel, self._board = job, channel, board
         self._tables = job.recipe.geometry.tables()
-        self._ledger = RemoteLedger(channel, any_twins=job.any_twins)
+        self._ledger = RemoteLedger(channel)
         decoder = Decoder(
             root=job.root,
             recipe=job.recipe,

@@ -182,13 +182,18 @@ def test_killed_at_random_the_workers_are_replaced_and_nobody_is_blamed(tmp_path
     data = folder_of(tmp_path / "data", 60)
     over, events = threading.Event(), tmp_path / "events"
 
+    def num_said():
+        return len(acknowledged(events)) if events.exists() else 0
+
     def kill():
-        for _ in range(4):
-            said = len(acknowledged(events)) if events.exists() else 0
-            while not events.exists() or len(acknowledged(events)) < said + 4:
+        # In the order of hiring: of four in a row on one device that never came to work, the build would end. Not by
+        # process id: whoever has ended meanwhile has none any more.
+        for number in range(4):
+            said = num_said()
+            while num_said() < said + 4 or len(hired) <= number:
                 if over.wait(0.02):
                     return
-            hired[-1].kill()  # not by its number: the build may have reaped it already
+            hired[number].kill()
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()

@@ -5,7 +5,7 @@ from latentcache.encoders.describe import describe_model
 from latentcache.pipeline import staff as staff_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.launch import WorkerProcess, WorkerThread
-from latentcache.pipeline.staff import Reception, Workers
+from latentcache.pipeline.staff import Reception, Task, Workers
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 
@@ -14,7 +14,7 @@ def workers_for(tmp_path, device="cpu", kind="stub", **changes):
     description = describe_model("stub")
     if kind != "stub":
         object.__setattr__(description, "kind", kind)
-    return Workers(
+    task = Task(
         settings=settings(tmp_path / "data", **changes).__class__(
             data=tmp_path / "data", recipe=RECIPE, device=device, **changes
         ),
@@ -22,10 +22,8 @@ def workers_for(tmp_path, device="cpu", kind="stub", **changes):
         layout=CacheLayout(tmp_path / "cache"),
         recipe=recipe_of(),
         description=description,
-        reception=Reception(device),
-        any_twins=False,
-        todo=(),
     )
+    return Workers(task, Reception(device), todo=())
 
 
 @pytest.mark.parametrize(
