@@ -37,7 +37,7 @@ from latentcache.pipeline.preflight import (
 from latentcache.pipeline.recipes import found_precision, resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.speed import measured_speed
+from latentcache.pipeline.speed import speed_of
 from latentcache.pipeline.staff import Reception, Task
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
@@ -85,7 +85,7 @@ class _Build:
             cached_config=before.model_config,
             has_cuda=has_cuda,
             resample_works=self.reception.resample_works,
-            auto_compute=found_precision(self.settings, self.observer.warned),
+            auto_compute=found_precision(self.settings, self.reception.find_precision, self.observer.warned),
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -208,7 +208,7 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
-            speed=measured_speed(result.clock, description, fold=self.settings.fold),
+            speed=speed_of(result.clock),
             allow_failed=self.settings.allow_failed,
         )
 

@@ -13,12 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.protocol import Precision
 from latentcache.errors import CacheDamagedError, WorkerError
 from latentcache.pipeline.budget import default_budget_bytes
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.forms import as_error, description_form
 from latentcache.pipeline.launch import Launched, WorkerProcess, WorkerThread
 from latentcache.pipeline.preflight import default_threads
 from latentcache.pipeline.resize import resample_self_test
@@ -69,12 +72,23 @@ class Reception:
         if "torch" in sys.modules:
             return resample_self_test()
         if self._works is None:
-            device = devices_for(self._device, needs_torch=True)[0]
-            process = WorkerProcess(device.variables, lock=self.lock)
-            self._early = device, process
-            process.line.send("can-resample")
-            self._works = bool(self._answer(process)["works"])
+            self._works = bool(self._ask("can-resample")["works"])
         return self._works
+
+    def find_precision(self, description: ModelDescription, fold: bool) -> Precision:
+        """In which precision a new cache of a model is computed on the first device; the model is loaded there.
+
+        Args:
+            description: The model.
+            fold: Do the causal 3D convolutions of clip encoders as 2D ones.
+
+        Raises:
+            DeviceError: The device is not there or failed.
+            DeviceMemoryError: The encoder, or one small picture, does not fit.
+            WorkerError: The process that was to find out has died.
+        """
+        found = self._ask("find-precision", description=description_form(description), fold=fold)
+        return Precision(compute_dtype=found["compute_dtype"], why=found["why"])
 
     def early(self, device: Device) -> WorkerProcess | None:
         """The process that was started, if it is one for this device; it is the caller's from now on."""
@@ -93,10 +107,19 @@ class Reception:
             process.line.close()
             self._early = None
 
-    def _answer(self, process: WorkerProcess) -> Message:
+    def _ask(self, question: str, **facts: Any) -> Message:
+        """Ask the worker of the first device, which is started where there is none."""
+        if self._early is None:
+            device = devices_for(self._device, needs_torch=True)[0]
+            self._early = device, WorkerProcess(device.variables, lock=self.lock)
+        device, process = self._early
+        process.line.send(question, device=device.name, **facts)
         while True:
             select.select([process.line], [], [])
             for message in process.line.arrived():
+                if message["kind"] == "error":
+                    self.close()
+                    raise as_error(message)
                 return message
             if process.line.ended:
                 self._early = None

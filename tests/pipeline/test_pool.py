@@ -232,20 +232,23 @@ def test_a_real_model_is_made_by_workers_and_the_build_does_not_import_torch(tmp
     script = (
         "import sys\n"
         "from pathlib import Path\n"
+        "from latentcache.pipeline import build\n"
         "from latentcache.pipeline.build import build_cache\n"
         "from latentcache.pipeline.settings import BuildSettings, RecipeSettings\n"
         "recipe = RecipeSettings(model=sys.argv[2], resolutions=(64,), bucket_step=32)\n"
+        "build.cuda_available = lambda: True\n"  # so that the precision is looked for, as on a CUDA device
         "if __name__ == '__main__':\n"
         "    report = build_cache(BuildSettings(data=Path(sys.argv[1]), out=Path(sys.argv[3]), recipe=recipe,\n"
         "                                       device=sys.argv[4], batch_size=2))\n"
         "    print(report.encoded, len(report.refused), 'torch' in sys.modules)\n"
     )
-    for device in ("cpu*2", "cpu"):
+    for device in ("cpu*2", "cpu", "auto"):
         words = [sys.executable, "-c", script, data, model, tmp_path / device, device]
         done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=300)
         assert done.stdout.split() == ["10", "0", "False"], done.stderr
-    assert content(tmp_path / "cpu*2")["names"] == content(tmp_path / "cpu")["names"]
-    assert set(content(tmp_path / "cpu*2")["entries"]) == set(content(tmp_path / "cpu")["entries"])
+    for device in ("cpu", "auto"):
+        assert content(tmp_path / "cpu*2")["names"] == content(tmp_path / device)["names"]
+        assert set(content(tmp_path / "cpu*2")["entries"]) == set(content(tmp_path / device)["entries"])
     made = load_generation(tmp_path / "cpu*2").manifest
     assert made["recipe"]["pixels"]["resample"] == "lanczos-u8"
     assert made["provenance"]["devices"] == ["cpu"]
