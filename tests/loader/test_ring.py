@@ -98,3 +98,19 @@ def test_a_tensor_can_be_sent_on():
     copy = pickle.loads(pickle.dumps(taken(ring).fill_(3)))
     taken(ring).fill_(4)
     assert copy.unique().tolist() == [3]
+
+
+def test_parts_lie_in_the_memory_and_are_made_once_for_a_slot():
+    ring = BatchRing(2)
+    memory, parts = ring.take_in_parts(100, 4)
+    for number, part in enumerate(parts):
+        part[:] = bytes([number] * 25)
+    assert memory.reshape(4, 25).tolist() == [[number] * 25 for number in range(4)]
+    place = memory.ctypes.data
+    del memory
+    again, same = ring.take_in_parts(100, 4)
+    assert again.ctypes.data == place
+    assert all(new is old for new, old in zip(same, parts, strict=True))
+    del again
+    other, halves = ring.take_in_parts(80, 2)
+    assert (other.ctypes.data, [len(part) for part in halves]) == (place, [40, 40])
