@@ -32,28 +32,38 @@ class BatchRing:
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots: deque[list[Bytes]] = deque(maxlen=slots)
+        self._slots: deque[list[Any]] = deque(maxlen=slots)
 
     def take(self, num_bytes: int) -> Bytes:
         """(num_bytes,) of memory that nobody else refers to, 128 bytes into a page."""
-        slot = self._free(num_bytes) or [np.empty(num_bytes + _PAGE, dtype=np.uint8)]
-        (owner,) = slot
-        start = (IN_PAGE - owner.ctypes.data) % _PAGE
+        slot = self._free(num_bytes) or _slot(num_bytes)
+        owner, start = slot
         view: Bytes = owner[start : start + num_bytes]
         self._slots.append(slot)  # only now: the view counts, so nobody takes it for free
         return view
 
-    def _free(self, num_bytes: int) -> list[Bytes] | None:
-        """A slot that fits and is not referred to, taken out of the ring."""
+    def _free(self, num_bytes: int) -> list[Any] | None:
+        """The slot used last of those that fit and are not referred to, taken out of the ring."""
+        passed: list[list[Any]] = []
+        found = None
         for _ in range(len(self._slots) if _COUNTS_ARE_EXACT else 0):
             try:
                 slot = self._slots.pop()
             except IndexError:  # other threads are looking at the rest
-                return None
+                break
             if _holders(slot) == _ALONE and num_bytes <= len(slot[0]) - _PAGE <= 2 * num_bytes:
-                return slot
-            self._slots.appendleft(slot)
-        return None
+                found = slot
+                break
+            passed.append(slot)
+        while passed:  # in their order: a slot that is busy now is the next to be in the cache when it is free
+            self._slots.append(passed.pop())
+        return found
+
+
+def _slot(num_bytes: int) -> list[Any]:
+    """New memory: the array that owns it, and where in it a page and a bit begin."""
+    owner = np.empty(num_bytes + _PAGE, dtype=np.uint8)
+    return [owner, (IN_PAGE - owner.ctypes.data) % _PAGE]
 
 
 def _holders(slot: list[Any]) -> int:
