@@ -49,16 +49,21 @@ class BatchRing:
         return view, parts
 
     def _free(self, num_bytes: int) -> _Slot | None:
-        """A slot that fits and is not referred to, taken out of the ring."""
+        """The slot used last of those that fit and are not referred to, taken out of the ring."""
+        passed: list[_Slot] = []
+        found = None
         for _ in range(len(self._slots) if _COUNTS_ARE_EXACT else 0):
             try:
                 slot = self._slots.pop()
             except IndexError:  # other threads are looking at the rest
-                return None
+                break
             if _holders(slot) == _ALONE and num_bytes <= len(slot.owner) - _PAGE <= 2 * num_bytes:
-                return slot
-            self._slots.appendleft(slot)
-        return None
+                found = slot
+                break
+            passed.append(slot)
+        while passed:  # in their order: a slot that is busy now is the next to be in the cache when it is free
+            self._slots.append(passed.pop())
+        return found
 
 
 class _Slot:

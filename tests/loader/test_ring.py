@@ -58,6 +58,17 @@ def test_all_that_is_kept_stays_as_it_is():
     assert [tensor.unique().tolist() for tensor in kept] == [[number] for number in range(30)]
 
 
+def test_who_holds_one_batch_goes_between_two_slots_though_there_are_more():
+    ring = BatchRing(5)
+    several = [taken(ring) for _ in range(4)]
+    del several
+    held, places = taken(ring), set()
+    for _ in range(9):
+        held = taken(ring)
+        places.add(held.data_ptr())
+    assert len(places) == 2
+
+
 def test_a_slot_much_larger_than_needed_is_left_for_larger_batches():
     ring = BatchRing(4)
     place = ring.take(1000).ctypes.data
