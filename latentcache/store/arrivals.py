@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import os
 import shlex
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -32,10 +29,10 @@ from latentcache.errors import (
 )
 from latentcache.identity.key import EntryKey
 from latentcache.store.coming import load_announced, log_path, read_arrivals, sealed_since
-from latentcache.store.durable import read_file
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
+from latentcache.store.lock import builder_in_words
 
 #: Seconds between two looks; a build seals a shard every few seconds.
 POLL_S = 0.25
@@ -198,20 +195,8 @@ class Arrivals:
 
     def _builder(self) -> str:
         """Whether the build still runs, as far as its lock file tells."""
-        try:
-            holder = json.loads(read_file(self._layout.lock))
-            pid, host = int(holder["pid"]), str(holder["host"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "is not running"
-        if host != socket.gethostname():
-            return f"runs on {host} as far as its lock says"
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return "is not running"
-        except PermissionError:
-            pass
-        return f"runs as process {pid}"
+        holder = builder_in_words(self._layout.lock)
+        return f"runs as {holder}" if holder else "is not running"
 
 
 def follow(layout: CacheLayout, *, timeout_s: float) -> Generation | None:
