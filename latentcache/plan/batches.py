@@ -18,6 +18,9 @@ from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.weights import Dataset, Mixture, bucket_counts
 
+#: Samples in one step of all ranks; a typing error beyond it would fill the memory with repeats.
+MAX_STEP = 1 << 24
+
 SmallBuckets = Literal["repeat", "drop", "partial", "error"]
 """What happens to samples that do not fill a batch.
 
@@ -41,6 +44,12 @@ class BatchPlan:
                 f"batch size {self.batch_size} on {self.world_size} ranks",
                 why="both are at least 1",
                 fix="use --batch-size 1 or more and --world-size 1 or more",
+            )
+        if self.global_batch_size > MAX_STEP:
+            raise UsageError(
+                f"batch size {self.batch_size} on {self.world_size} ranks",
+                why=f"a step has at most {MAX_STEP:,} samples of all ranks together",
+                fix="use a smaller --batch-size or --world-size",
             )
         if self.small_buckets not in get_args(SmallBuckets):
             raise UsageError(

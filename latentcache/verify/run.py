@@ -189,7 +189,8 @@ class _Look:
         loose = [f for f in entries.loose if f.category != "orphan" or not f.key or f.key not in damaged]
         findings = [*own.values(), *sources.others, *loose, *_provenance(generation)]
         flags = f" --reencode {self.depth.reencode} --seed {self.depth.seed}"
-        fix = mender(self.cache, found.root if found is not None else Path("DATA"), flags)
+        data = found.root if found is not None else Path("DATA")
+        fix = mender(self.cache, data, flags, generation.allow_failed)
         total, seen = len(looked), int(looked.sum())
         problems = any(finding.category in PROBLEMS for finding in own.values())
         drawn = self.depth.selection is not None or self.depth.max_duration_s is not None

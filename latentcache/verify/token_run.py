@@ -79,7 +79,7 @@ def verify_tokens(
     checked = _records(generation, place, open_records, wanted, full=full, retokenise=again, layout=layout)
     decided = _by_document(generation, requested, blocks, checked)
     findings = [*decided.values(), *checked.others, *blocks.loose]
-    fix = mender(cache, place, f" --reencode {reencode} --seed {seed}")
+    fix = mender(cache, place, f" --reencode {reencode} --seed {seed}", generation.allow_failed)
     total = len(generation.documents)
     problems = any(finding.category in PROBLEMS for finding in decided.values())
     return VerifyReport(
