@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
 from latentcache.loader.epochs import Epochs
@@ -63,8 +64,8 @@ class CacheLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, format, policy or device, a negative number of batches to read ahead, or a draw
-            or mirrored pictures from what holds none.
+        UsageError: No such rank, type, format, policy or device, a negative number of batches to read ahead, or
+            a draw or mirrored pictures from what holds none.
         DeviceError: The device is not there.
     """
 
@@ -106,7 +107,7 @@ class CacheLoader(Epochs):
         self._draw = checked_draw(latents, spec.posterior)
         self._fetched = False  # once from the disk, by a whole pass
         self._stored = _TORCH[spec.storage_dtype]
-        self._dtype = dtype or self._stored
+        self._dtype = _checked_dtype(dtype) or self._stored
 
     @property
     def substituted(self) -> Mapping[str, int]:
@@ -209,3 +210,11 @@ class CacheLoader(Epochs):
             return latents if facts.kind == "none" else normalise_into(latents, facts, latents)
         memory = torch.from_numpy(self._gather.memory(latents.numel() * self._dtype.itemsize))
         return normalise_into(latents, facts, memory.view(self._dtype).view(latents.shape))
+
+
+def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return dtype
+    raise UsageError(
+        f"dtype={dtype!r}", why="latents are given in a floating type of torch", fix="dtype=torch.float32, or none"
+    )
