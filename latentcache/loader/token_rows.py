@@ -10,6 +10,7 @@ and two for its labels, each a call of 0.2 µs. docs/adr/0028.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CorruptEntryError
+from latentcache.loader.ring import BatchRing
 from latentcache.plan.rows import Corpus, RowPlan, begins, row_lengths, spread
 from latentcache.plan.runs import LabelRuns, label_runs
 from latentcache.store.documents import TokenStore
@@ -37,6 +39,18 @@ class RowArrays:
     labels: Ids
     position_ids: Ids | None = None
     seq_idx: NDArray[np.int32] | None = None
+
+
+def arrays_in(ring: BatchRing, shape: tuple[int, int], *, isolated: bool) -> RowArrays:
+    """Memory of one batch, (B, L), in one piece; ``isolated`` with what keeps documents of a row apart."""
+    places = math.prod(shape)
+    if not isolated:
+        ids, mask, labels = ring.take(places * 24).view(np.int64).reshape(3, *shape)
+        return RowArrays(input_ids=ids, attention_mask=mask, labels=labels)
+    memory = ring.take(places * 36)
+    ids, mask, labels, positions = memory[: places * 32].view(np.int64).reshape(4, *shape)
+    documents = memory[places * 32 :].view(np.int32).reshape(shape)
+    return RowArrays(input_ids=ids, attention_mask=mask, labels=labels, position_ids=positions, seq_idx=documents)
 
 
 class RowReader:

@@ -23,7 +23,7 @@ from latentcache.loader.ring import BatchRing
 from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
-from latentcache.loader.token_rows import RowArrays, RowReader
+from latentcache.loader.token_rows import RowArrays, RowReader, arrays_in
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report
 from latentcache.plan.lengths import fitting, merged_upward
 from latentcache.plan.rows import begins
@@ -173,7 +173,8 @@ class TokenView(Dataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         numbers = np.asarray(rows, dtype=np.int64)
-        arrays = self._arrays(len(numbers), width or self._width(numbers))
+        shape = (len(numbers), width or self._width(numbers))
+        arrays = arrays_in(self._ring, shape, isolated=self.settings.isolated)
         if len(self.parts) == 1:
             self._fill(self.parts[0], numbers, arrays, np.arange(len(numbers)))
         else:
@@ -281,19 +282,6 @@ class TokenView(Dataset[Batch]):
         if len(allowed) == 1 or not len(rows):
             return allowed[-1]
         return allowed[int(fitting(self.row_lengths[rows].max(keepdims=True), allowed)[0])]
-
-    def _arrays(self, count: int, width: int) -> RowArrays:
-        """Memory of one batch in one piece."""
-        places = count * width
-        if not self.settings.isolated:
-            ids, mask, labels = self._ring.take(places * 24).view(np.int64).reshape(3, count, width)
-            return RowArrays(input_ids=ids, attention_mask=mask, labels=labels)
-        memory = self._ring.take(places * 36)
-        ids, mask, labels, positions = memory[: places * 32].view(np.int64).reshape(4, count, width)
-        segments_of_rows = memory[places * 32 :].view(np.int32).reshape(count, width)
-        return RowArrays(
-            input_ids=ids, attention_mask=mask, labels=labels, position_ids=positions, seq_idx=segments_of_rows
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_ring", "_scratch")}

@@ -193,8 +193,13 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.damaged)
     def repair(self):
-        """What is damaged is taken out, nothing else; the second time there is nothing to do."""
-        before = {name for name, category in self.truth(full=True).items() if category == "corrupt"}
+        """What is damaged is taken out, nothing else; the second time there is nothing to do.
+
+        Where a build that died had made an entry again, the repair takes that one, and nothing is lost.
+        """
+        whole = {entry.key for entry in stored_entries(self.cache, payloads=True) if entry.intact}
+        corrupt = [name for name, category in self.truth(full=True).items() if category == "corrupt"]
+        before = {name for name in corrupt if key_of(self.built[name][0], self.built_recipe) not in whole}
         done = repaired(self.cache, self.data)
         assert {removal.path for removal in done.removals} == before
         assert not repaired(self.cache, self.data).done

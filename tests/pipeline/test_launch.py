@@ -40,7 +40,7 @@ def ended(launched):
 def test_a_process_answers_before_it_has_a_job_and_ends_with_its_build():
     process = WorkerProcess({}, lock=None)
     process.line.send("can-resample")
-    assert within(60, lambda: next_of(process.line))["kind"] == "resample"
+    assert within(60, lambda: next_of(process.line))["kind"] == "found"
     process.line.close()
     assert within(20, process.ended) == (0, "ended with status 0")
 
@@ -59,7 +59,7 @@ def test_signals_to_the_group_are_left_to_the_build():
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(process.pid, number)
     process.line.send("can-resample")
-    assert within(20, lambda: next_of(process.line))["kind"] == "resample"
+    assert within(20, lambda: next_of(process.line))["kind"] == "found"
     process.kill()
     assert ended(process)[0] == signal.SIGKILL
 
@@ -84,7 +84,7 @@ def test_only_a_failpoint_of_a_picture_outlives_its_worker(monkeypatch, armed, a
 def test_a_thread_ends_when_the_build_hangs_up():
     worker = WorkerThread()
     worker.line.send("can-resample")
-    assert within(60, lambda: next_of(worker.line))["kind"] == "resample"
+    assert within(60, lambda: next_of(worker.line))["kind"] == "found"
     worker.line.close()
     assert worker.watched(2) is None
     before = threading.active_count()
