@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,11 +71,12 @@ def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan
         _need_pyarrow(data)
     alone = data.is_file()
 
-    def read(log: RecordLog) -> Iterator[Record]:
+    def read(log: RecordLog, wanted: Callable[[str], bool]) -> Iterator[Record]:
         log.refused += listing.refused
         log.notes += listing.notes
         for file in listing.files:
-            yield from _read(file, log, alone=alone)
+            if wanted(file.name):
+                yield from _read(file, log, alone=alone)
 
     return RecordScan(root, read)
 

@@ -79,10 +79,10 @@ class RecordScan:
 
     Args:
         root: The folder that names of sources are relative to.
-        read: Yields the records and logs the rest.
+        read: Yields the records of those files whose name is wanted, and logs the rest.
     """
 
-    def __init__(self, root: Path, read: Callable[[RecordLog], Iterator[Record]]) -> None:
+    def __init__(self, root: Path, read: Callable[[RecordLog, Callable[[str], bool]], Iterator[Record]]) -> None:
         self.root = root
         self._read = read
         self._log = RecordLog()
@@ -93,8 +93,19 @@ class RecordScan:
         Raises:
             SourceError: A file cannot be read, is no text, or changed while it was read.
         """
+        return self.of_files(lambda name: True)
+
+    def of_files(self, wanted: Callable[[str], bool]) -> Iterator[Record]:
+        """The records of some files; the others are not opened.
+
+        Args:
+            wanted: Asked for the name of each file.
+
+        Raises:
+            SourceError: As for all of them.
+        """
         self._log = RecordLog()
-        return self._read(self._log)
+        return self._read(self._log, wanted)
 
     @property
     def sources(self) -> tuple[RecordSource, ...]:

@@ -56,11 +56,13 @@ def test_records_travel_between_processes():
 def test_a_scan_can_be_read_twice(tmp_path):
     memo = StatMemo(size=1, mtime_ns=0, ctime_ns=0, inode=0, device=0)
 
-    def read(log):
-        yield text_record("a", 1, "x")
-        log.sources.append(RecordSource(name="a", stat=memo, content=bytes(16), records=1, refused=0))
+    def read(log, wanted):
+        if wanted("a"):
+            yield text_record("a", 1, "x")
+            log.sources.append(RecordSource(name="a", stat=memo, content=bytes(16), records=1, refused=0))
 
     scan = RecordScan(tmp_path, read)
+    assert list(scan.of_files({"b"}.__contains__)) == []
     assert (scan.sources, scan.refused, scan.notes) == ((), (), ())
     assert [r.text for r in scan] == [r.text for r in scan] == ["x"]
     assert [s.name for s in scan.sources] == ["a"]
