@@ -6,6 +6,7 @@ from small_tokens import build, opened, write_texts
 
 from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.store.generation import load_generation
+from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import signed
 from latentcache.store.token_generation import load_tokens
 from latentcache.verify.opening import find_data, limits_of, open_held
@@ -49,8 +50,6 @@ def test_a_file_in_the_place_of_a_folder_of_pictures_is_no_data(cache, data):
 
 
 def test_limits_are_for_strangers(cache):
-    from latentcache.store.layout import CacheLayout
-
     given = Limits(memory_bytes=1, cpu_s=1)
     assert limits_of(CacheLayout(cache), FAST) is None
     assert limits_of(CacheLayout(cache), Depth(untrusted=True, limits=given)) is given
