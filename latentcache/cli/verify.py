@@ -281,6 +281,8 @@ def show(report: VerifyReport, findings: Sequence[Finding]) -> None:
 
 def _show_one(finding: Finding) -> None:
     name = finding.path or finding.file or finding.key
+    if finding.category == "quarantined" and finding.field:
+        name = f"{name} {finding.field}"
     sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
     out(f"{finding.category} {f'{name} ' if name else ''}[{finding.reason}]{': ' + sides if sides else ''}")
     if finding.category == "quarantined" and finding.hint:  # no command mends it: what to do is different per file
