@@ -119,7 +119,7 @@ def test_every_kind_of_file_of_tokens_is_met(made_tokens):
 
 
 def test_damage_to_tokens_is_seen_or_does_no_harm(made_tokens, tmp_path, quick):
-    for seed in range(10):
+    for seed in range(5):
         one(tmp_path, made_tokens, seed, TOKENS)
 
 
