@@ -38,11 +38,11 @@ from latentcache.pipeline.recipes import resolve_recipe
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.sources.resolve import scan
 from latentcache.store.columns import StringColumn
-from latentcache.store.entry import EntryFacts, EntryHeader, numpy_dtype, pack_facts, pack_header
+from latentcache.store.entry import EntryFacts, EntryHeader, NewEntry, numpy_dtype, pack_facts, pack_header
 from latentcache.store.generation import Rows, Samples, load_generation, pack_memo, publish
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 from latentcache.verify.entries import check_entries
 from latentcache.verify.payloads import scan_shards
 from latentcache.verify.run import verify_cache

@@ -29,10 +29,10 @@ from latentcache.recipe import GeometrySettings, PixelProfile, Recipe
 from latentcache.store.catalog import Located, load_catalog
 from latentcache.store.columns import StringColumn
 from latentcache.store.durable import write_json
-from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
 from latentcache.store.generation import Rows, Samples, pack_memo, publish
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "format" / "vectors"
 BUCKETS = (Size(64, 64), Size(64, 96), Size(256, 192))

@@ -28,10 +28,10 @@ from latentcache.loader.ring import BatchRing
 from latentcache.recipe import EncoderSpec, GeometrySettings, PixelProfile, Recipe
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import StringColumn
-from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
 from latentcache.store.generation import Rows, Samples, load_generation, publish
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 
 CHANNELS = 16
 BATCH = 32

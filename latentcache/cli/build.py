@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports, token_flags
-from latentcache.cli.console import SHOWN, counted, human_bytes, item, out
-from latentcache.cli.failures import as_known
+from latentcache.cli import flags, reports, token_flags
+from latentcache.cli.building import carried_out, concluded, results, show_cache, show_refused
+from latentcache.cli.console import counted, human_bytes, item, out
 from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
 
 if TYPE_CHECKING:
@@ -101,33 +99,21 @@ def build(
     )
     run = reports.Run(command="build", cache=settings.cache, wanted=report_to)
     report = _built(settings, run, quiet=quiet, as_json=as_json)
-    exit_code = int(len(report.refused) > flags.parse_allowed(report.allow_failed, report.samples))
-    payload = _payload(report)
-    if not dry_run:
-        run.leave(payload, exit_code=exit_code)
-    if as_json:
-        console.emit("build", payload, exit_code=exit_code)
-    else:
-        _show(report, f" (more than --allow-failed {report.allow_failed}: exit status 1)" if exit_code else "")
-    return exit_code
+    return concluded(report, _payload(report), run, _show, samples=report.samples, as_json=as_json)
 
 
 def _built(settings: BuildSettings, run: reports.Run, *, quiet: bool, as_json: bool) -> BuildReport:
-    """Build, and talk about it meanwhile. A build that fails or is ended leaves a report of what it did."""
     from latentcache.cli.progress import BuildTalk
     from latentcache.pipeline.build import build_cache
 
-    talk = BuildTalk(quiet=quiet)
-    last_words = functools.partial(console.last_words, "build", as_json=as_json)
-    try:
-        return build_cache(settings, observer=talk, last_words=last_words)
-    except BaseException as error:
-        known = as_known(error)
-        if not settings.dry_run:
-            run.leave(_so_far(talk), exit_code=known.exit_code, error=known)
-        raise
-    finally:
-        talk.close()
+    return carried_out(
+        lambda talk, last_words: build_cache(settings, observer=talk, last_words=last_words),
+        run,
+        BuildTalk(quiet=quiet),
+        _so_far,
+        dry_run=settings.dry_run,
+        as_json=as_json,
+    )
 
 
 def _so_far(talk: BuildTalk) -> dict[str, Any]:
@@ -167,16 +153,9 @@ def _payload(report: BuildReport) -> dict[str, Any]:
     made = {"encoded": report.encoded, "cached": plan.entries_cached if report.dry_run else report.cached}
     return {
         **_about(plan),
-        "dry_run": report.dry_run,
+        **results(report, _item),
         "counts": {"samples": report.samples, **made, "quarantined": len(report.refused)},
         "fields": {"latents": made},
-        "items": [_item("quarantined", refusal) for refusal in report.refused]
-        + [_item("note", refusal) for refusal in report.notes],
-        "written_bytes": report.written_bytes,
-        "generation": report.generation,
-        "published": report.published,
-        "allow_failed": report.allow_failed,
-        "elapsed_s": round(report.elapsed_s, 3),
         "speed": None if report.speed is None else report.speed.as_json(),
     }
 
@@ -187,8 +166,8 @@ def _item(category: str, refusal: Refusal) -> dict[str, str]:
 
 def _show(report: BuildReport, excess: str) -> None:
     """The summary for people; ``excess`` says why the exit status is not 0."""
-    _show_files("quarantined", report.refused)
-    _show_files("note", report.notes)
+    show_refused("quarantined", report.refused)
+    show_refused("note", report.notes)
     quarantined = f"{len(report.refused)} quarantined{excess}"
     if report.dry_run:
         plan = report.plan
@@ -205,15 +184,4 @@ def _show(report: BuildReport, excess: str) -> None:
         out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
     if report.speed is not None and report.plan.recipe.encoder.family not in _STAND_INS:
         out(report.speed.in_words())
-    empty = "" if report.encoded or report.cached else ", and empty: no picture could be used"
-    out(f"cache {report.plan.cache} (generation {report.generation}) is complete{empty}")
-
-
-def _show_files(kind: str, refusals: Sequence[Refusal]) -> None:
-    for refusal in refusals[:SHOWN]:
-        detail = f": {refusal.detail}" if refusal.detail else ""
-        out(f"{kind} {refusal.name} [{refusal.cause}]{detail}")
-        if kind == "quarantined":
-            out(f"  fix: {refusal.hint}")
-    if len(refusals) > SHOWN:
-        out(f"... and {len(refusals) - SHOWN} more {kind} (all of them with --json)")
+    show_cache(report.plan.cache, report.generation, report.encoded + report.cached, "picture")

@@ -14,18 +14,26 @@ if TYPE_CHECKING:
     from latentcache.verify.findings import Reencoded
 
 
-def check_flags(reencode: int | None, *, device: str, untrusted: bool) -> None:
-    """Refuse before anything is read what goes with no encoder, or with no stranger.
+def check_untrusted(reencode: int | None, *, untrusted: bool) -> None:
+    """Refuse to let the manifest of a stranger say what is opened.
 
     Raises:
-        UsageError: ``--reencode`` with ``--untrusted``, or ``--device`` without ``--reencode``.
+        UsageError: ``--reencode`` with ``--untrusted``.
     """
     if reencode is not None and untrusted:
         raise UsageError(
             "--reencode does not go with --untrusted",
-            why="the manifest of a stranger would say which model is opened",
+            why="the manifest of a stranger would say which model or tokenizer is opened",
             fix="leave one of them out",
         )
+
+
+def check_device(reencode: int | None, *, device: str) -> None:
+    """Refuse a device that nothing would run on.
+
+    Raises:
+        UsageError: ``--device`` without ``--reencode``.
+    """
     if reencode is None and device != "auto":
         raise UsageError("--device says nothing without --reencode", fix="add --reencode 300, or leave it out")
 

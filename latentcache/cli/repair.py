@@ -15,7 +15,7 @@ from latentcache.errors import UsageError
 if TYPE_CHECKING:
     from latentcache.recipe import Recipe
     from latentcache.verify.drift import Reencode
-    from latentcache.verify.repair import RepairPlan, RepairReport
+    from latentcache.verify.removals import RepairPlan, RepairReport
     from latentcache.verify.selection import Depth
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from latentcache.cli import console
+from latentcache.cli.failures import as_known
 from latentcache.errors import CacheFormatError, CacheLockedError, CacheNotFoundError, LatentcacheError, UsageError
 
 #: Files that a cause names as examples.
@@ -46,6 +47,8 @@ class Run:
     cache: Path
     wanted: Path | None
     """What ``--report`` said."""
+    silent: bool = False
+    """Leave none: a dry run, or a stranger's cache, in which ``reports`` may be a link to anywhere."""
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
     clock: float = field(default_factory=time.monotonic)
 
@@ -56,6 +59,20 @@ class Run:
                 where=str(self.wanted),
                 fix=f"mkdir -p {self.wanted.absolute().parent}, then run the same command again",
             )
+
+    @contextlib.contextmanager
+    def told(self, so_far: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        """Leave a report of what ends with an error or a signal.
+
+        Args:
+            so_far: The object of a run that came no further.
+        """
+        try:
+            yield
+        except BaseException as error:
+            known = as_known(error)
+            self.leave(so_far(), exit_code=known.exit_code, error=known)
+            raise
 
     def leave(self, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None) -> None:
         """Write the report of a run that ends with this object; ``items`` of it go to the file beside."""
@@ -70,6 +87,8 @@ class Run:
 
     def _place(self, error: LatentcacheError | None) -> Path | None:
         """The file of the report; none where it is not wanted, or there is no cache to lie in."""
+        if self.silent:
+            return None
         if self.wanted is not None:
             return None if self.wanted == _NONE else self.wanted
         ours = any(os.path.lexists(self.cache / name) for name in ("CURRENT", "BUILDING", "shards"))

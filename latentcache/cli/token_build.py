@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags, reports
-from latentcache.cli.console import SHOWN, counted, human_bytes, item, out, table
-from latentcache.cli.failures import as_known
+from latentcache.cli import flags, reports
+from latentcache.cli.building import carried_out, concluded, results, show_cache, show_refused
+from latentcache.cli.console import counted, human_bytes, item, out, table
 from latentcache.pipeline.token_settings import TokenSettings
 
 if TYPE_CHECKING:
@@ -25,33 +23,21 @@ def build(settings: TokenSettings, *, report_to: Path | None, quiet: bool, as_js
     flags.checked_allowed(settings.allow_failed)
     run = reports.Run(command="build", cache=settings.cache, wanted=report_to)
     report = _built(settings, run, quiet=quiet, as_json=as_json)
-    exit_code = int(len(report.refused) > flags.parse_allowed(report.allow_failed, report.plan.samples))
-    payload = _payload(report)
-    if not report.dry_run:
-        run.leave(payload, exit_code=exit_code)
-    if as_json:
-        console.emit("build", payload, exit_code=exit_code)
-    else:
-        _show(report, f" (more than --allow-failed {report.allow_failed}: exit status 1)" if exit_code else "")
-    return exit_code
+    return concluded(report, _payload(report), run, _show, samples=report.plan.samples, as_json=as_json)
 
 
 def _built(settings: TokenSettings, run: reports.Run, *, quiet: bool, as_json: bool) -> TokenReport:
-    """Build, and talk about it meanwhile. A build that fails or is ended leaves a report of what it did."""
     from latentcache.cli.token_progress import TokenTalk
     from latentcache.pipeline.token_build import build_tokens
 
-    talk = TokenTalk(quiet=quiet)
-    last_words = functools.partial(console.last_words, "build", as_json=as_json)
-    try:
-        return build_tokens(settings, observer=talk, last_words=last_words)
-    except BaseException as error:
-        known = as_known(error)
-        if not settings.dry_run:
-            run.leave(_so_far(talk), exit_code=known.exit_code, error=known)
-        raise
-    finally:
-        talk.close()
+    return carried_out(
+        lambda talk, last_words: build_tokens(settings, observer=talk, last_words=last_words),
+        run,
+        TokenTalk(quiet=quiet),
+        _so_far,
+        dry_run=settings.dry_run,
+        as_json=as_json,
+    )
 
 
 def _so_far(talk: TokenTalk) -> dict[str, Any]:
@@ -95,17 +81,10 @@ def _payload(report: TokenReport) -> dict[str, Any]:
     made = {"encoded": report.encoded, "cached": plan.reused if report.dry_run else report.cached}
     return {
         **_about(plan),
-        "dry_run": report.dry_run,
+        **results(report, _item),
         "counts": {"samples": plan.samples, **made, "quarantined": len(report.refused)},
         "fields": {FIELD: made},
         "tokens": dict(report.accounts),
-        "items": [_item("quarantined", refusal) for refusal in report.refused]
-        + [_item("note", refusal) for refusal in report.notes],
-        "written_bytes": report.written_bytes,
-        "generation": report.generation,
-        "published": report.published,
-        "allow_failed": report.allow_failed,
-        "elapsed_s": round(report.elapsed_s, 3),
     }
 
 
@@ -123,8 +102,8 @@ def _item(category: str, refusal: Refusal) -> dict[str, Any]:
 
 def _show(report: TokenReport, excess: str) -> None:
     """The summary for people; ``excess`` says why the exit status is not 0."""
-    _show_files("quarantined", report.refused)
-    _show_files("note", report.notes)
+    show_refused("quarantined", report.refused)
+    show_refused("note", report.notes)
     quarantined = f"{len(report.refused)} quarantined{excess}"
     if report.dry_run:
         plan = report.plan
@@ -138,7 +117,7 @@ def _show(report: TokenReport, excess: str) -> None:
     else:
         out(f"nothing to tokenise: {counted(report.cached, 'document')} reused, {quarantined}")
     show_accounts(report.accounts)
-    out(f"cache {report.plan.cache} (generation {report.generation}) is complete")
+    show_cache(report.plan.cache, report.generation, report.encoded + report.cached, "record")
 
 
 def show_accounts(accounts: Any) -> None:
@@ -161,14 +140,3 @@ def show_accounts(accounts: Any) -> None:
     rows += [(one["up_to"], one["documents"], f"{one['tokens']:,}") for one in accounts["lengths"]]
     for line in table(rows):
         out(f"  {line}")
-
-
-def _show_files(kind: str, refusals: Sequence[Refusal]) -> None:
-    for refusal in refusals[:SHOWN]:
-        line, field = f":{refusal.line}" if refusal.line else "", f" {refusal.field}" if refusal.field else ""
-        detail = f": {refusal.detail}" if refusal.detail else ""
-        out(f"{kind} {refusal.name}{line}{field} [{refusal.cause}]{detail}")
-        if kind == "quarantined" and refusal.hint:
-            out(f"  fix: {refusal.hint}")
-    if len(refusals) > SHOWN:
-        out(f"... and {len(refusals) - SHOWN} more {kind} (all of them with --json)")

@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, flags, reports
 from latentcache.cli import repair as repairing
-from latentcache.cli.failures import as_known
 from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
-    from latentcache.encoders.tokenising import TokeniserDescription
+    from latentcache.encoders.tokenising import Tokeniser, TokeniserDescription
     from latentcache.sources.records import Record, RecordScan
-    from latentcache.verify.token_sources import Retokenise
+    from latentcache.store.token_generation import TokenGeneration
+    from latentcache.token_recipe import TokenRecipe
+    from latentcache.verify.findings import VerifyReport
+    from latentcache.verify.removals import RepairReport
+    from latentcache.verify.selection import Depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is to be looked at."""
+    """The tokenizer that was named."""
 
-    data: Path | None
-    full: bool
-    reencode: int
-    seed: int
     tokenizer: str | None
     chat_template: Path | None
 
@@ -39,7 +37,7 @@ def check_flags(*, pictures: bool, device: str, drop_stale: bool) -> None:
     if pictures or device != "auto" or drop_stale:
         raise UsageError(
             "one of these flags is for caches of pictures, and this is one of tokens",
-            why="for tokens: --data, --full, --reencode, --seed, --tokenizer, --chat-template, --repair",
+            why="of pictures are the flags of a recipe, --recipe, --device and --drop-stale",
             fix="leave the others out",
         )
 
@@ -55,61 +53,54 @@ def refuse_tokenizer(tokenizer: str | None, chat_template: Path | None) -> None:
         raise UsageError(f"{flag} is for caches of tokens, and this is none", fix=f"leave {flag} out")
 
 
-def verify(
-    cache: Path,
-    asked: Asked,
-    *,
-    repair: bool,
-    yes: bool,
-    allow_failed: str | None,
-    report_to: Path | None,
-    as_json: bool,
-) -> int:
-    """Look, say, and repair where that was asked for."""
-    from latentcache.cli.verify import payload_of, show
+def looked(
+    cache: Path, data: Path | None, depth: Depth, asked: Asked, *, repair: bool, yes: bool
+) -> tuple[VerifyReport, RepairReport | None]:
+    """Look at a token cache, and repair it where that was asked for."""
     from latentcache.verify.token_repair import repair_tokens
     from latentcache.verify.token_run import verify_tokens
 
-    flags.checked_allowed(allow_failed)
-    run = reports.Run(command="verify", cache=cache, wanted=report_to)
-    repaired = None
-    try:
-        look = _look(cache, asked)
-        if repair:
-            repaired = repair_tokens(cache, **look, confirm=repairing.confirm(yes=yes))
-            repairing.show_result(repaired)
-            report = repaired.plan.report
-        else:
-            report = verify_tokens(cache, **look)
-    except BaseException as error:
-        known = as_known(error)
-        run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
-        raise
-    findings = list(report.findings)
-    allowed = report.allow_failed if allow_failed is None else allow_failed
-    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
-    payload = payload_of(cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
-    payload["kind"] = "tokens"
-    run.leave(payload, exit_code=exit_code)
-    if as_json:
-        console.emit("verify", payload, exit_code=exit_code)
-    else:
-        show(report, findings)
-    return exit_code
-
-
-def _look(cache: Path, asked: Asked) -> dict[str, Any]:
-    """What :func:`verify_tokens` is asked."""
-    description = _description(cache, asked)
-    return {
-        "data": asked.data,
-        "full": asked.full,
-        "reencode": asked.reencode,
-        "seed": asked.seed,
+    tokenizer = _Tokenizer(cache=cache, asked=asked, depth=depth)
+    look: dict[str, Any] = {
+        "data": data,
+        "depth": depth,
         "open_records": _open_records,
-        "requested": None if description is None else description.recipe,
-        "retokenise": _retokenise(description) if asked.reencode and description is not None else None,
+        "requested": tokenizer.recipe,
+        "retokenise": tokenizer.tokenise,
     }
+    if not repair:
+        return verify_tokens(cache, **look), None
+    repaired = repair_tokens(cache, **look, confirm=repairing.confirm(yes=yes))
+    repairing.show_result(repaired)
+    return repaired.plan.report, repaired
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tokenizer:
+    """The tokenizer that a cache is held against: described once the cache is open, opened when it has to work."""
+
+    cache: Path
+    asked: Asked
+    depth: Depth
+    description: TokeniserDescription | None = None
+    opened: Tokeniser | None = None
+
+    def recipe(self, generation: TokenGeneration) -> TokenRecipe | None:
+        """What it makes of records; None where the recorded one is not there, or a stranger would say which."""
+        if self.depth.untrusted and self.asked.tokenizer is None:
+            return None
+        self.description = _description(self.cache, generation, self.asked, self.depth)
+        return None if self.description is None else self.description.recipe
+
+    def tokenise(self, records: Sequence[Record]) -> list[Any]:
+        """Ids and runs of each record; None for one that it refuses."""
+        from latentcache.encoders.opening_tokens import open_tokeniser
+        from latentcache.sources.sample import Refusal
+
+        assert self.description is not None
+        self.opened = self.opened or open_tokeniser(self.description)
+        results = self.opened.tokenise(records)
+        return [None if isinstance(one, Refusal) else (one.ids, one.runs) for one in results]
 
 
 def _open_records(data: Path, options: Mapping[str, Any]) -> RecordScan:
@@ -120,7 +111,7 @@ def _open_records(data: Path, options: Mapping[str, Any]) -> RecordScan:
     return open_records(TokenSettings(data=data, datasets=datasets, text_lines=text_lines))
 
 
-def _description(cache: Path, asked: Asked) -> TokeniserDescription | None:
+def _description(cache: Path, generation: TokenGeneration, asked: Asked, depth: Depth) -> TokeniserDescription | None:
     """The tokenizer that was named, or the recorded one where it is still there.
 
     Raises:
@@ -128,37 +119,23 @@ def _description(cache: Path, asked: Asked) -> TokeniserDescription | None:
     """
     from latentcache.pipeline.token_inputs import TokenBefore, completed, describe, is_there
     from latentcache.pipeline.token_settings import TokenSettings
-    from latentcache.store.token_generation import load_tokens
 
-    generation = load_tokens(cache)
     made = generation.manifest["provenance"]
     named = asked.tokenizer or str(made["tokenizer"])
     if asked.tokenizer is None and not is_there(named):
-        if asked.reencode:
+        if depth.reencode:
             raise UsageError(
                 f"the tokenizer of this cache is gone: {named}",
                 why="--reencode tokenises records again",
-                fix=f"latentcache verify {cache} --reencode {asked.reencode} --tokenizer PATH",
+                fix=f"latentcache verify {cache} --reencode {depth.reencode} --tokenizer PATH",
             )
         return None
     before = TokenBefore(
         generation=generation,
         recipe=generation.recipe,
         tokenizer=str(made["tokenizer"]),
-        chat_template=made.get("chat_template"),
+        # A stranger names no file of ours.
+        chat_template=None if depth.untrusted else made.get("chat_template"),
     )
     settings = TokenSettings(data=Path(), tokenizer=asked.tokenizer, chat_template=asked.chat_template)
     return describe(completed(settings, before), chat=bool(generation.recipe.chat_template))
-
-
-def _retokenise(description: TokeniserDescription) -> Retokenise:
-    from latentcache.encoders.opening_tokens import open_tokeniser
-    from latentcache.sources.sample import Refusal
-
-    tokeniser = open_tokeniser(description)
-
-    def again(records: Sequence[Record]) -> list[Any]:
-        results = tokeniser.tokenise(records)
-        return [None if isinstance(one, Refusal) else (one.ids, one.runs) for one in results]
-
-    return again

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,6 @@ from latentcache.cli import console, export_verify, flags, reports, token_flags,
 from latentcache.cli import reencode as reencoding
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
-from latentcache.cli.failures import as_known
 from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from latentcache.geometry.sizes import Size
     from latentcache.recipe import Recipe
     from latentcache.verify.findings import Finding, VerifyReport
-    from latentcache.verify.repair import RepairReport
+    from latentcache.verify.removals import RepairReport
+    from latentcache.verify.selection import Depth, Limits
 
 
 @flags.with_recipe
@@ -87,8 +87,6 @@ def verify(
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
     from latentcache.interop.exported import is_export
-    from latentcache.verify.run import verify_cache
-    from latentcache.verify.selection import Depth, parse_selection
 
     if is_export(cache):
         asked_else = (repair, yes, drop_stale, tokenizer, chat_template, recipe_file, sample, reencode, untrusted)
@@ -97,62 +95,110 @@ def verify(
             others=any(asked_else) or flags.any_said(recipe) or any(v is not None for v in more)
         )
         return export_verify.verify(cache, cache=data, full=full, as_json=as_json)
-    if token_flags.holds_tokens(cache):
-        pictures = flags.any_said(recipe) or recipe_file or sample or max_duration is not None or untrusted
-        token_verify.check_flags(pictures=bool(pictures), device=device, drop_stale=drop_stale)
-        repairing.check_flags(repair=repair, yes=yes, drop_stale=False)
-        asked = token_verify.Asked(
-            data=data, full=full, reencode=reencode or 0, seed=seed, tokenizer=tokenizer, chat_template=chat_template
-        )
-        return token_verify.verify(
-            cache, asked, repair=repair, yes=yes, allow_failed=allow_failed, report_to=report_to, as_json=as_json
-        )
-    token_verify.refuse_tokenizer(tokenizer, chat_template)
-    reencoding.check_flags(reencode, device=device, untrusted=untrusted)
     flags.checked_allowed(allow_failed)
+    reencoding.check_untrusted(reencode, untrusted=untrusted)
     whole = sample is None and max_duration is None and not untrusted
+    # Nobody but --report says where a report on a stranger's cache goes: in it, a link may lead anywhere.
+    run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
+    with run.told(lambda: {"cache": str(cache)}):
+        limits = _foreign(cache) if untrusted else None
+    is_of_tokens = token_flags.holds_tokens(cache)
+    if is_of_tokens:
+        token_verify.check_flags(
+            pictures=bool(flags.any_said(recipe) or recipe_file), device=device, drop_stale=drop_stale
+        )
+    else:
+        token_verify.refuse_tokenizer(tokenizer, chat_template)
+        reencoding.check_device(reencode, device=device)
     repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
     requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
-    run = reports.Run(command="verify", cache=cache, wanted=report_to)
-    try:
-        depth = Depth(
+    with run.told(lambda: {"cache": str(cache)}):
+        depth = _depth(
             full=full or repair,
-            selection=None if sample is None else parse_selection(sample, seed),
-            max_duration_s=max_duration,
-            untrusted=untrusted,
-            reencode=reencode or 0,
+            sample=sample,
             seed=seed,
+            max_duration=max_duration,
+            untrusted=untrusted,
+            limits=limits,
+            reencode=reencode,
         )
-        with reencoding.opened(reencode, recipe, device) as encoder:
-            look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
-            repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes) if repair else None
-            report = repaired.plan.report if repaired else verify_cache(cache, **look, same_pixels=_same_pixels)
-    except BaseException as error:
-        known = as_known(error)
-        run.leave({"cache": str(cache)}, exit_code=known.exit_code, error=known)
-        raise
-    words = flags.as_words(recipe)
-    return _say(run, report, repaired, words=words, device=device, allowed=allow_failed, as_json=as_json)
+        if is_of_tokens:
+            asked = token_verify.Asked(tokenizer=tokenizer, chat_template=chat_template)
+            report, repaired = token_verify.looked(cache, data, depth, asked, repair=repair, yes=yes)
+        else:
+            with reencoding.opened(reencode, recipe, device) as encoder:
+                look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
+                report, repaired = _looked(cache, look, repair=repair, drop_stale=drop_stale, yes=yes)
+    said = _Said(
+        words=flags.as_words(recipe), device=device, allowed=allow_failed, kind="tokens" if is_of_tokens else ""
+    )
+    return _say(run, report, repaired, said, as_json=as_json)
 
 
-def _say(
-    run: reports.Run,
-    report: VerifyReport,
-    repaired: RepairReport | None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What of the command line the answer needs."""
+
+    words: str
+    """The recipe flags."""
+    device: str
+    allowed: str | None
+    kind: str
+    """``tokens``, or nothing for pictures."""
+
+
+def _foreign(cache: Path) -> Limits:
+    """A look at a stranger's cache before any of its bytes are parsed here."""
+    from latentcache.store.layout import CacheLayout
+    from latentcache.verify.untrusted import check_foreign
+
+    return check_foreign(CacheLayout(cache))
+
+
+def _depth(
     *,
-    words: str,
-    device: str,
-    allowed: str | None,
-    as_json: bool,
-) -> int:
+    full: bool,
+    sample: str | None,
+    seed: int,
+    max_duration: float | None,
+    untrusted: bool,
+    limits: Limits | None,
+    reencode: int | None,
+) -> Depth:
+    from latentcache.verify.selection import Depth, parse_selection
+
+    return Depth(
+        full=full,
+        selection=None if sample is None else parse_selection(sample, seed),
+        max_duration_s=max_duration,
+        untrusted=untrusted,
+        limits=limits,
+        reencode=reencode or 0,
+        seed=seed,
+    )
+
+
+def _looked(
+    cache: Path, look: dict[str, Any], *, repair: bool, drop_stale: bool, yes: bool
+) -> tuple[VerifyReport, RepairReport | None]:
+    """Look at a cache of pictures, and repair it where that was asked for."""
+    from latentcache.verify.run import verify_cache
+
+    if not repair:
+        return verify_cache(cache, **look, same_pixels=_same_pixels), None
+    repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes)
+    return repaired.plan.report, repaired
+
+
+def _say(run: reports.Run, report: VerifyReport, repaired: RepairReport | None, said: _Said, *, as_json: bool) -> int:
     """Leave the report, show what was found, and give the exit status."""
-    findings = [_with_flags(finding, words, device) for finding in report.findings]
+    findings = [_with_flags(finding, said.words, said.device) for finding in report.findings]
     if repaired is not None and repaired.done:
         findings = [replace(finding, fix=repairing.left_to_do(finding.fix)) for finding in findings]
-    exit_code = report.exit_code(
-        flags.parse_allowed(report.allow_failed if allowed is None else allowed, report.samples)
-    )
+    allowed = report.allow_failed if said.allowed is None else said.allowed
+    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
     payload = payload_of(run.cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
+    payload |= {"kind": said.kind} if said.kind else {}
     run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)
@@ -246,6 +292,8 @@ def show(report: VerifyReport, findings: Sequence[Finding], fast: str = "headers
 
 def _show_one(finding: Finding) -> None:
     name = finding.path or finding.file or finding.key
+    if finding.category == "quarantined" and finding.field:
+        name = f"{name} {finding.field}"
     sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
     out(f"{finding.category} {f'{name} ' if name else ''}[{finding.reason}]{': ' + sides if sides else ''}")
     if finding.category == "quarantined" and finding.hint:  # no command mends it: what to do is different per file

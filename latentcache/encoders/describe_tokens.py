@@ -68,19 +68,12 @@ def describe_tokeniser(
     text = json.dumps(loaded.json, ensure_ascii=False)
     opened = _opened(text, tokenizer)
     parts = tokenizer_parts(loaded.json, loaded.special)
-    bos, eos = loaded.id_of("bos_token"), loaded.id_of("eos_token")
-    begins = _begins_with(opened, loaded, bos) if add_bos is None else add_bos
-    recipe = TokenRecipe(
-        tokenizer=tokenizer_fingerprint(parts),
-        num_ids=1 + max(token_ids(loaded.json).values()),
+    recipe = replace(
+        _recipe_of(loaded, parts, begins=_begins_with(opened, loaded) if add_bos is None else add_bos),
         chat_template=content_hash(template.encode()).hex() if template else "",
         template_options=options,
         loss=loss or ("assistant" if chat else "all"),
-        add_bos=begins,
         add_eos=add_eos,
-        bos_id=bos,
-        eos_id=eos,
-        pad_id=loaded.id_of("pad_token"),
         split_control=split_control,
     )
     _check_ends(recipe, tokenizer)
@@ -91,6 +84,18 @@ def describe_tokeniser(
         special=tuple(sorted(loaded.special.items())),
         parts=tuple(parts.items()),
         notes=loaded.notes,
+    )
+
+
+def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: bool) -> TokenRecipe:
+    """What of a recipe the tokenizer itself says."""
+    return TokenRecipe(
+        tokenizer=tokenizer_fingerprint(parts),
+        num_ids=1 + max(token_ids(loaded.json).values()),
+        add_bos=begins,
+        bos_id=loaded.id_of("bos_token"),
+        eos_id=loaded.id_of("eos_token"),
+        pad_id=loaded.id_of("pad_token"),
     )
 
 
@@ -146,8 +151,9 @@ def _opened(text: str, word: str) -> Tokenizer:
         ) from error
 
 
-def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer, bos: int | None) -> bool:
+def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
     """Whether the tokenizer itself begins a text with its begin token."""
+    bos = loaded.id_of("bos_token")
     said = loaded.config.get("add_bos_token")
     if isinstance(said, bool):
         return said and bos is not None

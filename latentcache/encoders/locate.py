@@ -8,11 +8,11 @@ local hub cache first, and the network is asked once. No torch; huggingface_hub 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latentcache.encoders.hub import expanded, is_hub_id, snapshot
 from latentcache.encoders.weights import shards_of, sniff
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
@@ -20,11 +20,9 @@ from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedMode
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 _PICKLES = (".bin", ".ckpt", ".pt", ".pth")
 _OTHER_WEIGHTS = (*_PICKLES, ".gguf", ".msgpack", ".onnx")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ("config.json", "model_index.json", "*.safetensors", "*.safetensors.index.json")
 _HUB_PATTERNS = [*(name for name in _HUB_FILES if name != "*.safetensors"), "diffusion_pytorch_model*.safetensors",
                  *(f"vae/{name}" for name in _HUB_FILES)]  # fmt: skip
-_HUB_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ def locate(model: str, config: str | None = None) -> Located:
         UnsupportedModelError: What is there cannot be a picture encoder.
         EncoderError: A lone file without a configuration.
     """
-    path = _expanded(model)
+    path = expanded(model)
     if path.is_file():
         return _from_file(path, config)
     if path.is_dir():
@@ -59,7 +57,7 @@ def locate(model: str, config: str | None = None) -> Located:
             where=str(path.absolute()),
             fix="check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
         )
-    return _from_folder(_snapshot(model), config)
+    return _from_folder(snapshot(model, _HUB_PATTERNS, _has_model, what="model", flag="--model"), config)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -162,7 +160,7 @@ def _without_weights(folder: Path) -> UnsupportedModelError:
 
 
 def _given_config(config: str) -> Path:
-    path = _expanded(config)
+    path = expanded(config)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelNotFoundError(
@@ -171,14 +169,6 @@ def _given_config(config: str) -> Path:
             fix="give --model-config a config.json, or a folder that has one",
         )
     return path
-
-
-def _expanded(word: str) -> Path:
-    """With the home folder for ``~``; as it stands where there is no such user."""
-    try:
-        return Path(word).expanduser()
-    except RuntimeError:
-        return Path(word)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -205,7 +195,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _looks_like_path(model: str) -> bool:
     """Whether a word that names nothing here was meant as a path: all but ``org/name``."""
-    if not _HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+    if not is_hub_id(model):
         return True
     return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(model).parts[0] in _folders_here()
 
@@ -214,31 +204,6 @@ def _folders_here() -> set[str]:
     return {path.name for path in Path.cwd().iterdir() if path.is_dir()}
 
 
-def _snapshot(model: str) -> Path:
-    """Folder of a hub id: what the local hub cache holds is used as it is, else one download is tried.
-
-    Raises:
-        ModelNotFoundError: Not in the cache, and not within reach.
-    """
-    # Half a second that only users of a hub id should pay.
-    from huggingface_hub import snapshot_download
-
-    try:
-        cached = Path(snapshot_download(model, local_files_only=True))
-        if any((f / "config.json").is_file() and any(f.glob("*.safetensors")) for f in (cached, cached / "vae")):
-            return cached
-    except (OSError, ValueError):
-        pass  # not in the cache: ask the network
-    try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS, etag_timeout=_HUB_TIMEOUT_S))
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"{model} is neither a folder here nor a model within reach",
-            where=model,
-            why=f"this machine is offline, or the repository does not exist or is closed: {_first_line(error)}",
-            fix=f"where there is a network: `hf download {model} --local-dir FOLDER`; then --model FOLDER",
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _has_model(folder: Path) -> bool:
+    """Whether a folder of the local hub cache has a configuration and weights, of a VAE or of a pipeline's."""
+    return any((f / "config.json").is_file() and any(f.glob("*.safetensors")) for f in (folder, folder / "vae"))

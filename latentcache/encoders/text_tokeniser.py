@@ -214,11 +214,10 @@ def _document(item: _Prepared, ids: NDArray[np.generic], runs: NDArray[np.uint32
 
 
 def _refused(record: Record, error: UnusableSampleError) -> Refusal:
-    place = f"{record.source}:{record.line}" + (f": {error.where}" if error.where else "")
     return Refusal(
         name=record.source,
         cause=error.slug,
-        detail=f"{place}: {error.what}",
+        detail=error.what,
         hint=hint_for(error.slug),
         content=record.content,
         line=record.line,

@@ -9,17 +9,15 @@ imported only for a folder that needs its conversion.
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
+from latentcache.encoders.hub import expanded, first_line, is_hub_id, snapshot
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.identity.tokenizer_files import JSON_NAME, LoadedTokenizer, from_json, read_tokenizer
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
               "*.model", "config.json"]  # fmt: skip
-_HUB_TIMEOUT_S = 10.0
 
 
 def load_tokenizer(word: str) -> LoadedTokenizer:
@@ -29,19 +27,19 @@ def load_tokenizer(word: str) -> LoadedTokenizer:
         ModelNotFoundError: Nothing at this path, or no such repository within reach.
         UnsupportedModelError: What is there is no tokenizer that can be used, with the reason.
     """
-    path = _expanded(word)
+    path = expanded(word)
     if path.is_dir():
         return _from_folder(path)
     found = read_tokenizer(path) if path.is_file() else None
     if found is not None:
         return found
-    if not _HUB_ID.fullmatch(word) or word.startswith((".", "~")):
+    if not is_hub_id(word):
         raise ModelNotFoundError(
             f"there is no tokenizer at {word}",
             where=str(path.absolute()),
             fix="check the path; --tokenizer takes a folder, a tokenizer.json, a hub id, or stub",
         )
-    return _from_folder(_snapshot(word))
+    return _from_folder(snapshot(word, _HUB_FILES, _has_tokenizer, what="tokenizer", flag="--tokenizer"))
 
 
 def _from_folder(folder: Path) -> LoadedTokenizer:
@@ -67,7 +65,7 @@ def _converted(folder: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{folder} holds no tokenizer that can be loaded",
             where=str(folder),
-            why=f"there is no {JSON_NAME}, and transformers says: {_first_line(error)}",
+            why=f"there is no {JSON_NAME}, and transformers says: {first_line(error)}",
             fix="save it once with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) where it works",
         ) from error
     if not tokenizer.is_fast:
@@ -81,38 +79,5 @@ def _converted(folder: Path) -> dict[str, Any]:
     return converted
 
 
-def _snapshot(name: str) -> Path:
-    """Folder of a hub id: what the local hub cache holds, else one download is tried.
-
-    Raises:
-        ModelNotFoundError: Not in the cache, and not within reach.
-    """
-    # Half a second that only users of a hub id should pay.
-    from huggingface_hub import snapshot_download
-
-    try:
-        cached = Path(snapshot_download(name, local_files_only=True))
-        if any(cached.glob("tokenizer*")):
-            return cached
-    except (OSError, ValueError):
-        pass  # not in the cache: ask the network
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, etag_timeout=_HUB_TIMEOUT_S))
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"{name} is neither a folder here nor a tokenizer within reach",
-            where=name,
-            why=f"this machine is offline, or the repository does not exist or is closed: {_first_line(error)}",
-            fix=f"where there is a network: `hf download {name} --local-dir FOLDER`; then --tokenizer FOLDER",
-        ) from error
-
-
-def _expanded(word: str) -> Path:
-    try:
-        return Path(word).expanduser()
-    except RuntimeError:
-        return Path(word)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _has_tokenizer(folder: Path) -> bool:
+    return any(folder.glob("tokenizer*"))

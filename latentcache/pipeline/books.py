@@ -26,8 +26,8 @@ from latentcache.pipeline.work import Failed, Looked, Planned, Progress, RunResu
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import read_source
 from latentcache.store.catalog import Catalog, Located
+from latentcache.store.entry import NewEntry
 from latentcache.store.generation import unpack_memo
-from latentcache.store.shard import NewEntry
 
 
 @dataclass(slots=True, kw_only=True)

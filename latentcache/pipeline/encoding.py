@@ -26,8 +26,7 @@ from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.work import Cut, Piece
 from latentcache.recipe import Recipe
-from latentcache.store.entry import EntryFacts, EntryHeader, numpy_dtype, pack_facts, pack_header
-from latentcache.store.shard import NewEntry
+from latentcache.store.entry import EntryFacts, EntryHeader, NewEntry, numpy_dtype, pack_facts, pack_header
 
 #: Batches that a device has been given and whose results were not fetched, at most.
 IN_FLIGHT = 2

@@ -15,21 +15,19 @@ from typing import Any
 from latentcache.encoders.describe import ModelDescription
 from latentcache.errors import (
     CacheDamagedError,
-    CacheFormatError,
-    CacheNotFoundError,
     DiskFullError,
-    RecipeError,
     UsageError,
 )
+from latentcache.pipeline.before import begun, newest_whole
 from latentcache.pipeline.report import BuildPlan
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.recipe import Recipe
 from latentcache.sources.sample import Scan
-from latentcache.store.durable import as_store_error, read_json
+from latentcache.store.durable import as_store_error
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
-from latentcache.store.manifest import FORMAT_VERSION, format_version, is_whole, signed
+from latentcache.store.manifest import format_version, signed
 
 #: Left free on the disk beyond what the plan needs, in bytes.
 RESERVE_BYTES = 64 << 20
@@ -91,12 +89,10 @@ def read_before(layout: CacheLayout) -> Before:
     Raises:
         CacheFormatError: Written by a newer version.
     """
-    begun = _unfinished(layout)
-    generation, damage = _newest_whole(layout)
-    if generation is None:
-        return replace(begun, damage=damage)
-    if begun.recipe is not None:
-        return replace(begun, generation=generation, damage=damage)
+    unfinished = begun(layout, None, _begun)
+    generation, damage = newest_whole(layout, load_generation)
+    if generation is None or unfinished is not None:
+        return replace(unfinished or Before(), generation=generation, damage=damage)
     made = generation.manifest["provenance"]
     return Before(
         generation=generation,
@@ -232,49 +228,7 @@ def provenance(model: str) -> dict[str, Any]:
     }
 
 
-def _newest_whole(layout: CacheLayout) -> tuple[Generation | None, str]:
-    """The current generation, or the newest whole one with what is wrong with the current; None without any.
-
-    Raises:
-        CacheFormatError: Written by a newer version.
-    """
-    damage = ""
-    for number in (None, *sorted(layout.generations(), reverse=True)):
-        try:
-            return load_generation(layout.root, number), damage
-        except CacheNotFoundError:
-            if layout.building.exists() or not layout.generations():
-                return None, damage
-            damage = f"{layout.current.name} is missing"
-        except CacheDamagedError as error:
-            damage = damage or f"{error.what}: {error.why}"
-    return None, damage
-
-
-def _unfinished(layout: CacheLayout) -> Before:
-    """Recipe and model of a build that has not ended. A marker that cannot be read says nothing.
-
-    Raises:
-        CacheFormatError: A newer version is at work here.
-    """
-    try:
-        found = read_json(layout.building) if layout.building.exists() else {}
-        if int(found.get("format", 0)) > FORMAT_VERSION:
-            raise CacheFormatError(
-                f"a build of format {found['format']} is under way here; this version knows up to {FORMAT_VERSION}",
-                where=str(layout.building),
-                fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-            )
-        if not is_whole(found):
-            return Before()
-        if found.get("kind") is not None:
-            raise CacheFormatError(
-                f"a build of {found['kind']} has been started here and has not ended",
-                where=str(layout.root),
-                fix="give pictures another folder with --out",
-                slug="cache-kind",
-            )
-        recipe = Recipe.from_json(found["recipe"])
-        return Before(recipe=recipe, model=str(found["model"]), model_config=found.get("model_config"))
-    except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
-        return Before()
+def _begun(marker: Mapping[str, Any]) -> Before:
+    """Recipe and model of a build that has not ended."""
+    recipe = Recipe.from_json(marker["recipe"])
+    return Before(recipe=recipe, model=str(marker["model"]), model_config=marker.get("model_config"))

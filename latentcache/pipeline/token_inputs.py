@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.describe_tokens import describe_tokeniser
 from latentcache.encoders.tokenising import TokeniserDescription
-from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError, UsageError
+from latentcache.errors import UsageError
+from latentcache.pipeline.before import begun, newest_whole
 from latentcache.pipeline.token_settings import TokenSettings
 from latentcache.sources.corpus import RecordOptions, scan_records
 from latentcache.sources.records import RecordScan
-from latentcache.store.durable import read_json
 from latentcache.store.layout import CacheLayout
-from latentcache.store.manifest import FORMAT_VERSION, TOKENS, TOKENS_VERSION, is_whole, signed
+from latentcache.store.manifest import TOKENS, TOKENS_VERSION, signed
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.token_recipe import TokenRecipe
 
@@ -46,10 +47,10 @@ def read_token_before(layout: CacheLayout) -> TokenBefore:
     Raises:
         CacheFormatError: Written by a newer version, or a cache of pictures.
     """
-    generation, damage = _newest_whole(layout)
-    begun = _begun(layout)
-    if begun is not None:
-        return replace(begun, generation=generation, damage=damage)
+    generation, damage = newest_whole(layout, load_tokens)
+    unfinished = begun(layout, TOKENS, _begun)
+    if unfinished is not None:
+        return replace(unfinished, generation=generation, damage=damage)
     if generation is None:
         return TokenBefore(damage=damage)
     made = generation.manifest["provenance"]
@@ -148,48 +149,10 @@ def _absolute(tokenizer: str) -> str:
     return str(path.resolve()) if path.exists() and _STUB.fullmatch(tokenizer) is None else tokenizer
 
 
-def _newest_whole(layout: CacheLayout) -> tuple[TokenGeneration | None, str]:
-    """The current generation, or the newest whole one with what is wrong with the current; None without any."""
-    damage = ""
-    for number in (None, *sorted(layout.generations(), reverse=True)):
-        try:
-            return load_tokens(layout.root, number), damage
-        except CacheNotFoundError:
-            if layout.building.exists() or not layout.generations():
-                return None, damage
-            damage = f"{layout.current.name} is missing"
-        except CacheDamagedError as error:
-            damage = damage or f"{error.what}: {error.why}"
-    return None, damage
-
-
-def _begun(layout: CacheLayout) -> TokenBefore | None:
-    """What a build that has not ended set out to do. A marker that cannot be read says nothing.
-
-    Raises:
-        CacheFormatError: A newer version is at work here, or a build of pictures.
-    """
-    try:
-        found = read_json(layout.building) if layout.building.exists() else {}
-        if int(found.get("format", 0)) > FORMAT_VERSION:
-            raise CacheFormatError(
-                f"a build of format {found['format']} is under way here; this version knows up to {FORMAT_VERSION}",
-                where=str(layout.building),
-                fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
-            )
-        if not is_whole(found):
-            return None
-        if found.get("kind") != TOKENS:
-            raise CacheFormatError(
-                "a build of pictures has been started here and has not ended",
-                where=str(layout.root),
-                fix="give tokens another folder with --out",
-                slug="cache-kind",
-            )
-        return TokenBefore(
-            recipe=TokenRecipe.from_json(found["recipe"]),
-            tokenizer=str(found["tokenizer"]),
-            chat_template=found["chat_template"],
-        )
-    except (CacheDamagedError, RecipeError, KeyError, ValueError, TypeError):
-        return None
+def _begun(marker: Mapping[str, Any]) -> TokenBefore:
+    """What a build that has not ended set out to do."""
+    return TokenBefore(
+        recipe=TokenRecipe.from_json(marker["recipe"]),
+        tokenizer=str(marker["tokenizer"]),
+        chat_template=marker["chat_template"],
+    )

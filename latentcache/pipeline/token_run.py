@@ -22,9 +22,9 @@ from latentcache.pipeline.writing import WriterThread
 from latentcache.sources.records import Record
 from latentcache.sources.sample import Refusal
 from latentcache.store.blocks import BlockFiller, Tokenised
-from latentcache.store.entry import HEADER_BYTES, unpack_header
+from latentcache.store.entry import HEADER_BYTES, NewEntry, unpack_header
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from latentcache.pipeline.survey import keys_of, placements_for, stored_placemen
 from latentcache.pipeline.work import Cut, Looked
 from latentcache.recipe import Recipe
 from latentcache.store.catalog import Catalog, Located
-from latentcache.store.shard import NewEntry
+from latentcache.store.entry import NewEntry
 
 #: Where a key says how large its picture is.
 _SIZE = slice(2, 8)

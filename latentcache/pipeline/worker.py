@@ -51,7 +51,8 @@ from latentcache.pipeline.speed import StageClock
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
 from latentcache.store.catalog import payload_of
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.entry import NewEntry
+from latentcache.store.shard import ShardWriter
 
 #: Seconds that a worker process may live after its build.
 LAST_S = 8

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.entry import NewEntry
+from latentcache.store.shard import ShardWriter
 
 #: Smaller commits cost more fsyncs, larger ones more memory; 8 to 16 MiB was cheapest in CPU per byte.
 COMMIT_BYTES = 16 << 20

@@ -86,11 +86,10 @@ class FileCounter:
                 why=f"the latest: {error.what}",
                 fix="check that these are the files you mean, and their form",
             )
-        place = f"{self._file.name}:{line}" + (f": {error.where}" if error.where else "")
         item = Refusal(
             name=self._file.name,
             cause=error.slug,
-            detail=f"{place}: {error.what}",
+            detail=error.what,
             hint=error.fix.replace("LINE", str(line)),
             line=line,
             field=error.where,

@@ -21,8 +21,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, checksum, content_hash
 from latentcache.identity.key import KIND_TOKENS, EntryKey
 from latentcache.recipe import DTYPES
-from latentcache.store.entry import HEADER_BYTES, EntryHeader, numpy_dtype, pack_header
-from latentcache.store.shard import NewEntry
+from latentcache.store.entry import HEADER_BYTES, EntryHeader, NewEntry, numpy_dtype, pack_header
 from latentcache.token_recipe import TokenRecipe
 
 #: Bytes of a value at most: 64 pages of LMDB, whose first 16 bytes are its own.
@@ -63,6 +62,11 @@ class Block:
     """(D,) where the runs of each document end in ``spans``."""
     spans: NDArray[np.uint32]
     """(S, 2)"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its payload."""
+        return int(self.ids.nbytes) + _DOCUMENT_BYTES * len(self.length) + _RUN_BYTES * len(self.spans)
 
     @property
     def start(self) -> NDArray[np.uint32]:

@@ -27,13 +27,14 @@ from latentcache.store.entry import (
     FACTS_BYTES,
     HEADER_BYTES,
     RECORD_BYTES,
+    NewEntry,
     unpack_facts,
     unpack_header,
     unpack_record,
 )
 from latentcache.store.index import load_rows
 from latentcache.store.pages import read_meta, slots
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 
 #: Where an entry may lie: its key, its facts, and the byte offset of its header in ``data.mdb``.
 PLACE_DTYPE = np.dtype([("key", "u1", (KEY_BYTES,)), ("facts", "u1", (FACTS_BYTES,)), ("offset", "<u8")])

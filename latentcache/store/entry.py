@@ -72,6 +72,15 @@ class EntryFacts:
     placement: Placement
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEntry:
+    """One entry ready to be written. ``value`` is header and payload in one buffer."""
+
+    key: bytes
+    value: bytes | bytearray | memoryview
+    facts: bytes
+
+
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy type that carries a storage type; bfloat16 travels as uint16."""

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from latentcache.store.durable import (
     sync_folder,
     writing,
 )
-from latentcache.store.entry import HEADER_BYTES, pack_record
+from latentcache.store.entry import HEADER_BYTES, NewEntry, pack_record
 from latentcache.store.index import write_index
 from latentcache.store.layout import OPEN_SUFFIX
 
@@ -40,15 +39,6 @@ FIRST_MAP_BYTES = 1 << 30
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewEntry:
-    """One entry ready to be written. ``value`` is header and payload in one buffer."""
-
-    key: bytes
-    value: bytes | bytearray | memoryview
-    facts: bytes
 
 
 class ShardWriter:

@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 import latentcache
 from latentcache import failpoint
 from latentcache.errors import CacheDamagedError
-from latentcache.store.generation import Generation, load_generation
 from latentcache.store.layout import CacheLayout
+from latentcache.store.token_generation import AnyGeneration, TokenGeneration, load_any
 from latentcache.verify.entries import check_entries
 from latentcache.verify.payloads import Message, scan_shards
-from latentcache.verify.selection import Deadline, Selection
+from latentcache.verify.selection import Deadline, Limits, Selection
+from latentcache.verify.subjects import choose, rows_with
+from latentcache.verify.token_payloads import scan_blocks
 from latentcache.verify.unused import scan_unused
 
 #: ``-P``: a folder in which somebody left a ``numpy.py`` is no place to import from.
@@ -39,14 +41,6 @@ _MEMORY_BYTES = 2 << 30
 _CPU_S, _BYTES_PER_S = 60, 20 << 20
 #: Signals that somebody sends, as against those that damage causes.
 _SENT = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a child may use."""
-
-    memory_bytes: int
-    cpu_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +133,13 @@ def main() -> None:
     work = json.loads(sys.argv[1])
     _limit(work["limits"])
     layout = CacheLayout(Path(work["cache"]))
-    generation = load_generation(layout.root, work["generation"])
+    generation = load_any(layout.root, work["generation"])
     if work["probe"]:
         check_entries(layout, generation)
     selection = work["selection"]
     chosen = None
     if selection is not None:
-        names = generation.samples.names
-        chosen = Selection(**selection).choose(names, len(names))[generation.rows.sample]
+        chosen = rows_with(generation, choose(generation, Selection(**selection)))
     deadline = Deadline(work["left_s"])
     for item in work["shards"]:
         for message in scan_one(layout, generation, item, work["pages"], chosen, lambda: deadline.over):
@@ -158,7 +151,7 @@ def main() -> None:
 
 def scan_one(
     layout: CacheLayout,
-    generation: Generation,
+    generation: AnyGeneration,
     item: int | str,
     pages: Sequence[int],
     chosen: NDArray[np.bool_] | None,
@@ -167,7 +160,10 @@ def scan_one(
     """What is needed of a shard of the generation, or, by name, what is not needed of one."""
     if isinstance(item, str):
         return scan_unused(layout, generation, item, over=over)
-    return scan_shards(layout, generation, [item], chosen=chosen, pages=item in pages, over=over)
+    walk = item in pages
+    if isinstance(generation, TokenGeneration):
+        return scan_blocks(layout, generation, [item], chosen=chosen, pages=walk, over=over)
+    return scan_shards(layout, generation, [item], chosen=chosen, pages=walk, over=over)
 
 
 def signal_name(number: int) -> str:

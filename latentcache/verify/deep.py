@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.identity.content import checksum
-from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
-from latentcache.verify.child import Limits, Work, run_child, scan_one
-from latentcache.verify.entries import FIELD, Checked
+from latentcache.store.token_generation import AnyGeneration
+from latentcache.verify.child import Work, run_child, scan_one
+from latentcache.verify.entries import Checked
 from latentcache.verify.findings import Finding
 from latentcache.verify.payloads import Message, reading_order
-from latentcache.verify.selection import Deadline, Selection
+from latentcache.verify.selection import Deadline, Depth, Limits, Selection
+from latentcache.verify.subjects import field_of
 
 _NONE = np.empty(0, dtype=np.intp)
 
@@ -36,30 +37,31 @@ class Deep:
 
 def read_payloads(
     layout: CacheLayout,
-    generation: Generation,
+    generation: AnyGeneration,
     checked: Checked,
     *,
     chosen: NDArray[np.bool_],
-    selection: Selection | None = None,
+    depth: Depth,
     deadline: Deadline,
-    isolate: bool = True,
     limits: Limits | None = None,
 ) -> Deep:
-    """Read the payloads of all whole shards and add what is wrong with them to ``checked``.
+    """Read the payloads of all whole shards, where that is asked for, and add what is wrong with them to ``checked``.
 
     Args:
         layout: The cache.
         generation: What the entries should be.
         checked: The look at indexes and headers.
         chosen: (R,) which rows to read.
-        selection: What ``chosen`` was made by, where it is not all.
+        depth: Whether to read, what ``chosen`` was made by, and whether to read in a process of its own.
         deadline: When to stop.
-        isolate: Whether to read in a process of its own.
         limits: What that process may use.
 
     Raises:
         CacheDamagedError: That process ended before it came to a shard.
     """
+    if not depth.reads:
+        return Deep(read=chosen)
+    selection = depth.selection
     deep = Deep(read=~np.isin(generation.rows.shard, checked.whole_shards))
     pages = [number for number in checked.whole_shards if _walks_pages(generation.shards[number], selection)]
 
@@ -70,7 +72,7 @@ def read_payloads(
             yield from scan_one(layout, generation, item, pages, chosen, lambda: deadline.over)
 
     messages = here([*checked.whole_shards, *unused])
-    if isolate:
+    if depth.isolate:
         messages = run_child(
             Work(
                 cache=str(layout.root),
@@ -92,7 +94,7 @@ def read_payloads(
 def _take(
     messages: Iterator[Message],
     deep: Deep,
-    generation: Generation,
+    generation: AnyGeneration,
     checked: Checked,
     chosen: NDArray[np.bool_],
 ) -> None:
@@ -110,7 +112,7 @@ def _take(
         elif "row" in message:
             checked.add(generation, message["row"], message["category"], message["reason"], found=message["found"])
         elif "unused" in message:
-            checked.loose.append(_unused(message))
+            checked.loose.append(_unused(message, field_of(generation)))
         elif "died" in message:
             deep.read[rows[upto:]] = True
             _died(generation, checked, message, rows[upto:])
@@ -119,20 +121,20 @@ def _take(
             checked.loose.append(Finding(category="corrupt", reason="pages", file=file, found=message["found"]))
 
 
-def _unused(message: Message) -> Finding:
+def _unused(message: Message, field: str) -> Finding:
     """An entry that nobody needs and nobody should ever get."""
     return Finding(
         category="corrupt",
         reason=message["reason"],
         key=message["key"],
-        field=FIELD if message["key"] else "",
+        field=field if message["key"] else "",
         file=f"shards/{message['unused']}",
         found=message["found"],
         hint="no sample needs this entry now; a later build that needs it would take it as it is",
     )
 
 
-def _died(generation: Generation, checked: Checked, message: Message, rows: NDArray[np.intp]) -> None:
+def _died(generation: AnyGeneration, checked: Checked, message: Message, rows: NDArray[np.intp]) -> None:
     """A process ended in a shard: what it had not come to is as good as damaged; after the last entry, the pages."""
     category, found = message["category"], message["found"]
     for row in rows.tolist():

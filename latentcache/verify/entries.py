@@ -2,8 +2,9 @@
 
 Guarantee: a damaged cache gives findings, never an exception and never a signal: index files are read whole, checked
 against their checksum and never mapped. Every header is held against its key, its bucket's shape, the recipe and
-the columns of the generation. Cost: about 1 µs per entry, 24 bytes of memory per entry of one shard beside the
-generation's columns, and 32 per entry that nobody needs; an index is read in slices.
+the columns of the generation; a damaged block of tokens is a finding for each of its documents. Cost: about 1 µs per
+entry, 24 bytes of memory per entry of one shard beside the generation's columns, and 32 per entry that nobody needs;
+an index is read in slices.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from latentcache.store.generation import Generation
 from latentcache.store.headers import header_ids, headers_hold, keyed_headers
 from latentcache.store.index import IndexFile, open_index
 from latentcache.store.layout import CacheLayout
+from latentcache.store.token_generation import AnyGeneration, TokenGeneration
 from latentcache.verify.findings import Finding
+from latentcache.verify.subjects import field_of, name_of, samples_of
+from latentcache.verify.token_entries import wrong_blocks
 
-FIELD = "latents"
 #: Keys compared together.
 _SLICE = 1 << 16
 _CONTENT_AT = KEY_BYTES - HASH_BYTES - 8
@@ -50,19 +53,22 @@ class Checked:
     unneeded: list[str] = field(default_factory=list)
     """Names of shards in use that hold entries which no sample needs."""
 
-    def add(self, generation: Generation, row: int, category: str, reason: str, **more: str) -> None:
-        """Note a finding about one row."""
-        sample = int(generation.rows.sample[row])
+    def add(self, generation: AnyGeneration, row: int, category: str, reason: str, **more: str) -> None:
+        """Note a finding about one row, for each sample that has it."""
+        rows = generation.rows
         about = {
-            "path": generation.samples.names[sample],
-            "key": generation.rows.key[row].tobytes().hex(),
-            "file": f"shards/{generation.shards[int(generation.rows.shard[row])]}",
+            "category": category,
+            "reason": reason,
+            "key": rows.key[row].tobytes().hex(),
+            "field": field_of(generation),
+            "file": f"shards/{generation.shards[int(rows.shard[row])]}",
         }
-        self.damage[sample].append(Finding(category=category, reason=reason, field=FIELD, **about, **more))
+        for sample in samples_of(generation, row):
+            self.damage[sample].append(Finding(path=name_of(generation, sample), **about, **more))
 
 
 def check_entries(
-    layout: CacheLayout, generation: Generation, *, chosen: NDArray[np.bool_] | None = None, orphans: bool = True
+    layout: CacheLayout, generation: AnyGeneration, *, chosen: NDArray[np.bool_] | None = None, orphans: bool = True
 ) -> Checked:
     """Check the entries of a generation as far as that needs no payload.
 
@@ -93,7 +99,7 @@ def check_entries(
     return checked
 
 
-def rows_of_shard(generation: Generation, number: int) -> NDArray[np.intp]:
+def rows_of_shard(generation: AnyGeneration, number: int) -> NDArray[np.intp]:
     """The rows whose entries lie in one shard."""
     return np.flatnonzero(generation.rows.shard == number)
 
@@ -118,17 +124,18 @@ def _check_shard(
     index: IndexFile,
     rows: NDArray[np.intp],
     chosen: NDArray[np.bool_] | None,
-    generation: Generation,
+    generation: AnyGeneration,
     checked: Checked,
 ) -> list[NDArray[np.uint8]]:
     """Hold every header of these rows against all that is known of it; gives the keys of entries nobody needs."""
-    order = rows[np.argsort(generation.rows.offset[rows], kind="stable")]
-    offsets = generation.rows.offset[order]
+    columns = generation.rows
+    order = rows[np.argsort(columns.offset[rows], kind="stable")]
+    offsets = columns.offset[order]
     wanted = np.ones(len(order), dtype=np.bool_) if chosen is None else chosen[order]
     listed, unneeded = np.zeros(len(order), dtype=np.bool_), []
     for part in index.slices():
         which, entry, unused = _matched(offsets, part["offset"])
-        same_key = (part["key"][entry] == generation.rows.key[order[which]]).all(axis=1)
+        same_key = (part["key"][entry] == columns.key[order[which]]).all(axis=1)
         which, entry = which[same_key], entry[same_key]
         listed[which] = True
         if unused.any():
@@ -156,9 +163,15 @@ def _matched(
     return which, entry, times == 0
 
 
-def _check_headers(entries: NDArray[Any], rows: NDArray[np.intp], generation: Generation, checked: Checked) -> None:
+def _check_headers(
+    entries: NDArray[Any], rows: NDArray[np.intp], generation: AnyGeneration, checked: Checked
+) -> None:
     """Hold the headers of some rows, beside which their entries in the index are given, against what is known."""
     checked.headers += len(rows)
+    if isinstance(generation, TokenGeneration):
+        for row, why in wrong_blocks(entries, rows, generation):
+            checked.add(generation, row, "corrupt", "header", found=why)
+        return
     for bucket in np.unique(generation.rows.bucket[rows]).tolist():
         part = np.flatnonzero(generation.rows.bucket[rows] == bucket)
         for row, why in _wrong_headers(entries[part], rows[part], bucket, generation):
@@ -209,7 +222,7 @@ def _facts(generation: Generation, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
     return np.concatenate([columns.pixel_hash[rows], numbers.view(np.uint8)], axis=1)
 
 
-def _other_shards(layout: CacheLayout, generation: Generation, checked: Checked) -> list[NDArray[np.uint8]]:
+def _other_shards(layout: CacheLayout, generation: AnyGeneration, checked: Checked) -> list[NDArray[np.uint8]]:
     """Keys of the shards that the generation does not use; a damaged one does no harm."""
     found = []
     for folder in layout.sealed_shards():
@@ -224,20 +237,20 @@ def _other_shards(layout: CacheLayout, generation: Generation, checked: Checked)
     return found
 
 
-def _orphans(unneeded: list[NDArray[np.uint8]], generation: Generation) -> list[Finding]:
+def _orphans(unneeded: list[NDArray[np.uint8]], generation: AnyGeneration) -> list[Finding]:
     """One finding for each key that no row of the generation has."""
     if not sum(map(len, unneeded)):
         return []
     keys = np.unique(_as_items(np.concatenate(unneeded)))
-    needed = np.zeros(len(keys), dtype=np.bool_)
-    for start in range(0, len(generation.rows.key), _SLICE):
-        part = _as_items(generation.rows.key[start : start + _SLICE])
+    needed, columns = np.zeros(len(keys), dtype=np.bool_), generation.rows
+    for start in range(0, len(columns.key), _SLICE):
+        part = _as_items(columns.key[start : start + _SLICE])
         place = np.minimum(np.searchsorted(keys, part), len(keys) - 1)
         needed[place[keys[place] == part]] = True
     lost: NDArray[Any] = keys[~needed]
     flat = lost.tobytes()
     names = (flat[start : start + KEY_BYTES].hex() for start in range(0, len(flat), KEY_BYTES))
-    return [Finding(category="orphan", reason="unreferenced", key=name, field=FIELD) for name in names]
+    return [Finding(category="orphan", reason="unreferenced", key=name, field=field_of(generation)) for name in names]
 
 
 def _as_items(keys: NDArray[np.uint8]) -> NDArray[Any]:

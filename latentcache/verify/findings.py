@@ -135,20 +135,20 @@ class VerifyReport:
 
     @property
     def unused_corrupt(self) -> int:
-        """Damaged entries that no sample needs: among the findings, and counted as the orphans they are."""
+        """How many of the corrupt are entries that no sample needs."""
         return sum(finding.is_unused for finding in self.findings)
 
     def exit_code(self, allowed_failed: int = 0) -> int:
         """0 when the cache can be trained on, and built from, as it is, else 1."""
-        problems = any(self.counts[name] for name in PROBLEMS) or self.unused_corrupt
+        problems = any(self.counts[name] for name in PROBLEMS)
         return int(problems or self.counts["quarantined"] > allowed_failed)
 
 
 def count(findings: Iterable[Finding], num_ok: int) -> dict[str, int]:
-    """One number per category. A damaged entry that no sample needs counts as an orphan: the rest counts samples."""
+    """One number per category: how many findings have it, and how many samples have none."""
     counts = dict.fromkeys(CATEGORIES, 0)
     for finding in findings:
-        counts["orphan" if finding.is_unused else finding.category] += 1
+        counts[finding.category] += 1
     counts["ok"] = num_ok
     return counts
 

@@ -28,6 +28,7 @@ from latentcache.store.generation import Generation
 from latentcache.store.headers import KEYED_BYTES, headers_hold, keyed_headers, payload_checksums
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
+from latentcache.store.token_generation import AnyGeneration
 from latentcache.verify.trees import pages_found
 
 Message = dict[str, Any]
@@ -70,25 +71,48 @@ def scan_shards(
     reader = EntryReader(layout, generation)
     try:
         for number in shards:
-            yield {"shard": number}
-            failpoint("scan-shard")
             rows = reading_order(generation, number, chosen)
-            yield from _payloads(reader, rows, over)
-            if over():
-                return
-            found = pages_found(layout, generation.shards[number], over) if pages else ""
-            if found:
-                yield {"pages": number, "found": found}
-            yield {"end": number}
+            yield from scan_shard(layout, generation, number, _payloads(reader, rows, over), pages=pages, over=over)
     finally:
         reader.close()
 
 
-def reading_order(generation: Generation, shard: int, chosen: NDArray[np.bool_] | None) -> NDArray[np.intp]:
+def scan_shard(
+    layout: CacheLayout,
+    generation: AnyGeneration,
+    number: int,
+    payloads: Iterator[Message],
+    *,
+    pages: bool,
+    over: Callable[[], bool],
+) -> Iterator[Message]:
+    """One shard, whatever its entries hold.
+
+    Args:
+        layout: The cache.
+        generation: What the entries should be.
+        number: Position of the shard in the generation's list.
+        payloads: What reading its payloads says.
+        pages: Whether to walk its pages.
+        over: Whether to stop.
+    """
+    yield {"shard": number}
+    failpoint("scan-shard")
+    yield from payloads
+    if over():
+        return
+    found = pages_found(layout, generation.shards[number], over) if pages else ""
+    if found:
+        yield {"pages": number, "found": found}
+    yield {"end": number}
+
+
+def reading_order(generation: AnyGeneration, shard: int, chosen: NDArray[np.bool_] | None) -> NDArray[np.intp]:
     """The rows of one shard by bucket and then by place, as they are read."""
-    wanted = generation.rows.shard == shard
+    columns = generation.rows
+    wanted = columns.shard == shard
     rows = np.flatnonzero(wanted if chosen is None else wanted & chosen)
-    order: NDArray[np.intp] = rows[np.lexsort((generation.rows.offset[rows], generation.rows.bucket[rows]))]
+    order: NDArray[np.intp] = rows[np.lexsort((columns.offset[rows], columns.bucket[rows]))]
     return order
 
 

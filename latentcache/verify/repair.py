@@ -8,11 +8,8 @@ the new one, and the same command goes on. Cost: a full verification, and a copy
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +19,6 @@ from latentcache.geometry.sizes import latent_size
 from latentcache.identity.key import KEY_BYTES
 from latentcache.recipe import DTYPES, Recipe
 from latentcache.store.catalog import Catalog, Located, index_or_none
-from latentcache.store.durable import write_atomically
 from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.generation import Generation, load_generation
 from latentcache.store.index import load_index
@@ -33,59 +29,21 @@ from latentcache.store.salvage import Salvaged, places_in, salvage
 from latentcache.store.variants import in_pairs
 from latentcache.verify.drift import Reencode
 from latentcache.verify.findings import Finding, VerifyReport
+from latentcache.verify.removals import (
+    OF_SHARDS,
+    Removal,
+    RepairPlan,
+    RepairReport,
+    corrupt_of,
+    damaged_shards,
+    write_log,
+)
 from latentcache.verify.run import verify_cache
 from latentcache.verify.selection import Depth
 from latentcache.verify.twins import alike
 
-#: Reasons of ``corrupt`` that condemn a shard and not yet its entries: those are looked at one by one.
-_OF_SHARDS = frozenset({"shard", "pages"})
 #: Reasons of ``stale`` for which an entry is no longer right. A caption is no part of one.
 _OF_ENTRIES = frozenset({"source-changed", "source-removed", "geometry-changed"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """One entry that is taken out of the generation."""
-
-    row: int
-    path: str
-    key: str
-    reason: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairPlan:
-    """What a repair would do."""
-
-    report: VerifyReport
-    """What the verification found."""
-    removals: tuple[Removal, ...]
-    """Entries to be taken out; those of damaged shards that turn out not to be whole come on top."""
-    shards: tuple[str, ...]
-    """Damaged shards: what is whole of them is copied into new ones."""
-    wrong: Mapping[str, Set[bytes]] = field(default_factory=dict)
-    """Shard -> keys of entries that are whole by their checksum and must not be kept."""
-
-    @property
-    def needed(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.removals or self.shards)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepairReport:
-    """What a repair did."""
-
-    plan: RepairPlan
-    done: bool = False
-    generation: int = 0
-    """The new generation, 0 where nothing was done."""
-    complete: bool = True
-    removals: tuple[Removal, ...] = ()
-    salvaged: tuple[Salvaged, ...] = ()
-    log: str = ""
-    """Name of the file in the cache that lists what was removed."""
 
 
 def repair_cache(
@@ -134,9 +92,8 @@ def repair_cache(
 
 
 def _plan(layout: CacheLayout, generation: Generation, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
-    corrupt = [f for f in (*report.damage, *report.findings) if f.category in ("corrupt", "drift")]
-    named = {finding.file.split("/")[1] for finding in corrupt if finding.file.startswith("shards/")}
-    condemned = {f.key: f.reason for f in corrupt if f.reason not in _OF_SHARDS and not f.is_unused}
+    corrupt = corrupt_of(report)
+    condemned = {f.key: f.reason for f in corrupt if f.reason not in OF_SHARDS and not f.is_unused}
     whole = defaultdict[str, set[bytes]](set)
     for finding in filter(_is_whole_and_wrong, corrupt):
         whole[finding.file.split("/")[1]].add(bytes.fromhex(finding.key))
@@ -145,8 +102,7 @@ def _plan(layout: CacheLayout, generation: Generation, report: VerifyReport, *, 
     if drop_stale:
         reasons = dict(_rows_of_stale(generation, report.findings)) | reasons
     removals = tuple(_removal(generation, row, reason) for row, reason in sorted(reasons.items()))
-    others = [folder.name for folder in layout.sealed_shards() if folder.name not in generation.shards]
-    shards = tuple(name for name in (*generation.shards, *others) if name in named or name in wrong)
+    shards = damaged_shards(layout, generation, corrupt, also=wrong.keys())
     return RepairPlan(report=report, removals=removals, shards=shards, wrong=wrong)
 
 
@@ -277,17 +233,3 @@ def _elsewhere(
         if located is not None and catalog.payload(located) is not None:
             found[located.key] = located
     return found
-
-
-def write_log(layout: CacheLayout, generation: int, removals: Sequence[Removal]) -> str:
-    """One line for each entry, durable before anything is taken out; its name, or nothing where there is none."""
-    if not removals:
-        return ""
-    about = {"generation": generation}
-    lines = [
-        {"key": item.key, "path": item.path, "reason": item.reason, "bytes": item.num_bytes} | about
-        for item in removals
-    ]
-    path = layout.root / f"repair-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}.jsonl"
-    write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode("ascii"))
-    return path.name

@@ -7,42 +7,29 @@ None of them needs torch, a model or a GPU; only encoding again does, and who as
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
 from latentcache.sources.sample import Scan
-from latentcache.store.generation import Generation
+from latentcache.store.generation import Generation, load_generation
 from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
-from latentcache.store.pins import open_pinned
-from latentcache.verify.child import Limits
 from latentcache.verify.deep import Deep, read_payloads
 from latentcache.verify.drift import Encoding, Reencode, fine_samples, with_model
 from latentcache.verify.entries import Checked, check_entries
 from latentcache.verify.files import SamePixels
-from latentcache.verify.findings import (
-    PROBLEMS,
-    Finding,
-    Reencoded,
-    VerifyReport,
-    count,
-    mender,
-    recipe_findings,
-    worst,
-)
-from latentcache.verify.selection import Deadline, Depth, confidence
+from latentcache.verify.findings import Finding, Reencoded, VerifyReport, recipe_findings
+from latentcache.verify.opening import find_data, limits_of, open_held
+from latentcache.verify.selection import Deadline, Depth
 from latentcache.verify.sources import SourcesChecked, check_sources, scan_now
-from latentcache.verify.untrusted import check_foreign
+from latentcache.verify.subjects import choose, rows_with
+from latentcache.verify.verdict import Seen, decide, looked_at, side_by_side, verdict
 
 
 def verify_cache(
@@ -95,42 +82,43 @@ class _Look:
         """Look, and put together what was seen."""
         deadline = Deadline(self.depth.max_duration_s)
         layout = CacheLayout(self.cache)
-        limits = check_foreign(layout) if self.depth.untrusted else None
-        generation = _load(self.cache)
+        limits = limits_of(layout, self.depth)
+        generation = open_held(self.cache, load_generation)
         asked = self.requested(generation.recipe) if callable(self.requested) else self.requested
         if self.reencode is not None:
             asked = with_model(generation, asked, self.reencode)
-        # A stranger does not say which folder of ours is looked at.
-        root = None if self.depth.untrusted and data is None else data or find_data(self.cache, generation)
-        names = generation.samples.names
-        chosen = np.ones(len(names), dtype=np.bool_)
-        if self.depth.selection is not None:
-            chosen = self.depth.selection.choose(names, len(names))
-        rows = chosen[generation.rows.sample]
+        root = find_data(self.cache, generation, self.depth, data)
+        chosen = choose(generation, self.depth.selection)
+        rows = rows_with(generation, chosen)
         entries = check_entries(layout, generation, chosen=rows)
         found = None if root is None else scan_now(root)
-        with ThreadPoolExecutor(1) as pool:  # payloads are read by a process: sources meanwhile
-            reading = pool.submit(self._read, layout, generation, entries, rows, deadline, limits)
-            try:
-                sources = self._sources(generation, found, chosen, deadline)
-                deep = reading.result()
-            except BaseException:
-                deadline.cancel()
-                raise
-        again = None
-        if self.reencode is not None and found is not None:
-            looked, same_recipe = _looked(generation, chosen, sources, deep), asked in (None, generation.recipe)
-            encoding = Encoding(
-                layout=layout,
-                generation=generation,
-                root=found.root,
-                checked=entries,
-                sources=sources,
-                reencode=self.reencode,
-            )
-            fine = fine_samples(looked, entries, sources, same_recipe=same_recipe)
-            again = encoding(fine, self.depth.reencode, self.depth.seed, deadline)
-        return self._report(layout, generation, asked, found, chosen, entries, sources, deep, again)
+        deep, sources = side_by_side(
+            lambda: read_payloads(
+                layout, generation, entries, chosen=rows, depth=self.depth, deadline=deadline, limits=limits
+            ),
+            lambda: self._sources(generation, found, chosen, deadline),
+            deadline,
+        )
+        again = self._again(layout, generation, asked, found, chosen, entries, sources, deep, deadline)
+        looked = looked_at(generation, chosen, deep, sources.unasked)
+        seen = Seen(
+            generation=generation,
+            data=None if found is None else found.root,
+            chosen=chosen,
+            looked=looked,
+            own=self._by_sample(generation, asked, chosen, looked, entries, sources),
+            entries=entries,
+            deep=deep,
+            others=[*sources.others, *_provenance(generation)],
+            checked={
+                "sources_stat": sources.stats,
+                "sources_hashed": sources.hashed,
+                "reencoded": again.samples if again is not None else 0,
+            },
+            recipe_diff=tuple(differences(generation.recipe, asked)) if asked is not None else (),
+            reencoded=again,
+        )
+        return verdict(self.cache, self.depth, seen, self.started)
 
     def _sources(
         self, generation: Generation, found: Scan | None, chosen: NDArray[np.bool_], deadline: Deadline
@@ -147,30 +135,7 @@ class _Look:
             same_pixels=self.same_pixels,
         )
 
-    def _read(
-        self,
-        layout: CacheLayout,
-        generation: Generation,
-        entries: Checked,
-        rows: NDArray[np.bool_],
-        deadline: Deadline,
-        limits: Limits | None,
-    ) -> Deep:
-        """Payloads, where they are asked for."""
-        if not self.depth.reads:
-            return Deep(read=rows)
-        return read_payloads(
-            layout,
-            generation,
-            entries,
-            chosen=rows,
-            selection=self.depth.selection,
-            deadline=deadline,
-            isolate=self.depth.isolate,
-            limits=limits,
-        )
-
-    def _report(
+    def _again(
         self,
         layout: CacheLayout,
         generation: Generation,
@@ -180,45 +145,22 @@ class _Look:
         entries: Checked,
         sources: SourcesChecked,
         deep: Deep,
-        again: Reencoded | None,
-    ) -> VerifyReport:
-        looked = _looked(generation, chosen, sources, deep)
-        own = self._by_sample(generation, asked, chosen, looked, entries, sources)
-        looked[list(own)] = True
-        damaged = {finding.key for finding in entries.loose if finding.is_unused}
-        loose = [f for f in entries.loose if f.category != "orphan" or not f.key or f.key not in damaged]
-        findings = [*own.values(), *sources.others, *loose, *_provenance(generation)]
-        flags = f" --reencode {self.depth.reencode} --seed {self.depth.seed}"
-        data = found.root if found is not None else Path("DATA")
-        fix = mender(self.cache, data, flags, generation.allow_failed)
-        total, seen = len(looked), int(looked.sum())
-        problems = any(finding.category in PROBLEMS for finding in own.values())
-        drawn = self.depth.selection is not None or self.depth.max_duration_s is not None
-        return VerifyReport(
-            mode=self.depth.mode,
-            generation=generation.number,
-            findings=tuple(finding.with_defaults(fix(finding)) for finding in findings),
-            counts=count(findings, seen - len(own)),
-            samples=total + len(generation.refused),
-            building=layout.building.exists(),
-            elapsed_s=time.monotonic() - self.started,
-            not_looked_at=total - seen,
-            recipe_diff=tuple(differences(generation.recipe, asked)) if asked is not None else (),
-            checked={
-                "samples": seen,
-                "headers": entries.headers,
-                "payloads": deep.payloads,
-                "payload_bytes": deep.payload_bytes,
-                "sources_stat": sources.stats,
-                "sources_hashed": sources.hashed,
-                "reencoded": again.samples if again is not None else 0,
-            },
-            recipe_id=generation.recipe.recipe_id.hex(),
-            allow_failed=generation.allow_failed,
-            damage=tuple(chain.from_iterable(entries.damage.values())),
-            reencoded=again,
-            confidence=confidence(seen, total) if self.depth.reads and drawn and seen and not problems else "",
+        deadline: Deadline,
+    ) -> Reencoded | None:
+        """Encode some samples again, where that was asked for."""
+        if self.reencode is None or found is None:
+            return None
+        encoding = Encoding(
+            layout=layout,
+            generation=generation,
+            root=found.root,
+            checked=entries,
+            sources=sources,
+            reencode=self.reencode,
         )
+        looked = looked_at(generation, chosen, deep, sources.unasked)
+        fine = fine_samples(looked, entries, sources, same_recipe=asked in (None, generation.recipe))
+        return encoding(fine, self.depth.reencode, self.depth.seed, deadline)
 
     def _by_sample(
         self,
@@ -229,59 +171,17 @@ class _Look:
         entries: Checked,
         sources: SourcesChecked,
     ) -> dict[int, Finding]:
-        """What each sample comes to that is not fine; of one not looked at whole, only what must be mended."""
+        """What each sample comes to that is not fine."""
         recipe = recipe_findings(generation.recipe, asked)[:1]
-        numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
-        decided: dict[int, Finding] = {}
-        for number in numbers:
+
+        def findings(number: int) -> list[Finding]:
             of_entry, of_source = entries.damage.get(number, ()), sources.by_sample.get(number)
-            own = [*of_entry, *([of_source] if of_source else ())]
             name = generation.samples.names[number]
-            own += [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe]
-            finding = worst(own)
-            if finding is not None and (looked[number] or finding.category in PROBLEMS):
-                decided[number] = finding
-        return decided
+            of_recipe = [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe]
+            return [*of_entry, *([of_source] if of_source else ()), *of_recipe]
 
-
-def _looked(
-    generation: Generation, chosen: NDArray[np.bool_], sources: SourcesChecked, deep: Deep
-) -> NDArray[np.bool_]:
-    """(S,) the samples of which all is known that was asked for."""
-    looked = chosen.copy()
-    looked[generation.rows.sample[~deep.read]] = False
-    looked[sources.unasked] = False
-    return looked
-
-
-def find_data(cache: Path, generation: Generation) -> Path:
-    """The recorded data folder, or where it would be had cache and data moved together.
-
-    Raises:
-        SourceNotFoundError: Neither is there.
-    """
-    source = generation.manifest["source"]
-    places = [Path(source["root"]), Path(cache, source["relative"])]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise SourceNotFoundError(
-        f"the data folder of this cache is gone: {places[0]}",
-        where=str(places[0]),
-        why="no such folder" if places[1].resolve() == places[0] else f"it is not at {places[1].resolve()} either",
-        fix=f"say where it is: latentcache verify {shlex.quote(str(cache))} --data DATA",
-    )
-
-
-def _load(cache: Path) -> Generation:
-    """The current generation; damage to it comes with a way out, because a build does not get past it either."""
-    try:
-        return open_pinned(cache)
-    except CacheDamagedError as error:
-        if error.fix == error.default_fix:
-            current = shlex.quote(str(cache / "CURRENT"))
-            error.fix = f"rm {current}, then the `latentcache build` command that made the cache: entries are kept"
-        raise
+        numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
+        return decide(numbers, looked, findings)
 
 
 def _provenance(generation: Generation) -> list[Finding]:

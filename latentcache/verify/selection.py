@@ -52,6 +52,14 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a process may use that reads what is not trusted."""
+
+    memory_bytes: int
+    cpu_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
     """How much is looked at."""
 
@@ -64,6 +72,8 @@ class Depth:
     """Read payloads in a process of its own, so that a shard cannot end this one."""
     untrusted: bool = False
     """The cache is from elsewhere: believe nothing of it, see ``verify.untrusted``."""
+    limits: Limits | None = None
+    """What ``verify.untrusted.check_foreign`` gave, where it was asked already."""
     reencode: int = 0
     """How many samples to encode again, by who is asked to."""
     seed: int = 0
@@ -149,11 +159,19 @@ def wrong_below(looked: int, total: int) -> float:
     return high / total
 
 
-def confidence(looked: int, total: int) -> str:
-    """What ``looked`` clean samples out of ``total`` say of all of them, in one sentence."""
+def confidence(looked: int, total: int, unit: str = "") -> str:
+    """What ``looked`` clean ones out of ``total`` say of all of them, in one sentence.
+
+    Args:
+        looked: How many were drawn, and looked at.
+        total: How many there are.
+        unit: What was drawn, where it is not samples: ``blocks``.
+    """
+    what, of_what = (f" {unit}", f" of the {unit}") if unit else ("", "")
     if looked >= total:
-        return f"{looked} clean: that is all of them"
-    return f"{looked} clean: 95 % sure that less than {100 * wrong_below(looked, total):.2g} % are wrong"
+        return f"{looked}{what} clean: that is all of them"
+    share = 100 * wrong_below(looked, total)
+    return f"{looked}{what} clean: 95 % sure that less than {share:.2g} %{of_what} are wrong"
 
 
 def _missed(looked: int, total: int, wrong: int) -> float:

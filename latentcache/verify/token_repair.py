@@ -22,11 +22,17 @@ from latentcache.store.retire import moved, retire
 from latentcache.store.salvage import Salvaged, places_in, salvage
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.store.token_moves import republish_tokens
-from latentcache.verify.repair import Removal, RepairPlan, RepairReport, write_log
+from latentcache.verify.removals import (
+    OF_SHARDS,
+    Removal,
+    RepairPlan,
+    RepairReport,
+    corrupt_of,
+    damaged_shards,
+    write_log,
+)
+from latentcache.verify.selection import Depth
 from latentcache.verify.token_run import verify_tokens
-
-#: Reasons of ``corrupt`` that condemn a shard and not yet its blocks: those are looked at one by one.
-_OF_SHARDS = frozenset({"shard", "pages"})
 
 
 def repair_tokens(cache: Path, *, confirm: Callable[[RepairPlan], bool], **look: Any) -> RepairReport:
@@ -35,7 +41,7 @@ def repair_tokens(cache: Path, *, confirm: Callable[[RepairPlan], bool], **look:
     Args:
         cache: The cache folder.
         confirm: Shown the plan, where there is anything to do; False leaves all as it is.
-        **look: As for :func:`~latentcache.verify.token_run.verify_tokens`.
+        **look: As for :func:`~latentcache.verify.token_run.verify_tokens`; a ``depth`` is a full one.
 
     Raises:
         CacheLockedError: A build, another repair or a collection is at work here.
@@ -46,16 +52,16 @@ def repair_tokens(cache: Path, *, confirm: Callable[[RepairPlan], bool], **look:
     layout = CacheLayout(cache)
     layout.current_generation()  # no lock is left in a folder that is no cache
     with builder_lock(layout.lock):
-        report = verify_tokens(cache, **{**look, "full": True})
+        report = verify_tokens(cache, **{"depth": Depth(full=True), **look})
         generation = load_tokens(cache, report.generation)
-        corrupt = [finding for finding in report.damage if finding.category in ("corrupt", "drift")]
+        corrupt = corrupt_of(report)
         keys = _keys_of_documents(generation)
-        named = {finding.file.split("/")[1] for finding in corrupt if finding.file.startswith("shards/")}
-        reasons = {f.key or keys[f.path]: f.reason for f in corrupt if f.reason not in _OF_SHARDS}
+        condemned = [found for found in corrupt if found.reason not in OF_SHARDS and not found.is_unused]
+        reasons = {found.key or keys[found.path]: found.reason for found in condemned}
         plan = RepairPlan(
             report=report,
             removals=_removals(generation, reasons),
-            shards=tuple(name for name in generation.shards if name in named),
+            shards=damaged_shards(layout, generation, corrupt),
         )
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan)
@@ -88,7 +94,7 @@ def _carry_out(
 ) -> RepairReport:
     """Copy, log, retire, publish, in this order: until the last step readers and builds see nothing half."""
     condemned = {bytes.fromhex(key) for key in reasons}
-    numbers = [generation.shards.index(name) for name in plan.shards]
+    numbers = [generation.shards.index(name) for name in plan.shards if name in generation.shards]
     rows = np.flatnonzero(np.isin(generation.blocks.shard, numbers)).tolist()
     # A block that has drifted is whole: it must not be taken over, and neither must builds find it again.
     drifted = {int(shard) for row, shard in enumerate(generation.blocks.shard.tolist()) if _drifted(plan, row)}

@@ -1,42 +1,46 @@
 """``verify_tokens``: is this token cache still true? Reads the cache and its sources, changes neither.
 
 ``fast`` reads manifest, columns and shard indexes, stats the files of DATA, and reads those that may have changed.
-``full`` reads every block and every record as well. Neither needs a tokenizer; only tokenising again does, and who
-asks for that brings it.
+``full`` reads every block, in a process of its own, and every record as well; ``sample`` does so for some. None of
+them needs a tokenizer; only tokenising again does, and who asks for that brings it.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Mapping
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from latentcache.errors import SourceNotFoundError
 from latentcache.sources.record_listing import list_files
 from latentcache.sources.records import RecordScan
 from latentcache.store.layout import CacheLayout
-from latentcache.store.pins import pinned
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.store.token_reader import TokenReader
 from latentcache.token_recipe import TokenRecipe, short, token_differences
-from latentcache.verify.findings import PROBLEMS, Finding, VerifyReport, count, mender, worst
-from latentcache.verify.selection import confidence
-from latentcache.verify.token_entries import BlocksChecked, check_blocks
+from latentcache.verify.deep import read_payloads
+from latentcache.verify.entries import Checked, check_entries
+from latentcache.verify.findings import Finding, VerifyReport
+from latentcache.verify.opening import find_data, limits_of, open_held
+from latentcache.verify.selection import Deadline, Depth, confidence
+from latentcache.verify.subjects import choose, rows_with
 from latentcache.verify.token_sources import (
     RecordsChecked,
     Retokenise,
-    as_quarantined,
     check_records,
     compare_tokens,
+    recorded_refusals,
 )
+from latentcache.verify.verdict import Seen, decide, looked_at, side_by_side, verdict
 
 #: Opens the records of a data folder, read with the options that the manifest names.
 OpenRecords = Callable[[Path, Mapping[str, Any]], RecordScan]
+#: A recipe that a trainer is about to ask for, or what makes it of the generation; None where nothing is asked for.
+Requested = TokenRecipe | Callable[[TokenGeneration], TokenRecipe | None] | None
 
 
 def verify_tokens(
@@ -44,10 +48,9 @@ def verify_tokens(
     *,
     open_records: OpenRecords,
     data: Path | None = None,
-    requested: TokenRecipe | None = None,
+    requested: Requested = None,
     full: bool = False,
-    reencode: int = 0,
-    seed: int = 0,
+    depth: Depth | None = None,
     retokenise: Retokenise | None = None,
 ) -> VerifyReport:
     """Check a token cache against its sources and against itself.
@@ -56,11 +59,10 @@ def verify_tokens(
         cache: The cache folder.
         open_records: Opens the data.
         data: The data, where it is not the recorded file or folder.
-        requested: A recipe that a trainer is about to ask for; every document is stale where it differs.
-        full: Read every block and every record.
-        reencode: How many documents to tokenise again.
-        seed: Which ones.
-        retokenise: Tokenises them.
+        requested: Every document is stale where it differs from the recipe of the cache.
+        full: Read every block and every record; short for a ``depth`` that says so.
+        depth: How much to look at.
+        retokenise: Tokenises what ``depth.reencode`` asks for.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
@@ -68,104 +70,135 @@ def verify_tokens(
         CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single documents.
         SourceError: The data is gone, or cannot be read.
     """
-    started = time.monotonic()
-    layout = CacheLayout(cache)
-    generation = pinned(cache, load_tokens)
-    place = find_records(cache, generation) if data is None else data
-    blocks = check_blocks(layout, generation, full=full)
-    again = retokenise if reencode else None
-    fine = np.array([n for n in range(len(generation.documents)) if n not in blocks.damage], dtype=np.intp)
-    wanted = np.sort(np.random.default_rng(seed).permutation(fine)[:reencode]) if again else fine[:0]
-    checked = _records(generation, place, open_records, wanted, full=full, retokenise=again, layout=layout)
-    decided = _by_document(generation, requested, blocks, checked)
-    findings = [*decided.values(), *checked.others, *blocks.loose]
-    fix = mender(cache, place, f" --reencode {reencode} --seed {seed}", generation.allow_failed)
-    total = len(generation.documents)
-    problems = any(finding.category in PROBLEMS for finding in decided.values())
-    return VerifyReport(
-        mode="full" if full else "fast",
-        generation=generation.number,
-        findings=tuple(finding.with_defaults(fix(finding)) for finding in findings),
-        counts=count(findings, total - len(decided)),
-        samples=total + len(generation.refused),
-        building=layout.building.exists(),
-        elapsed_s=time.monotonic() - started,
-        recipe_diff=tuple(token_differences(generation.recipe, requested)) if requested else (),
-        checked={
-            "samples": total,
-            "headers": blocks.headers,
-            "payloads": blocks.payloads,
-            "payload_bytes": blocks.payload_bytes,
-            "records": checked.records,
-            "reencoded": checked.retokenised,
-        },
-        recipe_id=generation.recipe.recipe_id.hex(),
-        allow_failed=generation.allow_failed,
-        damage=tuple(chain.from_iterable(blocks.damage.values())) + tuple(checked.drift.values()),
-        confidence=confidence(checked.retokenised, total) if checked.retokenised and not problems else "",
-    )
+    depth = depth or Depth(full=full)
+    again = retokenise if depth.reencode else None
+    return _Look(cache=cache, depth=depth, open_records=open_records, requested=requested, retokenise=again)(data)
 
 
-def find_records(cache: Path, generation: TokenGeneration) -> Path:
-    """The recorded data, or where it would be had cache and data moved together.
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """One verification."""
 
-    Raises:
-        SourceNotFoundError: Neither is there.
-    """
-    source = generation.manifest["source"]
-    places = [Path(source["root"]), Path(cache, source["relative"])]
-    for place in places:
-        if place.exists():
-            return place
-    raise SourceNotFoundError(
-        f"the data of this cache is gone: {places[0]}",
-        where=str(places[0]),
-        why="no such file or folder",
-        fix=f"say where it is: latentcache verify {shlex.quote(str(cache))} --data DATA",
-    )
+    cache: Path
+    depth: Depth
+    open_records: OpenRecords
+    requested: Requested
+    retokenise: Retokenise | None
+    started: float = field(default_factory=time.monotonic)
 
+    def __call__(self, data: Path | None) -> VerifyReport:
+        """Look, and put together what was seen."""
+        deadline = Deadline(self.depth.max_duration_s)
+        layout = CacheLayout(self.cache)
+        limits = limits_of(layout, self.depth)
+        generation = open_held(self.cache, load_tokens)
+        asked = self.requested(generation) if callable(self.requested) else self.requested
+        place = find_data(self.cache, generation, self.depth, data)
+        chosen = choose(generation, self.depth.selection)
+        rows = rows_with(generation, chosen)
+        entries = check_entries(layout, generation, chosen=rows)
+        wanted = self._drawn(chosen, entries)
+        deep, records = side_by_side(
+            lambda: read_payloads(
+                layout, generation, entries, chosen=rows, depth=self.depth, deadline=deadline, limits=limits
+            ),
+            lambda: self._records(generation, place, chosen, wanted, deadline),
+            deadline,
+        )
+        again = self._again(layout, generation, wanted, entries, records, deadline)
+        looked = looked_at(generation, chosen, deep, records.unasked)
+        seen = Seen(
+            generation=generation,
+            data=place,
+            chosen=chosen,
+            looked=looked,
+            own=_by_document(generation, asked, chosen, looked, entries, records),
+            entries=entries,
+            deep=deep,
+            others=records.others,
+            checked={"records": records.records, "reencoded": again},
+            recipe_diff=tuple(token_differences(generation.recipe, asked)) if asked else (),
+            claim=confidence(again, len(chosen)) if again and again == len(wanted) else "",
+        )
+        return verdict(self.cache, self.depth, seen, self.started)
 
-def _records(
-    generation: TokenGeneration,
-    place: Path,
-    open_records: OpenRecords,
-    wanted: Any,
-    *,
-    full: bool,
-    retokenise: Retokenise | None,
-    layout: CacheLayout,
-) -> RecordsChecked:
-    """Sources, and what the tokenizer makes of some of them."""
-    source = generation.manifest["source"]
-    if not full and retokenise is None and list_files(place).proves(source["listing"]):
-        return RecordsChecked(others=[as_quarantined(dict(one)) for one in generation.refused])
-    checked, records = check_records(generation, open_records(place, source["options"]), wanted, full=full)
-    if retokenise is not None:
+    def _drawn(self, chosen: NDArray[np.bool_], entries: Checked) -> NDArray[np.intp]:
+        """The documents that are tokenised again."""
+        if self.retokenise is None:
+            return np.empty(0, dtype=np.intp)
+        fine = chosen.copy()
+        fine[list(entries.damage)] = False
+        order = np.random.default_rng(self.depth.seed).permutation(np.flatnonzero(fine))
+        return np.sort(order[: self.depth.reencode])
+
+    def _records(
+        self,
+        generation: TokenGeneration,
+        place: Path | None,
+        chosen: NDArray[np.bool_],
+        wanted: NDArray[np.intp],
+        deadline: Deadline,
+    ) -> RecordsChecked:
+        """Sources, where there are any to look into."""
+        if place is None:
+            return RecordsChecked()
+        source = generation.manifest["source"]
+        proven = place.exists() and list_files(place).proves(source["listing"])
+        if proven and not self.depth.reads and self.retokenise is None:
+            return RecordsChecked(others=recorded_refusals(generation))
+        return check_records(
+            generation,
+            self.open_records(place, source["options"]),
+            chosen=chosen,
+            wanted=wanted,
+            deadline=deadline,
+            reread=self._reread(chosen, wanted),
+        )
+
+    def _reread(self, chosen: NDArray[np.bool_], wanted: NDArray[np.intp]) -> NDArray[np.intp] | None:
+        """The documents whose files are read whatever their stats say; None for all files."""
+        if self.depth.selection is not None:
+            return np.flatnonzero(chosen)
+        return None if self.depth.full else wanted
+
+    def _again(
+        self,
+        layout: CacheLayout,
+        generation: TokenGeneration,
+        wanted: NDArray[np.intp],
+        entries: Checked,
+        records: RecordsChecked,
+        deadline: Deadline,
+    ) -> int:
+        """Tokenise some documents again, where that was asked for; gives how many."""
+        if self.retokenise is None:
+            return 0
         reader = TokenReader(layout, generation)
-        checked.drift = compare_tokens(reader, wanted, records, retokenise)
-        checked.retokenised = len(records)
-        reader.close()
-    return checked
+        try:
+            return compare_tokens(reader, wanted.tolist(), records.kept, self.retokenise, entries, deadline)
+        finally:
+            reader.close()
 
 
 def _by_document(
-    generation: TokenGeneration, requested: TokenRecipe | None, blocks: BlocksChecked, checked: RecordsChecked
+    generation: TokenGeneration,
+    asked: TokenRecipe | None,
+    chosen: NDArray[np.bool_],
+    looked: NDArray[np.bool_],
+    entries: Checked,
+    records: RecordsChecked,
 ) -> dict[int, Finding]:
     """What each document comes to that is not fine."""
-    sides = recipe_sides(generation.recipe, requested)[:1]
-    numbers = (
-        range(len(generation.documents)) if sides else sorted({*blocks.damage, *checked.by_document, *checked.drift})
-    )
-    decided = {}
-    for number in numbers:
-        own = [*blocks.damage.get(number, ())]
-        own += [found[number] for found in (checked.by_document, checked.drift) if number in found]
+    recipe = recipe_sides(generation.recipe, asked)[:1]
+
+    def findings(number: int) -> list[Finding]:
+        of_entry, of_source = entries.damage.get(number, ()), records.by_document.get(number)
         path = generation.documents.where(number)
-        own += [Finding(category="stale", reason=f"recipe:{name}", path=path, **both) for name, both in sides]
-        finding = worst(own)
-        if finding is not None:
-            decided[number] = finding
-    return decided
+        of_recipe = [Finding(category="stale", reason=f"recipe:{name}", path=path, **sides) for name, sides in recipe]
+        return [*of_entry, *([of_source] if of_source else ()), *of_recipe]
+
+    numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *records.by_document})
+    return decide(numbers, looked, findings)
 
 
 def recipe_sides(cached: TokenRecipe, requested: TokenRecipe | None) -> list[tuple[str, dict[str, str]]]:

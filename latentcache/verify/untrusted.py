@@ -15,7 +15,8 @@ from pathlib import Path
 
 from latentcache.errors import CacheDamagedError
 from latentcache.store.layout import CacheLayout
-from latentcache.verify.child import Limits, Work, limits_for, run_child
+from latentcache.verify.child import Work, limits_for, run_child
+from latentcache.verify.selection import Limits
 
 #: Largest sizes by name, bytes; an index is never larger than its shard, everything else has ``_MOST``.
 _LIMITS = {

@@ -18,9 +18,9 @@ from latentcache.failpoint import failpoint
 from latentcache.identity.content import checksum
 from latentcache.store.durable import open_file
 from latentcache.store.entry import HEADER_BYTES, unpack_header
-from latentcache.store.generation import Generation
 from latentcache.store.index import open_index
 from latentcache.store.layout import CacheLayout
+from latentcache.store.token_generation import AnyGeneration
 from latentcache.verify.payloads import EXPONENT, Message, not_finite
 
 #: Entries between two words on how far it came.
@@ -28,7 +28,7 @@ _BATCH = 256
 
 
 def scan_unused(
-    layout: CacheLayout, generation: Generation, shard: str, *, over: Callable[[], bool] = bool
+    layout: CacheLayout, generation: AnyGeneration, shard: str, *, over: Callable[[], bool] = bool
 ) -> Iterator[Message]:
     """Read what nobody needs of one shard, in the messages of ``scan_shards``; damage is ``{"unused": shard, ...}``.
 
@@ -66,7 +66,7 @@ def scan_unused(
     yield {"end": shard}
 
 
-def _entries(layout: CacheLayout, generation: Generation, shard: str) -> Iterator[Any]:
+def _entries(layout: CacheLayout, generation: AnyGeneration, shard: str) -> Iterator[Any]:
     """The rows of a shard's index that the generation does not point to."""
     needed = np.empty(0, dtype=np.uint64)
     if shard in generation.shards:

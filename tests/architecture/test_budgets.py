@@ -28,7 +28,7 @@ LONG_FILES: dict[str, str] = {"latentcache/errors.py": "one tree of classes, dra
 LOCAL_IMPORTS = {
     "latentcache/cli/*": "a command imports what it needs when it runs, so that --help and info start at once",
     "latentcache/encoders/opening.py": "only the library of the model that is opened is imported",
-    "latentcache/encoders/locate.py": "half a second that only users of a hub id should pay",
+    "latentcache/encoders/hub.py": "half a second that only users of a hub id should pay",
     "latentcache/encoders/opening_tokens.py": "chat templates cost a second of imports, and tiktoken is an extra",
     "latentcache/encoders/text_tokeniser.py": "templates import transformers, which plain texts never need",
     "latentcache/encoders/tokenizer.py": "transformers takes seconds; only folders without tokenizer.json need it",

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -6,6 +7,8 @@ import pytest
 from small_tokens import flip, opened, tamper, texts, write_texts
 
 from latentcache.encoders.stub_tokeniser import StubTokeniser
+from latentcache.store.durable import write_json
+from latentcache.store.manifest import signed
 
 LINES = texts(200, longest=4000)
 
@@ -108,7 +111,39 @@ def test_drift_is_found(run, cache, monkeypatch):
     assert "258" in items[0]["found"]
 
 
-@pytest.mark.parametrize("words", [["--sample", "2"], ["--untrusted"], ["--model", "stub"], ["--device", "cpu"]])
+def test_parts_and_time_and_strangers(run, cache, data):
+    found = run("verify", cache, "--sample", "20", "--seed", "1", "--json").json
+    assert (found["mode"], found["counts"]["ok"], found["not_looked_at"]) == ("sample", 20, 180)
+    assert found["confidence"] == "20 clean: 95 % sure that less than 14 % are wrong"
+    assert "20 clean: 95 % sure" in run("verify", cache, "--sample", "10%").out
+    found = run("verify", cache, "--full", "--max-duration", "0", "--json").json
+    assert (found["counts"]["ok"], found["not_looked_at"], found["exit_code"], found["confidence"]) == (0, 200, 0, "")
+    assert "not looked at: 200 of 200 samples" in run("verify", cache, "--full", "--max-duration", "0").out
+    assert run("verify", cache, "--sample", "3/2", "--json").status == 2
+    data.unlink()
+    found = run("verify", cache, "--untrusted", "--full", "--json").json
+    assert (found["counts"]["ok"], found["exit_code"], found["checked"]["records"]) == (200, 0, 0)
+    assert run("verify", cache, "--untrusted", "--reencode", "1", "--json").status == 2
+    assert run("verify", cache, "--untrusted", "--repair", "--yes", "--json").status == 2
+
+
+def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
+    """Neither the data folder nor the tokenizer that the manifest names, and no report through a link."""
+    manifest = cache / "generations" / "000001" / "manifest.json"
+    facts = {name: value for name, value in json.loads(manifest.read_bytes()).items() if name != "checksum"}
+    facts["provenance"]["tokenizer"] = str(tmp_path / "secret")
+    facts["source"]["root"] = str(tmp_path)
+    (tmp_path / "secret").write_text("no tokenizer")
+    write_json(manifest, signed(facts))
+    assert run("verify", cache, "--untrusted", "--json").status == 0
+    shutil.rmtree(cache / "reports")
+    (cache / "reports").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    assert run("verify", cache, "--untrusted", "--json").error["slug"] == "cache-damaged"
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--model", "stub"], ["--device", "cpu"]])
 def test_flags_of_pictures_are_refused(run, cache, words):
     done = run("verify", cache, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")

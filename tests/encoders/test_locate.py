@@ -202,7 +202,7 @@ PATHS = ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "~no-su
 
 @pytest.mark.parametrize("name", [*PATHS, "org/vae.safetensors", "org/vae.gguf"])
 def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
+    monkeypatch.setattr("latentcache.encoders.locate.snapshot", lambda *model, **words: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         locate(name)
     assert caught.value.what == f"there is no model at {name}"
@@ -211,7 +211,7 @@ def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["models/vae", "models/vae.v2"])
 def test_a_folder_that_is_here_is_no_organisation(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda model: pytest.fail("asked the hub"))
+    monkeypatch.setattr("latentcache.encoders.locate.snapshot", lambda *model, **words: pytest.fail("asked the hub"))
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelNotFoundError, match=f"there is no model at {name}"):
@@ -220,7 +220,9 @@ def test_a_folder_that_is_here_is_no_organisation(name, tmp_path, monkeypatch):
 
 def test_any_other_pair_of_names_is_a_hub_id(model, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("latentcache.encoders.locate._snapshot", lambda name: asked.append(name) or model.folder)
+    monkeypatch.setattr(
+        "latentcache.encoders.locate.snapshot", lambda name, *more, **words: asked.append(name) or model.folder
+    )
     monkeypatch.chdir(tmp_path)
     for name in ("someone/some-vae", "black-forest-labs/FLUX.1-dev", "a_b/c.d"):
         assert locate(name) == locate(str(model.folder))

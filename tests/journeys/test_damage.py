@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import typer
 from commands import ROOT, acknowledged, start_build, wait_for
-from damage import WAYS, check, damage, files_of, kind_of, served
+from damage import PICTURES, TOKENS, WAYS, check, damage, files_of, kind_of, served, served_tokens
 from small_cache import build, draw, draw_four
+from small_tokens import build as build_tokens
+from small_tokens import texts, write_texts
 
 from latentcache.store.durable import write_json
 from latentcache.store.layout import CacheLayout
@@ -31,6 +33,24 @@ def make(folder):
     build(data, cache, allow_failed="1")
     _killed(data, cache)
     return data, cache, served(cache)
+
+
+def make_tokens(folder):
+    """Records of which one is refused, and a cache of two generations with orphans, plans and the marker of a build.
+
+    The second generation has lost the end of its records and got new ones.
+    """
+    data, cache = folder / "a.jsonl", folder / "tokens"
+    lines = texts(60, longest=4000)
+    build_tokens(write_texts(data, lines), cache)
+    write_texts(data, [*lines[:20], *(f"new {one}" for one in lines[:3]), ("bad",)])
+    build_tokens(data, cache, allow_failed="1")
+    layout = CacheLayout(cache)
+    whole = served_tokens(cache)
+    recipe = json.loads((layout.generation(2) / "manifest.json").read_bytes())["recipe"]
+    marker = {"format": 3, "kind": "tokens", "recipe": recipe, "tokenizer": "stub", "chat_template": None}
+    write_json(layout.building, signed({**marker, "samples": 24}))
+    return data, cache, whole
 
 
 def _killed(data, cache):
@@ -55,7 +75,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))
 
 
-def one(folder, made, seed):
+def one(folder, made, seed, kind=PICTURES):
     """One damaged copy, looked at with every command."""
     data, intact, whole = made
     copy = folder / "cache"
@@ -63,7 +83,7 @@ def one(folder, made, seed):
     shutil.copytree(intact, copy)
     done = damage(copy, seed)
     try:
-        check(copy, whole, data)
+        check(copy, whole, data, kind)
     except Exception as error:
         error.add_note(done)
         raise
@@ -87,19 +107,36 @@ def test_damage_is_seen_or_does_no_harm(made, tmp_path, part, quick):
         one(tmp_path, made, seed)
 
 
-def run_seeds(first, last, folder):
+@pytest.fixture(scope="module")
+def made_tokens(tmp_path_factory):
+    return make_tokens(tmp_path_factory.mktemp("damaged-tokens"))
+
+
+def test_every_kind_of_file_of_tokens_is_met(made_tokens):
+    kinds = {kind_of(path) for path in files_of(made_tokens[1])}
+    assert {"data.mdb", "index.npy", "CURRENT", "spans.npy", "ids_hash.npy", "BUILDING", "plans/.npy"} <= kinds
+    assert len(kinds) >= 25
+
+
+def test_damage_to_tokens_is_seen_or_does_no_harm(made_tokens, tmp_path, quick):
+    for seed in range(5):
+        one(tmp_path, made_tokens, seed, TOKENS)
+
+
+def run_seeds(first, last, folder, name="pictures"):
     """As a program: many seeds in one process, so that a signal costs a process of its own."""
-    made = make(folder)
+    made, kind = (make_tokens(folder), TOKENS) if name == "tokens" else (make(folder), PICTURES)
     for seed in range(first, last):
         sys.stderr.write(f"seed {seed}\n")
-        one(folder, made, seed)
+        one(folder, made, seed, kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-def test_much_damage_and_no_signal(tmp_path, part):
+@pytest.mark.parametrize("name", ["pictures", "tokens"])
+def test_much_damage_and_no_signal(tmp_path, part, name):
     first = 10_000 + part * 150
-    command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path)]
+    command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path), name]
     around = {**os.environ, "PYTHONPATH": f"{ROOT}:{_HERE}:{_HERE.parent}"}
     done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -107,4 +144,4 @@ def test_much_damage_and_no_signal(tmp_path, part):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    run_seeds(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_seeds(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -14,10 +14,10 @@ from latentcache.identity.stat import StatMemo
 from latentcache.recipe import DTYPES, EncoderSpec, GeometrySettings, PixelProfile, Recipe
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import StringColumn
-from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
 from latentcache.store.generation import Rows, Samples, pack_memo, publish
 from latentcache.store.layout import CacheLayout
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 
 ENCODER = EncoderSpec(family="stub", fingerprint="ab" * 16, config="cd" * 16, channels=4, factor=8, multiple=8)
 RECIPE = Recipe(geometry=GeometrySettings(resolutions=(64,)), pixels=PixelProfile(), encoder=ENCODER)

@@ -12,9 +12,9 @@ from latentcache import failpoint
 from latentcache.errors import CacheDamagedError
 from latentcache.store.layout import CacheLayout
 from latentcache.verify import child
-from latentcache.verify.child import Limits, Work, limits_for, run_child, signal_name
+from latentcache.verify.child import Work, limits_for, run_child, signal_name
 from latentcache.verify.run import verify_cache
-from latentcache.verify.selection import Deadline, Depth
+from latentcache.verify.selection import Deadline, Depth, Limits
 
 DIES = "import json, os, sys; print(json.dumps({{'shard': 0}}), flush=True); os.kill(os.getpid(), {number})"
 

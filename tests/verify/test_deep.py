@@ -16,7 +16,8 @@ def test_both_ways_of_reading_say_the_same(cache, isolate):
     layout, generation = CacheLayout(cache), load_generation(cache)
     checked = check_entries(layout, generation)
     everything = np.ones(4, dtype=bool)
-    deep = read_payloads(layout, generation, checked, chosen=everything, deadline=Deadline(None), isolate=isolate)
+    depth = Depth(full=True, isolate=isolate)
+    deep = read_payloads(layout, generation, checked, chosen=everything, depth=depth, deadline=Deadline(None))
     assert deep.read.all()
     assert deep.payloads == 4
     assert deep.payload_bytes > 4 * 112

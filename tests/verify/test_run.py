@@ -12,7 +12,7 @@ from latentcache.errors import CacheDamagedError, CacheNotFoundError, SourceNotF
 from latentcache.recipe import Recipe
 from latentcache.store.generation import load_generation
 from latentcache.verify import run as verify_run
-from latentcache.verify.run import find_data, verify_cache
+from latentcache.verify.run import verify_cache
 
 
 def files(folder):
@@ -72,10 +72,6 @@ def test_a_folder_without_pictures_is_one_without_samples(cache, data):
     for picture in data.glob("*.png"):
         picture.unlink()
     assert verify_cache(cache).counts["stale"] == 4
-
-
-def test_find_data_prefers_what_was_recorded(cache, data):
-    assert find_data(cache, load_generation(cache)) == data
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "key.npy", "names_bytes.npy", "refused.json"])

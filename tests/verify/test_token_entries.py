@@ -3,7 +3,9 @@ import pytest
 from small_tokens import build, flip, opened, tamper, texts, write_texts
 
 from latentcache.store.layout import CacheLayout
-from latentcache.verify.token_entries import check_blocks
+from latentcache.verify.deep import read_payloads
+from latentcache.verify.entries import check_entries
+from latentcache.verify.selection import Deadline, Depth
 
 
 @pytest.fixture
@@ -13,16 +15,30 @@ def cache(tmp_path):
 
 
 def reasons(cache, generation=None, full=True):
-    checked = check_blocks(CacheLayout(cache), generation or opened(cache)[0], full=full)
-    return {finding.reason for findings in checked.damage.values() for finding in findings}, checked
+    generation = generation or opened(cache)[0]
+    layout, everything = CacheLayout(cache), np.ones(len(generation.blocks), dtype=bool)
+    checked = check_entries(layout, generation)
+    depth = Depth(full=full, isolate=False)  # what is changed below is changed in this process alone
+    deep = read_payloads(layout, generation, checked, chosen=everything, depth=depth, deadline=Deadline(None))
+    return {finding.reason for findings in checked.damage.values() for finding in findings}, checked, deep
 
 
 def test_whole_blocks_have_no_findings(cache):
-    found, checked = reasons(cache)
+    found, checked, deep = reasons(cache)
     assert found == set()
-    assert checked.headers == checked.payloads == len(opened(cache)[0].blocks) > 1
-    assert checked.payload_bytes == 2 * int(opened(cache)[0].blocks.tokens.sum())
-    assert reasons(cache, full=False)[1].payloads == 0
+    assert checked.headers == deep.payloads == len(opened(cache)[0].blocks) > 1
+    assert deep.payload_bytes > 2 * int(opened(cache)[0].blocks.tokens.sum())
+    assert reasons(cache, full=False)[2].payloads == 0
+
+
+def test_a_damaged_block_is_a_finding_for_each_of_its_documents(cache):
+    tamper(cache, block=1)
+    documents = opened(cache)[0].documents
+    inside = np.flatnonzero(documents.block == 1).tolist()
+    checked = reasons(cache)[1]
+    assert sorted(checked.damage) == inside
+    assert [one.path for number in inside for one in checked.damage[number]] == [documents.where(n) for n in inside]
+    assert {(one.field, one.reason) for own in checked.damage.values() for one in own} == {("input_ids", "payload")}
 
 
 def test_each_kind_of_damage(cache):
@@ -45,7 +61,7 @@ def test_columns_that_are_not_those_of_the_blocks(cache, name):
     column[3] += 1
     where = generation if name == "control" else generation.documents
     object.__setattr__(where, name, column)
-    found, checked = reasons(cache, generation)
+    found, checked, _ = reasons(cache, generation)
     assert found == {"columns"}
     assert 3 in checked.damage
 
@@ -55,10 +71,10 @@ def test_headers_of_other_blocks_and_orphans(cache):
     object.__setattr__(generation.blocks, "tokens", generation.blocks.tokens + np.uint32(1))
     assert reasons(cache, generation, full=False)[0] == {"header"}
     object.__setattr__(generation.blocks, "key", np.roll(generation.blocks.key, 1, axis=0))
-    found, checked = reasons(cache, generation, full=False)
+    found, checked, _ = reasons(cache, generation, full=False)
     assert found == {"entry-lost"}
     assert checked.loose == []
     object.__setattr__(generation.blocks, "key", np.zeros_like(generation.blocks.key))
-    assert [one.reason for one in reasons(cache, generation, full=False)[1].loose] == ["unreferenced"] * len(
-        generation.blocks
-    )
+    object.__setattr__(generation.blocks, "offset", generation.blocks.offset + np.uint64(1))
+    loose = reasons(cache, generation, full=False)[1].loose
+    assert [(one.reason, one.field) for one in loose] == [("unreferenced", "input_ids")] * len(generation.blocks)

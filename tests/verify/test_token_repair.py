@@ -6,6 +6,7 @@ from small_tokens import build, opened, spoken, tamper, texts, write_texts
 from latentcache.sources.corpus import scan_records
 from latentcache.store.layout import CacheLayout
 from latentcache.verify.collect import collect
+from latentcache.verify.selection import Depth
 from latentcache.verify.token_repair import repair_tokens
 
 LINES = texts(200, longest=4000)
@@ -44,7 +45,8 @@ def test_a_damaged_block_goes_and_the_others_are_saved(cache):
 
 
 def test_what_has_drifted_goes_too(cache):
-    report = repaired(cache, reencode=200, retokenise=lambda records: [None] * len(records))
+    depth = Depth(full=True, reencode=200)
+    report = repaired(cache, depth=depth, retokenise=lambda records: [None] * len(records))
     assert (report.done, len(opened(cache)[0].documents)) == (True, 0)
     assert build(Path(opened(cache)[0].source_root), cache).encoded == 200
     assert spoken(opened(cache)[1]) == LINES

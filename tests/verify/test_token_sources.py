@@ -4,6 +4,7 @@ from small_tokens import build, opened, write_texts
 
 from latentcache.encoders.stub_tokeniser import StubTokeniser, stub_description
 from latentcache.sources.corpus import scan_records
+from latentcache.verify.entries import Checked
 from latentcache.verify.token_sources import check_records, compare_tokens
 
 
@@ -12,22 +13,24 @@ def test_records_are_told_by_what_they_hold(tmp_path):
     build(data, tmp_path / "cache")
     generation, reader = opened(tmp_path / "cache")
     write_texts(data, ["three", "changed", "one", "one"])
-    checked, records = check_records(generation, scan_records(data), np.array([0, 1]))
+    checked = check_records(generation, scan_records(data), wanted=np.array([0, 1]))
     assert {number: one.reason for number, one in checked.by_document.items()} == {1: "source-changed"}
     assert (checked.records, checked.others) == (4, [])
-    assert [record.text for record in records] == ["one"]
+    assert [record.text for record in checked.kept] == ["one"]
 
     def again(add_eos):
         tokeniser = StubTokeniser(stub_description(add_eos=add_eos))
         return lambda records: [(one.ids, one.runs) for one in tokeniser.tokenise(records)]
 
-    wanted = np.array([0, 1])
-    assert compare_tokens(reader, wanted, records, again(True)) == {}
-    assert list(compare_tokens(reader, wanted, records, again(False))) == [0]
-    refused = compare_tokens(reader, wanted, records, lambda records: [None])
-    assert refused[0].found == "the tokenizer refuses it"
-    other = compare_tokens(reader, wanted, records, lambda r: [(reader.ids(0), np.array([[0, 1]]))])
-    assert other[0].found == "loss on [[0, 1]]"
+    def drift(retokenise):
+        found = Checked()
+        assert compare_tokens(reader, [0, 1], checked.kept, retokenise, found) == 1
+        return {number: one.found for number, (one,) in found.damage.items()}
+
+    assert drift(again(True)) == {}
+    assert list(drift(again(False))) == [0]
+    assert drift(lambda records: [None]) == {0: "the tokenizer refuses it"}
+    assert drift(lambda records: [(reader.ids(0), np.array([[0, 1]]))]) == {0: "loss on [[0, 1]]"}
 
 
 def said(checked):
@@ -46,8 +49,9 @@ def test_files_that_are_the_same_are_believed_unless_all_are_to_be_read(tmp_path
     write_texts(data / "b.jsonl", ["two", "one", "four"])
     found = {}
     for full, wanted, records in ((False, [], 3), (True, [], 5), (False, [0], 5)):
-        checked, kept = check_records(generation, scan_records(data), np.array(wanted, dtype=np.intp), full=full)
-        assert (checked.records, len(kept)) == (records, len(wanted))
+        kept = np.array(wanted, dtype=np.intp)
+        checked = check_records(generation, scan_records(data), wanted=kept, reread=None if full else kept)
+        assert (checked.records, len(checked.kept)) == (records, len(wanted))
         found[full, len(wanted)] = said(checked)
     assert found[False, 0] == found[True, 0] == found[False, 1]
     assert {("stale", "source-changed", "b.jsonl:3"), ("quarantined", "no-json", "a.jsonl:2")} <= found[False, 0]

@@ -7,11 +7,11 @@ from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import checksum, content_hash
 from latentcache.identity.key import EntryKey
-from latentcache.store.entry import EntryFacts, EntryHeader, pack_facts, pack_header
+from latentcache.store.entry import EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.pages import read_meta, slots
-from latentcache.store.shard import NewEntry, ShardWriter
+from latentcache.store.shard import ShardWriter
 from latentcache.verify import trees
 from latentcache.verify.trees import pages_found
 
