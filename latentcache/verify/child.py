@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 import latentcache
 from latentcache import failpoint
 from latentcache.errors import CacheDamagedError
-from latentcache.store.generation import Generation, load_generation
+from latentcache.store.generation import Generation, open_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.verify.entries import check_entries
 from latentcache.verify.payloads import Message, scan_shards
+from latentcache.verify.portions import of_rows
 from latentcache.verify.selection import Deadline, Selection
 from latentcache.verify.unused import scan_unused
 
@@ -139,14 +140,14 @@ def main() -> None:
     work = json.loads(sys.argv[1])
     _limit(work["limits"])
     layout = CacheLayout(Path(work["cache"]))
-    generation = load_generation(layout.root, work["generation"])
+    generation = open_generation(layout.root, work["generation"])
     if work["probe"]:
         check_entries(layout, generation)
     selection = work["selection"]
     chosen = None
     if selection is not None:
         names = generation.samples.names
-        chosen = Selection(**selection).choose(names, len(names))[generation.rows.sample]
+        chosen = of_rows(generation, Selection(**selection).choose(names, len(names)))
     deadline = Deadline(work["left_s"])
     for item in work["shards"]:
         for message in scan_one(layout, generation, item, work["pages"], chosen, lambda: deadline.over):

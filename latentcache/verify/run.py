@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, SourceNotFoundError
 from latentcache.recipe import Recipe, differences
-from latentcache.sources.sample import Scan
-from latentcache.store.generation import Generation
+from latentcache.sources.resolve import Listing
+from latentcache.store.column_files import parts
+from latentcache.store.generation import Generation, open_generation
 from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
-from latentcache.store.pins import open_pinned
+from latentcache.store.pins import pinned
 from latentcache.verify.child import Limits
 from latentcache.verify.deep import Deep, read_payloads
 from latentcache.verify.drift import Encoding, Reencode, fine_samples, with_model
@@ -40,8 +41,9 @@ from latentcache.verify.findings import (
     recipe_findings,
     worst,
 )
+from latentcache.verify.portions import of_rows
 from latentcache.verify.selection import Deadline, Depth, confidence
-from latentcache.verify.sources import SourcesChecked, check_sources, scan_now
+from latentcache.verify.sources import SourcesChecked, check_sources
 from latentcache.verify.untrusted import check_foreign
 
 
@@ -103,12 +105,12 @@ class _Look:
         # A stranger does not say which folder of ours is looked at.
         root = None if self.depth.untrusted and data is None else data or find_data(self.cache, generation)
         names = generation.samples.names
-        chosen = np.ones(len(names), dtype=np.bool_)
+        chosen = rows = None
         if self.depth.selection is not None:
             chosen = self.depth.selection.choose(names, len(names))
-        rows = chosen[generation.rows.sample]
+            rows = of_rows(generation, chosen)
         entries = check_entries(layout, generation, chosen=rows)
-        found = None if root is None else scan_now(root)
+        found = None if root is None else Listing(root)
         with ThreadPoolExecutor(1) as pool:  # payloads are read by a process: sources meanwhile
             reading = pool.submit(self._read, layout, generation, entries, rows, deadline, limits)
             try:
@@ -133,7 +135,7 @@ class _Look:
         return self._report(layout, generation, asked, found, chosen, entries, sources, deep, again)
 
     def _sources(
-        self, generation: Generation, found: Scan | None, chosen: NDArray[np.bool_], deadline: Deadline
+        self, generation: Generation, found: Listing | None, chosen: NDArray[np.bool_] | None, deadline: Deadline
     ) -> SourcesChecked:
         """Sources, where there is a folder to look into."""
         if found is None:
@@ -152,13 +154,13 @@ class _Look:
         layout: CacheLayout,
         generation: Generation,
         entries: Checked,
-        rows: NDArray[np.bool_],
+        rows: NDArray[np.bool_] | None,
         deadline: Deadline,
         limits: Limits | None,
     ) -> Deep:
         """Payloads, where they are asked for."""
         if not self.depth.reads:
-            return Deep(read=rows)
+            return Deep(read=None)
         return read_payloads(
             layout,
             generation,
@@ -175,8 +177,8 @@ class _Look:
         layout: CacheLayout,
         generation: Generation,
         asked: Recipe | None,
-        found: Scan | None,
-        chosen: NDArray[np.bool_],
+        found: Listing | None,
+        chosen: NDArray[np.bool_] | None,
         entries: Checked,
         sources: SourcesChecked,
         deep: Deep,
@@ -223,19 +225,21 @@ class _Look:
         self,
         generation: Generation,
         asked: Recipe | None,
-        chosen: NDArray[np.bool_],
+        chosen: NDArray[np.bool_] | None,
         looked: NDArray[np.bool_],
         entries: Checked,
         sources: SourcesChecked,
     ) -> dict[int, Finding]:
         """What each sample comes to that is not fine; of one not looked at whole, only what must be mended."""
         recipe = recipe_findings(generation.recipe, asked)[:1]
-        numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
+        names, every = generation.samples.names, range(len(looked))
+        numbers: Sequence[int] = sorted({*entries.damage, *sources.by_sample})
+        if recipe:
+            numbers = every if chosen is None else np.flatnonzero(chosen).tolist()
         decided: dict[int, Finding] = {}
-        for number in numbers:
+        for number, name in zip(numbers, names.take(numbers), strict=True):
             of_entry, of_source = entries.damage.get(number, ()), sources.by_sample.get(number)
             own = [*of_entry, *([of_source] if of_source else ())]
-            name = generation.samples.names[number]
             own += [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe]
             finding = worst(own)
             if finding is not None and (looked[number] or finding.category in PROBLEMS):
@@ -244,11 +248,13 @@ class _Look:
 
 
 def _looked(
-    generation: Generation, chosen: NDArray[np.bool_], sources: SourcesChecked, deep: Deep
+    generation: Generation, chosen: NDArray[np.bool_] | None, sources: SourcesChecked, deep: Deep
 ) -> NDArray[np.bool_]:
     """(S,) the samples of which all is known that was asked for."""
-    looked = chosen.copy()
-    looked[generation.rows.sample[~deep.read]] = False
+    looked = np.ones(len(generation.samples.names), dtype=np.bool_) if chosen is None else chosen.copy()
+    for part in parts(0 if deep.read is None else len(deep.read)):
+        assert deep.read is not None
+        looked[generation.rows.sample[part][~deep.read[part]]] = False
     looked[sources.unasked] = False
     return looked
 
@@ -275,7 +281,7 @@ def find_data(cache: Path, generation: Generation) -> Path:
 def _load(cache: Path) -> Generation:
     """The current generation; damage to it comes with a way out, because a build does not get past it either."""
     try:
-        return open_pinned(cache)
+        return pinned(cache, open_generation)
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
             current = shlex.quote(str(cache / "CURRENT"))
