@@ -39,7 +39,7 @@ from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.sources.resolve import scan
 from latentcache.store.columns import StringColumn
 from latentcache.store.entry import EntryFacts, EntryHeader, NewEntry, numpy_dtype, pack_facts, pack_header
-from latentcache.store.generation import Rows, Samples, load_generation, pack_memo, publish
+from latentcache.store.generation import Rows, Samples, open_generation, pack_memo, publish
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.shard import ShardWriter
@@ -129,7 +129,7 @@ def measure_many(count: int, rounds: int, folder: Path) -> dict[str, Any]:
     made = _alone("make", count, rounds, folder)
     data, cache = Path(made["data"]), Path(made["cache"])
     memory = _alone("memory", count, rounds, folder)
-    layout, generation, found = CacheLayout(cache), load_generation(cache), scan(data)
+    layout, generation, found = CacheLayout(cache), open_generation(cache), scan(data)
     stages: dict[str, Callable[[], Any]] = {
         "fast verify": lambda: verify_cache(cache),
         "walk and stat": lambda: scan(data),
@@ -163,7 +163,7 @@ def measure_full(payloads: int, rounds: int, folder: Path) -> dict[str, Any]:
     ``share`` is of wall time, ``work`` of processor time, which other work on the machine moves less.
     """
     _, cache = make_cache(folder, payloads, 1024)
-    layout, generation = CacheLayout(cache), load_generation(cache)
+    layout, generation = CacheLayout(cache), open_generation(cache)
     file = layout.shards / generation.shards[0] / "data.mdb"
     stages: dict[str, Callable[[], Any]] = {
         "plain read and xxh3": lambda: _read_plainly(file),

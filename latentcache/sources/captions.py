@@ -16,7 +16,8 @@ from latentcache.errors import UnusableSampleError
 from latentcache.sources.causes import hint_for, refusal
 from latentcache.sources.reading import read_source
 from latentcache.sources.sample import Refusal
-from latentcache.sources.walk import CAPTION_EXTENSIONS, Walk
+from latentcache.sources.sorting import CAPTION_EXTENSIONS
+from latentcache.sources.walk import Pictures, Walk
 
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20
@@ -32,19 +33,19 @@ class Caption:
     note: Refusal | None = None
 
 
-def sidecars(picture: str, walk: Walk) -> tuple[str, ...]:
+def sidecars(picture: str, walk: Walk | Pictures) -> tuple[str, ...]:
     """The caption files beside a picture, in the order in which they count; ``picture`` is its name."""
     stem = picture[: picture.rfind(".")]
     texts = walk.texts
     return tuple([texts[stem + ending] for ending in CAPTION_EXTENSIONS if stem + ending in texts])
 
 
-def read_caption(files: tuple[str, ...], walk: Walk) -> Caption:
+def read_caption(files: tuple[str, ...], walk: Walk | Pictures) -> Caption:
     """The caption in the first of these files.
 
     Args:
         files: Of one picture, as :func:`sidecars` gives them; none means an empty caption.
-        walk: The walk they are from.
+        walk: The walk they are from, or the part of it.
 
     Raises:
         UnusableSampleError: ``caption-encoding``, ``caption-unicode``, ``caption-too-large``, ``outside-root``, or
@@ -88,7 +89,7 @@ def caption_fault(text: str) -> str:
     return f"{what} at character {found.start()}"
 
 
-def _read(file: str, walk: Walk) -> str:
+def _read(file: str, walk: Walk | Pictures) -> str:
     """One caption file, decoded. A file without bytes is an empty caption."""
     path = f"{walk.root}/{file}"
     if file in walk.outside_texts:
@@ -103,7 +104,7 @@ def _read(file: str, walk: Walk) -> str:
     return decode_caption(data, path)
 
 
-def _conflict(files: tuple[str, ...], text: str, walk: Walk) -> Refusal | None:
+def _conflict(files: tuple[str, ...], text: str, walk: Walk | Pictures) -> Refusal | None:
     """A note on the second caption file when it is not the same."""
     try:
         other: str | None = _read(files[1], walk)

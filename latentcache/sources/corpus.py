@@ -26,7 +26,7 @@ from latentcache.sources.record_format import RecordFormat
 from latentcache.sources.records import Record, RecordLog, RecordScan
 from latentcache.sources.rows import listed
 from latentcache.sources.sample import Refusal
-from latentcache.sources.walk import CACHE_SUFFIX, extension_of
+from latentcache.sources.sorting import CACHE_SUFFIX, extension_of
 
 #: Extension in lower case -> kind of file.
 KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}

@@ -11,9 +11,12 @@ from __future__ import annotations
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import (
     EmptySourceError,
@@ -27,12 +30,16 @@ from latentcache.sources.causes import as_refusal, refusal
 from latentcache.sources.listing import use_table
 from latentcache.sources.reading import kind_of
 from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
+from latentcache.sources.sorting import PICTURE_EXTENSIONS
 from latentcache.sources.table import find_table, read_table
-from latentcache.sources.walk import PICTURE_EXTENSIONS, Walk, in_order, walk_pictures
+from latentcache.sources.walk import Pictures, PictureWalk, Walk, check_listable, in_order, walk_pictures
 
 #: Data formats that people point at and that this version does not read.
 _NOT_READ = frozenset((".tar", ".parquet", ".jsonl", ".json", ".csv", ".arrow", ".zip", ".mp4", ".tfrecord"))
 _NO_CAPTION = Caption(text="")
+#: Samples that are given at once, as a rule: those of one folder are not parted.
+_TOGETHER = 1 << 13
+_NO_STATS = np.empty((0, 5), dtype=np.uint64)
 
 
 def scan(data: Path, *, captions: bool = True) -> Scan:
@@ -50,13 +57,74 @@ def scan(data: Path, *, captions: bool = True) -> Scan:
         TableError: Its table cannot be read.
         SourceError: The folder cannot be listed.
     """
-    _check_folder(data)
-    walk = walk_pictures(data)
-    table = find_table(data)
-    result = _by_table(table, walk) if table else _by_sidecars(walk, captions)
-    if not result.samples and not result.refused:
-        raise _nothing(walk)
-    return result
+    found = Listing(data, captions=captions)
+    several = list(found.parts())
+    samples = several[0] if len(several) == 1 else SampleColumns.joined(several)
+    return Scan(
+        root=data,
+        samples=samples,
+        refused=found.refused,
+        notes=found.notes,
+        caption_source=found.caption_source,
+    )
+
+
+class Listing:
+    """The same, some samples at a time, in the byte order of their names: to be gone through once.
+
+    ``refused``, ``notes`` and ``caption_source`` are known when it was gone through. Memory: the names in one folder
+    and those above it; where there is a table, all of it.
+
+    Raises:
+        SourceNotFoundError: There is no such folder.
+        UsageError: It is a file.
+    """
+
+    def __init__(self, data: Path, *, captions: bool = True) -> None:
+        _check_folder(data)
+        self.root = data
+        self.refused: tuple[Refusal, ...] = ()
+        self.notes: tuple[Refusal, ...] = ()
+        self.caption_source = "none"
+        self._captions = captions
+        self._others: Mapping[str, int] = {}
+
+    def parts(self) -> Iterator[SampleColumns]:
+        """Samples in columns, a few thousand at a time.
+
+        Raises:
+            EmptySourceError: There is no picture that could be used or refused.
+            TableError: The table cannot be read.
+            SourceError: The folder cannot be listed.
+        """
+        check_listable(self.root)
+        table = find_table(self.root)
+        any_samples = False
+        for part in self._of_table(table) if table else self._of_pictures():
+            any_samples = any_samples or len(part) > 0
+            yield part
+        if not any_samples and not self.refused:
+            raise _nothing(self._others, self.root, self.notes)
+
+    def _of_table(self, table: str) -> Iterator[SampleColumns]:
+        """Samples are the rows."""
+        walk = walk_pictures(self.root)
+        found, self._others = _by_table(table, walk), walk.others
+        self.refused, self.notes, self.caption_source = found.refused, found.notes, found.caption_source
+        yield SampleColumns.of(found.samples)
+
+    def _of_pictures(self) -> Iterator[SampleColumns]:
+        """Samples are the pictures."""
+        walk, taken = PictureWalk(self.root), _Taken()
+        self._others = walk.others
+        for some in walk:
+            taken.add(some, captions=self._captions)
+            if len(taken.names) >= _TOGETHER:
+                yield taken.columns()
+        yield taken.columns()
+        self.refused = in_order([*walk.refused, *taken.refused])
+        self.notes = in_order([*walk.notes, *taken.notes])
+        self.caption_source = "sidecar" if taken.has_captions else "none"
 
 
 def _by_table(table: str, walk: Walk) -> Scan:
@@ -83,49 +151,51 @@ def _unused_sidecars(table: str, walk: Walk) -> Iterator[Refusal]:
 
 @dataclass(slots=True)
 class _Taken:
-    """Captions and words on the rest, so far."""
+    """Samples with their captions that were not given yet, and words on the rest."""
 
-    kept: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
+    stats: list[NDArray[np.uint64]] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
     notes: list[Refusal] = field(default_factory=list)
+    has_captions: bool = False
 
+    def add(self, some: Pictures, *, captions: bool) -> None:
+        """The pictures whose captions can be used; all of them where there is no caption file beside them."""
+        if not some.texts:
+            self.names += some.names
+            self.captions += [""] * len(some.names)
+            self.stats.append(some.stats)
+            return
+        kept = []
+        for number, name in enumerate(some.names):
+            files = sidecars(name, some)
+            self.has_captions = self.has_captions or bool(files)
+            caption = self._caption(number, files if captions else (), some)
+            if caption is not None:
+                kept.append(number)
+                self.names.append(name)
+                self.captions.append(caption)
+        self.stats.append(some.stats[kept])
 
-def _by_sidecars(walk: Walk, captions: bool) -> Scan:
-    """Samples are the pictures."""
-    taken, has_captions = _Taken(), False
-    for number, name in enumerate(walk.names) if walk.texts else ():
-        files = sidecars(name, walk)
-        has_captions = has_captions or bool(files)
-        _take(number, files if captions else (), walk, taken)
-    return Scan(
-        root=walk.root,
-        samples=_samples(walk, taken),
-        refused=in_order([*walk.refused, *taken.refused]),
-        notes=in_order([*walk.notes, *taken.notes]),
-        caption_source="sidecar" if has_captions else "none",
-    )
+    def columns(self) -> SampleColumns:
+        """What was not given yet."""
+        stats = self.stats[0] if len(self.stats) == 1 else np.concatenate([_NO_STATS, *self.stats])
+        given = SampleColumns(self.names, self.captions, stats)
+        self.names, self.captions, self.stats = [], [], []
+        return given
 
-
-def _samples(walk: Walk, taken: _Taken) -> SampleColumns:
-    """The pictures whose captions can be used; all of them where there is no caption file at all."""
-    if not walk.texts:
-        return SampleColumns(walk.names, [""] * len(walk.names), walk.stats)
-    return SampleColumns([walk.names[i] for i in taken.kept], taken.captions, walk.stats[taken.kept])
-
-
-def _take(number: int, files: tuple[str, ...], walk: Walk, taken: _Taken) -> None:
-    """One picture with its caption, or refused for it."""
-    try:
-        caption = read_caption(files, walk) if files else _NO_CAPTION
-    except UnusableSampleError as error:
-        stat = unpack_identity(walk.stats[number].tolist())
-        taken.refused.append(as_refusal(walk.names[number], error, stat=stat))
-        return
-    if caption.note:
-        taken.notes.append(caption.note)
-    taken.kept.append(number)
-    taken.captions.append(caption.text)
+    def _caption(self, number: int, files: tuple[str, ...], some: Pictures) -> str | None:
+        """The caption of one picture; None where it is refused for it."""
+        try:
+            caption = read_caption(files, some) if files else _NO_CAPTION
+        except UnusableSampleError as error:
+            stat = unpack_identity(some.stats[number].tolist())
+            self.refused.append(as_refusal(some.names[number], error, stat=stat))
+            return None
+        if caption.note:
+            self.notes.append(caption.note)
+        return caption.text
 
 
 def _check_folder(data: Path) -> None:
@@ -155,15 +225,15 @@ def _check_folder(data: Path) -> None:
         raise UsageError(f"DATA is no folder: {data}", where=str(data), why=why, fix=fix)
 
 
-def _nothing(walk: Walk) -> EmptySourceError:
+def _nothing(others: Mapping[str, int], root: Path, notes: Sequence[Refusal]) -> EmptySourceError:
     """What was looked for, and what is there instead."""
-    parts = [f"looked for {' '.join(sorted(PICTURE_EXTENSIONS))}", _what_is_there(walk.others)]
-    unread = sorted(_NOT_READ & walk.others.keys())
+    parts = [f"looked for {' '.join(sorted(PICTURE_EXTENSIONS))}", _what_is_there(others)]
+    unread = sorted(_NOT_READ & others.keys())
     if unread:
         parts.append(f"this version does not read {' '.join(unread)}")
-    parts.extend(_noted(walk))
+    parts.extend(_noted(root, notes))
     fix = "give the folder that holds the pictures: `latentcache build FOLDER`"
-    return EmptySourceError(f"no pictures in {walk.root}", where=str(walk.root), why="; ".join(parts), fix=fix)
+    return EmptySourceError(f"no pictures in {root}", where=str(root), why="; ".join(parts), fix=fix)
 
 
 def _what_is_there(others: Mapping[str, int]) -> str:
@@ -176,10 +246,10 @@ def _what_is_there(others: Mapping[str, int]) -> str:
     return f"found {total} other file{'s' * (total > 1)} ({words})"
 
 
-def _noted(walk: Walk) -> Iterator[str]:
+def _noted(root: Path, notes: Sequence[Refusal]) -> Iterator[str]:
     """What was passed over on purpose: that may be where the pictures are."""
-    counts = Counter(note.cause for note in walk.notes)
+    counts = Counter(note.cause for note in notes)
     if counts["hidden"]:
         yield f"{counts['hidden']} with names that begin with a dot are not used"
-    if counts["cache-folder"] or (walk.root / "CURRENT").is_file():
+    if counts["cache-folder"] or (root / "CURRENT").is_file():
         yield "there is a cache in it, which is not read as data"

@@ -7,12 +7,10 @@ Names are relative to the root with ``/``; a name that is not UTF-8 carries its 
 
 from __future__ import annotations
 
-import operator
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +56,14 @@ class SampleColumns(Sequence[Sample]):
         stats = np.array(identities, dtype=np.uint64).reshape(-1, _STAT_WIDTH)
         return cls([sample.name for sample in samples], [sample.caption for sample in samples], stats)
 
+    @classmethod
+    def joined(cls, several: Sequence[SampleColumns]) -> SampleColumns:
+        """The samples of several, one after the other."""
+        stats = [np.empty((0, _STAT_WIDTH), dtype=np.uint64), *(part.stats for part in several)]
+        names = [name for part in several for name in part.names]
+        captions = [caption for part in several for caption in part.captions]
+        return cls(names, captions, np.concatenate(stats))
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -94,16 +100,10 @@ class StatColumns:
             del self._stats[_STAT_WIDTH * (len(self.names) - 1) :]
             self._stats.extend(pack_identity(numbers))
 
-    def ordered(self) -> tuple[list[str], NDArray[np.uint64]]:
-        """Names in byte order, and (n, 5) their stats."""
-        names = self.names
-        stats = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, _STAT_WIDTH)
-        if all(map(str.isascii, names)) and all(map(operator.lt, names, islice(names, 1, None))):
-            return names, stats  # the usual case: nothing is copied
-        # The order of ASCII text is that of its bytes, and folders come sorted, so this is nearly one pass.
-        keys = names if all(map(str.isascii, names)) else [os.fsencode(name) for name in names]
-        order = sorted(range(len(names)), key=keys.__getitem__)
-        return [names[i] for i in order], stats[order]
+    @property
+    def stats(self) -> NDArray[np.uint64]:
+        """(n, 5) the stats."""
+        return np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, _STAT_WIDTH)
 
 
 def pack_identity(identity: Sequence[int]) -> tuple[int, ...]:
@@ -148,3 +148,7 @@ class Scan:
     notes: tuple[Refusal, ...] = ()
     caption_source: str = "none"
     """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
+
+    def parts(self) -> Iterator[SampleColumns]:
+        """All samples in columns: what a listing gives a part at a time."""
+        yield SampleColumns.of(self.samples)

@@ -25,7 +25,7 @@ from latentcache.sources.listing import picture_named
 from latentcache.sources.reading import read_source
 from latentcache.sources.rows import Row, choose_columns, has_columns, listed, make_row, shown, table_error
 from latentcache.sources.sample import Refusal
-from latentcache.sources.walk import TABLE_NAMES, is_inside
+from latentcache.sources.sorting import TABLE_NAMES, is_inside
 
 #: Longest field of a CSV table in characters, and longest line of a JSONL table in bytes.
 MAX_FIELD = 10_000_000

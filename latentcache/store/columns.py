@@ -44,6 +44,8 @@ _STRINGS = ("names", "captions")
 MAX_OFFSET = 1 << 62
 #: Strings that become objects at a time when all are asked for.
 _SLICE = 1 << 14
+#: Rows of a column that are looked at together.
+_PART = 1 << 16
 
 
 class StringColumn(Sequence[str]):
@@ -118,10 +120,20 @@ def load_columns(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[s
 
 
 def _load_column(folder: Path, name: str, fact: Mapping[str, Any]) -> NDArray[Any]:
+    path = column_path(folder, name, fact)
+    return npy_array(checked_bytes(path, fact.get("checksum")), path)
+
+
+def column_path(folder: Path, name: str, fact: Mapping[str, Any]) -> Path:
+    """The file of a column that a manifest names.
+
+    Raises:
+        CacheDamagedError: The manifest names another one.
+    """
     path = folder / f"{name}.npy"
     if fact.get("file") != path.name or path.parent != folder:
         raise CacheDamagedError("a manifest names a file that is no column", where=str(folder), why=repr(fact))
-    return npy_array(checked_bytes(path, fact.get("checksum")), path)
+    return path
 
 
 def check_columns(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
@@ -163,9 +175,9 @@ def check_limits(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int])
         ValueError: With the column's name.
     """
     for name, end in limits.items():
-        column = columns[name]
-        if len(column) and not 0 <= int(column.min()) <= int(column.max()) < end:
-            raise ValueError(f"{name}: a position is not below {end}")
+        for part in _parts(columns[name]):
+            if not 0 <= int(part.min()) <= int(part.max()) < end:
+                raise ValueError(f"{name}: a position is not below {end}")
 
 
 def check_strings(columns: Mapping[str, NDArray[Any]], name: str) -> None:
@@ -176,7 +188,11 @@ def check_strings(columns: Mapping[str, NDArray[Any]], name: str) -> None:
     """
     data, ends = columns[f"{name}_bytes"], columns[f"{name}_ends"]
     whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
-    if not whole or bool((ends[1:] < ends[:-1]).any()):
+    before = np.zeros(1, dtype=ends.dtype)
+    for part in _parts(ends):
+        whole = whole and part[0] >= before[-1] and not bool((part[1:] < part[:-1]).any())
+        before = part
+    if not whole:
         raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
 
 
@@ -187,12 +203,21 @@ def check_pairs(columns: Mapping[str, NDArray[Any]]) -> None:
         ValueError: Row i + N / 2 is not the mirror image of row i.
     """
     half, odd = divmod(len(columns["shard"]), 2)
-    expected = columns["key"][:half].copy()
-    expected[:, VARIANT_BYTE] = FLIPPED
-    pairs = [(expected, columns["key"][half:])]
-    pairs += [(columns[name][:half], columns[name][half:]) for name in ("sample", "bucket")]
-    if odd or not all(np.array_equal(one, other) for one, other in pairs):
+    for start in range(0, half, _PART):
+        stop = min(start + _PART, half)
+        expected = columns["key"][start:stop].copy()
+        expected[:, VARIANT_BYTE] = FLIPPED
+        pairs = [(expected, columns["key"][half + start : half + stop])]
+        pairs += [(columns[n][start:stop], columns[n][half + start : half + stop]) for n in ("sample", "bucket")]
+        odd = odd or not all(np.array_equal(one, other) for one, other in pairs)
+    if odd:
         raise ValueError("the mirrored rows are not those of the pictures before them")
+
+
+def _parts(column: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """A column in slices: it may be one that stays on disk."""
+    for start in range(0, len(column), _PART):
+        yield column[start : start + _PART]
 
 
 def checked_bytes(path: Path, expected: Any) -> bytes:
@@ -231,6 +256,20 @@ def npy_array(data: bytes, path: Path) -> NDArray[Any]:
     Raises:
         CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
     """
+    dtype, shape, start = npy_form(data, path)
+    try:
+        flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=start)
+    except (ValueError, MemoryError, OverflowError) as error:
+        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
+    return flat.reshape(shape)
+
+
+def npy_form(data: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Type, shape and byte at which the values begin, of a file as :func:`npy_bytes` writes it or its first bytes.
+
+    Raises:
+        CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
+    """
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -239,10 +278,9 @@ def npy_array(data: bytes, path: Path) -> NDArray[Any]:
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
         if dtype.hasobject or fortran:
             raise ValueError(f"{dtype}{' in Fortran order' if fortran else ''} is never written")
-        flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=stream.tell())
     except (ValueError, EOFError, MemoryError, OverflowError) as error:
         raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
-    return flat.reshape(shape)
+    return dtype, shape, stream.tell()
 
 
 def npy_header(front: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:

@@ -8,7 +8,7 @@ columns: no payload is read. Shards are shared between generations; entries are 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from latentcache.errors import CacheFormatError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
 from latentcache.recipe import Recipe
+from latentcache.store.column_files import FileStrings, open_columns
 from latentcache.store.columns import (
     StringColumn,
     check_columns,
@@ -31,6 +32,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import Told, format_version
 from latentcache.store.publication import checked_shards, contradictions, find_manifest, put_generation
 
+_Load = Callable[[Path, Mapping[str, Mapping[str, Any]]], dict[str, NDArray[Any]]]
 _STAT_FIELDS = ("size", "mtime_ns", "ctime_ns", "inode", "device", "seen_ns")
 
 
@@ -179,6 +181,23 @@ def load_generation(cache: Path, number: int | None = None) -> Generation:
         CacheFormatError: Written by a newer version, or a cache of tokens.
         CacheDamagedError: A manifest or a column is not what was written.
     """
+    return _opened(cache, number, load_columns, StringColumn)
+
+
+def open_generation(cache: Path, number: int | None = None) -> Generation:
+    """The same, for whoever needs all of it and never at once: its columns stay on disk, and give what is asked for.
+
+    They are indexed as arrays are, by a position, a slice or an array of positions; see ``column_files``.
+
+    Raises:
+        CacheNotFoundError: No cache there, or no finished build in it yet.
+        CacheFormatError: Written by a newer version, or a cache of tokens.
+        CacheDamagedError: A manifest or a column is not what was written; also later, of a column that changes.
+    """
+    return _opened(cache, number, open_columns, FileStrings)
+
+
+def _opened(cache: Path, number: int | None, load: _Load, strings: type[StringColumn]) -> Generation:
     number, manifest, folder = find_manifest(cache, number)
     if manifest.get("kind") is not None:
         raise CacheFormatError(
@@ -189,13 +208,18 @@ def load_generation(cache: Path, number: int | None = None) -> Generation:
             slug="cache-kind",
         )
     with contradictions(folder):
-        return _assemble(number, manifest, folder)
+        return _assemble(number, manifest, load(folder, manifest["columns"]), folder, strings)
 
 
-def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generation:
+def _assemble(
+    number: int,
+    manifest: Mapping[str, Any],
+    columns: Mapping[str, NDArray[Any]],
+    folder: Path,
+    strings: type[StringColumn],
+) -> Generation:
     buckets = manifest["buckets"]
     shards = checked_shards(number, manifest)
-    columns = load_columns(folder, manifest["columns"])
     check_columns(columns, {"shard": len(shards), "bucket": len(buckets)})
     lists = json.loads(checked_bytes(folder / "refused.json", manifest["lists"]["checksum"]))
     recipe = Recipe.from_json(manifest["recipe"])
@@ -206,7 +230,7 @@ def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> Generat
         number=number,
         recipe=recipe,
         rows=rows,
-        samples=_samples(columns),
+        samples=_samples(columns, strings),
         buckets=tuple(Size(height, width) for height, width in buckets),
         shards=shards,
         refused=tuple(lists["refused"]),
@@ -224,10 +248,10 @@ def _arrays(rows: Rows, samples: Samples) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _samples(columns: Mapping[str, NDArray[Any]]) -> Samples:
+def _samples(columns: Mapping[str, NDArray[Any]], strings: type[StringColumn]) -> Samples:
     return Samples(
-        names=StringColumn(columns["names_bytes"], columns["names_ends"]),
-        captions=StringColumn(columns["captions_bytes"], columns["captions_ends"]),
+        names=strings(columns["names_bytes"], columns["names_ends"]),
+        captions=strings(columns["captions_bytes"], columns["captions_ends"]),
         content=columns["content"],
         original_size=columns["original_size"],
         stat=columns["stat"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.identity.content import checksum, checksum_of
+from latentcache.identity.content import HASH_BYTES, checksum, checksum_of
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.columns import checked_bytes, npy_array, npy_bytes, npy_header
 from latentcache.store.durable import open_file, read_json, write_atomically, write_json
@@ -36,6 +37,10 @@ INDEX_DTYPE = np.dtype(
 
 #: Bytes read at a time of a file that is only hashed, and more than a ``.npy`` header has.
 _READ_BYTES, _FRONT_BYTES = 1 << 20, 4096
+#: Rows given at once.
+_ROWS = 1 << 13
+#: Where a key has its content hash, and all that the first 16 bits of one can be.
+_CONTENT_AT, _ALL = KEY_BYTES - HASH_BYTES - 8, range(1 << 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +73,53 @@ class IndexFile:
     start: int
     """Byte at which the rows begin."""
 
-    def slices(self, size: int = 1 << 13) -> Iterator[NDArray[Any]]:
+    @property
+    def data(self) -> Path:
+        """The LMDB file."""
+        return self.folder / "data.mdb"
+
+    def slices(self, size: int = 0, contents: range = _ALL) -> Iterator[NDArray[Any]]:
         """The rows in order, as structured arrays of INDEX_DTYPE with ``size`` rows at most.
+
+        Args:
+            size: As said; 0 for 8192.
+            contents: Only rows whose content hash begins with one of these numbers of 16 bits, big endian.
 
         Raises:
             CacheDamagedError: They cannot be read any more.
         """
+        size = size or _ROWS
+        with _reading(self.folder / "index.npy") as descriptor:
+            for span in [range(self.entries)] if contents == _ALL else self._spans(descriptor, contents):
+                for first in span[::size]:
+                    yield self._read(descriptor, first, min(size, span.stop - first))
+
+    def rows(self, first: int, count: int) -> NDArray[Any]:
+        """(count,) rows from ``first`` on, as they are in the index. Raises as :meth:`slices`."""
+        with _reading(self.folder / "index.npy") as descriptor:
+            return self._read(descriptor, first, count)
+
+    def _read(self, descriptor: int, first: int, count: int) -> NDArray[Any]:
         path, width = self.folder / "index.npy", INDEX_DTYPE.itemsize
-        with _reading(path) as descriptor:
-            for first in range(0, self.entries, size):
-                wanted = min(size, self.entries - first) * width
-                data = os.pread(descriptor, wanted, self.start + first * width)
-                if len(data) != wanted:
-                    raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why="it has become shorter")
-                yield np.frombuffer(data, dtype=INDEX_DTYPE)
+        data = os.pread(descriptor, count * width, self.start + first * width)
+        if len(data) != count * width:
+            raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why="it has become shorter")
+        return np.frombuffer(data, dtype=INDEX_DTYPE)
+
+    def _spans(self, descriptor: int, contents: range) -> Iterator[range]:
+        """Where such contents lie: one run of rows for each kind, variant and size, which come first in a key."""
+        row, rows = 0, range(self.entries)
+
+        def front(row: int) -> bytes:
+            return os.pread(descriptor, _CONTENT_AT + 2, self.start + row * INDEX_DTYPE.itemsize)
+
+        while row < self.entries:
+            group = front(row)[:_CONTENT_AT]
+            end = bisect_right(rows, group, lo=row + 1, key=lambda at: front(at)[:_CONTENT_AT])
+            low, high = (group + number.to_bytes(2, "big") for number in (contents[0], contents[-1]))
+            first = bisect_left(rows, low, lo=row, hi=end, key=front)
+            yield range(first, bisect_right(rows, high, lo=first, hi=end, key=front))
+            row = end
 
 
 def rows_at(index: ShardIndex, offsets: NDArray[np.uint64]) -> NDArray[np.intp]:

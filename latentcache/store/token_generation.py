@@ -8,7 +8,7 @@ contradict each other are refused when it is opened, before an id is read. Cost:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -232,10 +232,12 @@ def load_tokens(cache: Path, number: int | None = None) -> TokenGeneration:
         return _assemble(number, manifest, folder)
 
 
-def load_any(cache: Path, number: int | None = None) -> AnyGeneration:
-    """Open a generation of whatever kind it is. Errors as :func:`load_tokens`, but for the kind."""
+def load_any(
+    cache: Path, number: int | None = None, *, pictures: Callable[[Path, int | None], Generation] = load_generation
+) -> AnyGeneration:
+    """Open a generation of either kind, by ``pictures`` one of those. Errors as :func:`load_tokens` but the kind."""
     _, manifest, _ = find_manifest(cache, number)
-    return load_tokens(cache, number) if manifest.get("kind") == TOKENS else load_generation(cache, number)
+    return load_tokens(cache, number) if manifest.get("kind") == TOKENS else pictures(cache, number)
 
 
 def _assemble(number: int, manifest: Mapping[str, Any], folder: Path) -> TokenGeneration:

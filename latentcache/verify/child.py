@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import latentcache
 from latentcache import failpoint
 from latentcache.errors import CacheDamagedError
+from latentcache.store.generation import open_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import AnyGeneration, TokenGeneration, load_any
 from latentcache.verify.entries import check_entries
@@ -133,7 +134,7 @@ def main() -> None:
     work = json.loads(sys.argv[1])
     _limit(work["limits"])
     layout = CacheLayout(Path(work["cache"]))
-    generation = load_any(layout.root, work["generation"])
+    generation = load_any(layout.root, work["generation"], pictures=open_generation)
     if work["probe"]:
         check_entries(layout, generation)
     selection = work["selection"]

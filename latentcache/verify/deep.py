@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.identity.content import checksum
+from latentcache.store.column_files import parts
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import AnyGeneration
 from latentcache.verify.child import Work, run_child, scan_one
 from latentcache.verify.entries import Checked
 from latentcache.verify.findings import Finding
-from latentcache.verify.payloads import Message, reading_order
+from latentcache.verify.payloads import Message
+from latentcache.verify.portions import Portion, by_place
 from latentcache.verify.selection import Deadline, Depth, Limits, Selection
 from latentcache.verify.subjects import field_of
-
-_NONE = np.empty(0, dtype=np.intp)
 
 
 @dataclass(slots=True, kw_only=True)
 class Deep:
     """What reading came to."""
 
-    read: NDArray[np.bool_]
-    """(R,) whether all that was wanted of each row is known."""
+    read: NDArray[np.bool_] | None
+    """(R,) whether all that was wanted of each row is known; None where that is so of all."""
     payloads: int = 0
     payload_bytes: int = 0
     """Headers and payloads."""
@@ -40,7 +40,7 @@ def read_payloads(
     generation: AnyGeneration,
     checked: Checked,
     *,
-    chosen: NDArray[np.bool_],
+    chosen: NDArray[np.bool_] | None,
     depth: Depth,
     deadline: Deadline,
     limits: Limits | None = None,
@@ -51,7 +51,7 @@ def read_payloads(
         layout: The cache.
         generation: What the entries should be.
         checked: The look at indexes and headers.
-        chosen: (R,) which rows to read.
+        chosen: (R,) which rows to read; None for all.
         depth: Whether to read, what ``chosen`` was made by, and whether to read in a process of its own.
         deadline: When to stop.
         limits: What that process may use.
@@ -60,9 +60,12 @@ def read_payloads(
         CacheDamagedError: That process ended before it came to a shard.
     """
     if not depth.reads:
-        return Deep(read=chosen)
-    selection = depth.selection
-    deep = Deep(read=~np.isin(generation.rows.shard, checked.whole_shards))
+        return Deep(read=None)
+    selection, shard = depth.selection, generation.rows.shard
+    read = np.empty(len(shard), dtype=np.bool_)
+    for part in parts(len(read)):
+        read[part] = ~np.isin(shard[part], checked.whole_shards)
+    deep = Deep(read=read)
     pages = [number for number in checked.whole_shards if _walks_pages(generation.shards[number], selection)]
 
     unused = [name for name in checked.unneeded if _walks_pages(name, selection)]
@@ -87,25 +90,46 @@ def read_payloads(
             here if limits is None else None,
         )
     if checked.whole_shards or unused:
-        _take(messages, deep, generation, checked, chosen)
+        _take(messages, deep, read, generation, checked, chosen)
     return deep
+
+
+class _InOrder:
+    """The rows of a shard as they are read, from which the next ones are taken."""
+
+    def __init__(self, portions: Iterator[Portion]) -> None:
+        self._portions, self._rest = portions, np.empty(0, dtype=np.intp)
+
+    def take(self, count: int) -> Iterator[NDArray[np.intp]]:
+        """The next ``count`` rows, or as many as there are, in pieces."""
+        while count > 0:
+            if not len(self._rest):
+                portion = next(self._portions, None)
+                if portion is None:
+                    return
+                self._rest = portion.row
+            part, self._rest = self._rest[:count], self._rest[count:]
+            count -= len(part)
+            yield part
 
 
 def _take(
     messages: Iterator[Message],
     deep: Deep,
+    read: NDArray[np.bool_],
     generation: AnyGeneration,
     checked: Checked,
-    chosen: NDArray[np.bool_],
+    chosen: NDArray[np.bool_] | None,
 ) -> None:
     """Enter what was read into ``deep``, and what is wrong into ``checked``."""
-    rows, upto = _NONE, 0
+    rows, upto = _InOrder(iter(())), 0
     for message in messages:
         if "shard" in message:
             shard, upto = message["shard"], 0
-            rows = _NONE if isinstance(shard, str) else reading_order(generation, shard, chosen)
+            rows = _InOrder(iter(()) if isinstance(shard, str) else by_place(generation, shard, chosen))
         elif "upto" in message:
-            deep.read[rows[upto : message["upto"]]] = True
+            for part in rows.take(message["upto"] - upto):
+                read[part] = True
             deep.payloads += message["upto"] - upto
             deep.payload_bytes += message["bytes"]
             upto = message["upto"]
@@ -114,8 +138,7 @@ def _take(
         elif "unused" in message:
             checked.loose.append(_unused(message, field_of(generation)))
         elif "died" in message:
-            deep.read[rows[upto:]] = True
-            _died(generation, checked, message, rows[upto:])
+            _died(generation, checked, message, read, rows)
         elif "pages" in message:
             file = f"shards/{generation.shards[message['pages']]}/data.mdb"
             checked.loose.append(Finding(category="corrupt", reason="pages", file=file, found=message["found"]))
@@ -134,12 +157,17 @@ def _unused(message: Message, field: str) -> Finding:
     )
 
 
-def _died(generation: AnyGeneration, checked: Checked, message: Message, rows: NDArray[np.intp]) -> None:
+def _died(
+    generation: AnyGeneration, checked: Checked, message: Message, read: NDArray[np.bool_], rows: _InOrder
+) -> None:
     """A process ended in a shard: what it had not come to is as good as damaged; after the last entry, the pages."""
-    category, found = message["category"], message["found"]
-    for row in rows.tolist():
-        checked.add(generation, row, category, "shard", found=found)
-    if not len(rows):
+    category, found, count = message["category"], message["found"], 0
+    for part in rows.take(len(read)):
+        read[part] = True
+        count += len(part)
+        for row in part.tolist():
+            checked.add(generation, row, category, "shard", found=found)
+    if not count:
         shard = message["died"]
         file = f"shards/{shard if isinstance(shard, str) else generation.shards[shard]}/data.mdb"
         checked.loose.append(Finding(category=category, reason="shard", file=file, found=found))

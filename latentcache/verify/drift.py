@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import MissingEntryError, StoreError
 from latentcache.recipe import EncoderSpec, Recipe
+from latentcache.store.column_files import parts
 from latentcache.store.generation import Generation
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
@@ -135,7 +136,7 @@ class Encoding:
         reader = EntryReader(self.layout, self.generation)
         while done < len(drawn) and not deadline.over:
             part = drawn[done : done + _CHUNK]
-            rows = np.flatnonzero(np.isin(self.generation.rows.sample, part)).tolist()
+            rows = _rows_of(self.generation, part)
             for fresh in self.reencode.encode(self.generation, self.root, rows):
                 self._compare(reader, fresh)
             done += len(part)
@@ -205,6 +206,14 @@ class Encoding:
             found += "; the same file decodes to other pixels now"
         reason = "latents" if item.same_pixels else "pixels"
         self.checked.add(self.generation, item.row, "drift", reason, expected=str(allowed), found=found)
+
+
+def _rows_of(generation: Generation, samples: NDArray[np.intp]) -> list[int]:
+    """The rows of some samples."""
+    sample, rows = generation.rows.sample, list[int]()
+    for part in parts(len(sample)):
+        rows += (np.flatnonzero(np.isin(sample[part], samples)) + part.start).tolist()
+    return rows
 
 
 def with_model(generation: Generation, asked: Recipe | None, reencode: Reencode) -> Recipe | None:

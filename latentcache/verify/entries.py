@@ -1,10 +1,10 @@
 """Checks of what is stored that read no payload: shards and the headers in their indexes, a column at a time.
 
-Guarantee: a damaged cache gives findings, never an exception and never a signal: index files are read whole, checked
+Guarantee: a damaged cache gives findings, never an exception and never a signal: index files are read, checked
 against their checksum and never mapped. Every header is held against its key, its bucket's shape, the recipe and
 the columns of the generation; a damaged block of tokens is a finding for each of its documents. Cost: about 1 µs per
-entry, 24 bytes of memory per entry of one shard beside the generation's columns, and 32 per entry that nobody needs;
-an index is read in slices.
+entry. Memory does not grow with them: columns are taken a portion at a time, an index is read in slices; an entry
+that nobody needs takes 32 bytes until all are known.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from latentcache.store.index import IndexFile, open_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import AnyGeneration, TokenGeneration
 from latentcache.verify.findings import Finding
+from latentcache.verify.portions import Met, Portion, by_content
 from latentcache.verify.subjects import field_of, name_of, samples_of
 from latentcache.verify.token_entries import wrong_blocks
 
@@ -80,28 +81,16 @@ def check_entries(
     """
     checked = Checked()
     unneeded: list[NDArray[np.uint8]] = []
-    for number, name in enumerate(generation.shards):
-        rows = rows_of_shard(generation, number)
-        try:
-            index = open_index(layout.shards / name)
-            found = _check_shard(index, rows, chosen, generation, checked)
-        except CacheDamagedError as error:
-            category, reason, why = _shard_state(layout.shards / name, error)
-            for row in (rows if chosen is None else rows[chosen[rows]]).tolist():
-                checked.add(generation, row, category, reason, found=why)
-        else:
+    for number, portions in by_content(generation):
+        found = _check_shard(layout.shards / generation.shards[number], portions, chosen, generation, checked)
+        if found is not None:
             checked.whole_shards.append(number)
             unneeded += found
-            checked.unneeded += [name] if found else []
+            checked.unneeded += [generation.shards[number]] if found else []
     if orphans:
         unneeded += _other_shards(layout, generation, checked)
         checked.loose += _orphans(unneeded, generation)
     return checked
-
-
-def rows_of_shard(generation: AnyGeneration, number: int) -> NDArray[np.intp]:
-    """The rows whose entries lie in one shard."""
-    return np.flatnonzero(generation.rows.shard == number)
 
 
 def words(error: OSError | StoreError) -> str:
@@ -121,28 +110,55 @@ def _shard_state(folder: Path, error: CacheDamagedError) -> tuple[str, str, str]
 
 
 def _check_shard(
-    index: IndexFile,
-    rows: NDArray[np.intp],
+    folder: Path,
+    portions: Iterator[Met],
     chosen: NDArray[np.bool_] | None,
     generation: AnyGeneration,
     checked: Checked,
+) -> list[NDArray[np.uint8]] | None:
+    """Hold every header of a shard against all that is known of it, or say of all its rows that it does not open.
+
+    Returns:
+        The keys of entries nobody needs; None where the shard is damaged.
+    """
+    unneeded: list[NDArray[np.uint8]] = []
+    failed, index = None, None
+    try:
+        index = open_index(folder)
+    except CacheDamagedError as error:
+        failed = error
+    for met in portions:
+        wanted = np.ones(len(met.portion), dtype=np.bool_) if chosen is None else chosen[met.portion.row]
+        try:
+            if index is not None and failed is None:
+                unneeded += _check_portion(index, met, wanted, generation, checked)
+                continue
+        except CacheDamagedError as error:
+            failed = error
+        if failed is not None:
+            category, reason, why = _shard_state(folder, failed)
+            for row in met.portion.row[wanted].tolist():
+                checked.add(generation, row, category, reason, found=why)
+    return unneeded if failed is None else None
+
+
+def _check_portion(
+    index: IndexFile, met: Met, wanted: NDArray[np.bool_], generation: AnyGeneration, checked: Checked
 ) -> list[NDArray[np.uint8]]:
-    """Hold every header of these rows against all that is known of it; gives the keys of entries nobody needs."""
-    columns = generation.rows
-    order = rows[np.argsort(columns.offset[rows], kind="stable")]
-    offsets = columns.offset[order]
-    wanted = np.ones(len(order), dtype=np.bool_) if chosen is None else chosen[order]
-    listed, unneeded = np.zeros(len(order), dtype=np.bool_), []
-    for part in index.slices():
-        which, entry, unused = _matched(offsets, part["offset"])
-        same_key = (part["key"][entry] == columns.key[order[which]]).all(axis=1)
+    """Hold the headers of some rows of a shard against what is known; gives the keys of entries nobody needs."""
+    order = np.argsort(met.portion.offset, kind="stable")
+    rows, wanted = met.portion[order], wanted[order]
+    listed, unneeded = np.zeros(len(rows), dtype=np.bool_), []
+    for part in index.slices(contents=met.contents):
+        which, entry, unused = _matched(rows.offset, part["offset"])
+        same_key = (part["key"][entry] == rows.key[which]).all(axis=1)
         which, entry = which[same_key], entry[same_key]
         listed[which] = True
         if unused.any():
             unneeded.append(part["key"][unused])
         looked = wanted[which]
-        _check_headers(part[entry[looked]], order[which[looked]], generation, checked)
-    for row in order[wanted & ~listed].tolist():
+        _check_headers(part[entry[looked]], rows[which[looked]], generation, checked)
+    for row in rows.row[wanted & ~listed].tolist():
         checked.add(generation, row, "missing", "entry-lost", found="its shard's index does not list it")
     return unneeded
 
@@ -163,41 +179,38 @@ def _matched(
     return which, entry, times == 0
 
 
-def _check_headers(
-    entries: NDArray[Any], rows: NDArray[np.intp], generation: AnyGeneration, checked: Checked
-) -> None:
+def _check_headers(entries: NDArray[Any], rows: Portion, generation: AnyGeneration, checked: Checked) -> None:
     """Hold the headers of some rows, beside which their entries in the index are given, against what is known."""
     checked.headers += len(rows)
     if isinstance(generation, TokenGeneration):
-        for row, why in wrong_blocks(entries, rows, generation):
+        for row, why in wrong_blocks(entries, rows.row, generation):
             checked.add(generation, row, "corrupt", "header", found=why)
         return
-    for bucket in np.unique(generation.rows.bucket[rows]).tolist():
-        part = np.flatnonzero(generation.rows.bucket[rows] == bucket)
+    for bucket in np.unique(rows.bucket).tolist():
+        part = np.flatnonzero(rows.bucket == bucket)
         for row, why in _wrong_headers(entries[part], rows[part], bucket, generation):
             checked.add(generation, row, "corrupt", "header", found=why)
 
 
 def _wrong_headers(
-    entries: NDArray[Any], rows: NDArray[np.intp], bucket: int, generation: Generation
+    entries: NDArray[Any], rows: Portion, bucket: int, generation: Generation
 ) -> Iterator[tuple[int, str]]:
     """Rows of one bucket whose header is not what it should be, and why."""
     spec = generation.recipe.encoder
     cells = latent_size(generation.buckets[bucket], spec.factor)
     shape = (spec.stored_channels, cells.height, cells.width)
-    keyed = keyed_headers(generation.rows.key[rows])
+    keyed = keyed_headers(rows.key)
     keyed[:, KEY_BYTES:] = entries["header"]
     if not headers_hold(keyed, shape, spec.storage_dtype):
-        yield from _unlike(keyed, rows, shape, spec.storage_dtype)
+        yield from _unlike(keyed, rows.row, shape, spec.storage_dtype)
     content, recipe = header_ids(keyed)
-    sample = generation.samples.content[generation.rows.sample[rows]]
     named = keyed[:, _CONTENT_AT : _CONTENT_AT + HASH_BYTES]
-    wrong = (content != sample).any(axis=1) | (named != sample).any(axis=1)
-    yield from ((row, "it was made from another file") for row in rows[wrong].tolist())
+    wrong = (content != rows.content).any(axis=1) | (named != rows.content).any(axis=1)
+    yield from ((row, "it was made from another file") for row in rows.row[wrong].tolist())
     wrong = (recipe != np.frombuffer(generation.recipe.recipe_id, dtype=np.uint8)).any(axis=1)
-    yield from ((row, "it was made by another recipe") for row in rows[wrong].tolist())
-    wrong = (entries["facts"] != _facts(generation, rows)).any(axis=1)
-    yield from ((row, "its placement is not the recorded one") for row in rows[wrong].tolist())
+    yield from ((row, "it was made by another recipe") for row in rows.row[wrong].tolist())
+    wrong = (entries["facts"] != _facts(rows)).any(axis=1)
+    yield from ((row, "its placement is not the recorded one") for row in rows.row[wrong].tolist())
 
 
 def _unlike(
@@ -215,11 +228,10 @@ def _unlike(
             yield row, f"shape: expected {dtype} {list(shape)}, found {header.dtype} {list(header.shape)}"
 
 
-def _facts(generation: Generation, rows: NDArray[np.intp]) -> NDArray[np.uint8]:
+def _facts(rows: Portion) -> NDArray[np.uint8]:
     """(n, 32) the facts beside each header, from the columns: pixel hash, resize, crop."""
-    columns = generation.rows
-    numbers = np.concatenate([columns.resize[rows], columns.crop[rows]], axis=1).astype("<u4")
-    return np.concatenate([columns.pixel_hash[rows], numbers.view(np.uint8)], axis=1)
+    numbers = np.concatenate([rows.resize, rows.crop], axis=1).astype("<u4")
+    return np.concatenate([rows.pixel_hash, numbers.view(np.uint8)], axis=1)
 
 
 def _other_shards(layout: CacheLayout, generation: AnyGeneration, checked: Checked) -> list[NDArray[np.uint8]]:

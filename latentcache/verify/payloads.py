@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,7 @@ from latentcache.store.headers import KEYED_BYTES, headers_hold, keyed_headers, 
 from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
 from latentcache.store.token_generation import AnyGeneration
+from latentcache.verify.portions import Portion, by_place
 from latentcache.verify.trees import pages_found
 
 Message = dict[str, Any]
@@ -69,12 +71,16 @@ def scan_shards(
         over: Asked before each batch whether to stop.
     """
     reader = EntryReader(layout, generation)
-    try:
-        for number in shards:
-            rows = reading_order(generation, number, chosen)
-            yield from scan_shard(layout, generation, number, _payloads(reader, rows, over), pages=pages, over=over)
-    finally:
-        reader.close()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        look = _Look(reader=reader, over=over)
+        try:
+            for number in shards:
+                portions = by_place(generation, number, chosen)
+                found = _payloads(pool, look, portions)
+                yield from scan_shard(layout, generation, number, found, pages=pages, over=over)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            reader.close()
 
 
 def scan_shard(
@@ -107,15 +113,6 @@ def scan_shard(
     yield {"end": number}
 
 
-def reading_order(generation: AnyGeneration, shard: int, chosen: NDArray[np.bool_] | None) -> NDArray[np.intp]:
-    """The rows of one shard by bucket and then by place, as they are read."""
-    columns = generation.rows
-    wanted = columns.shard == shard
-    rows = np.flatnonzero(wanted if chosen is None else wanted & chosen)
-    order: NDArray[np.intp] = rows[np.lexsort((columns.offset[rows], columns.bucket[rows]))]
-    return order
-
-
 def not_finite(words_of: NDArray[Any], dtype: str) -> bool:
     """Whether any value is NaN or infinite, by its exponent bits: largest as signed words, and as unsigned ones.
 
@@ -130,59 +127,67 @@ def not_finite(words_of: NDArray[Any], dtype: str) -> bool:
     )
 
 
-def _payloads(reader: EntryReader, rows: NDArray[np.intp], over: Callable[[], bool]) -> Iterator[Message]:
-    """Rows whose entry a loader would refuse, or that holds NaN or infinity, and how far it came."""
-    buckets = reader.generation.rows.bucket[rows]
-    starts = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(rows)]
+def _payloads(pool: ThreadPoolExecutor, look: _Look, portions: Iterator[Portion]) -> Iterator[Message]:
+    """What is wrong in one portion after the other, until there is no time."""
+    done = 0
+    for portion in portions:
+        yield from _portion(pool, look, portion, done)
+        done += len(portion)
+        if look.over():
+            return
+
+
+def _portion(pool: ThreadPoolExecutor, look: _Look, rows: Portion, done: int) -> Iterator[Message]:
+    """Rows whose entry a loader would refuse, or that holds NaN or infinity, and how far it came after ``done``."""
+    starts = [0, *(np.flatnonzero(np.diff(rows.bucket)) + 1).tolist(), len(rows)]
     batches = [
         rows[start : min(start + _BATCH, last)]
         for first, last in pairwise(starts)
         for start in range(first, last, _BATCH)
     ]
-    own, done = threading.local(), 0
-
-    def look(batch: NDArray[np.intp]) -> list[Message] | None:
-        return None if over() else _look(reader, batch, own)
-
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
-        for batch, found in zip(batches, pool.map(look, batches), strict=True):
-            if found is None:
-                return
-            yield from found[:-1]
-            done += len(batch)
-            yield {"upto": done, **found[-1]}
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for batch, found in zip(batches, pool.map(look, batches), strict=True):
+        if found is None:
+            return
+        yield from found[:-1]
+        done += len(batch)
+        yield {"upto": done, **found[-1]}
 
 
-def _look(reader: EntryReader, batch: NDArray[np.intp], own: threading.local) -> list[Message]:
-    """What is wrong in one batch of one shape; in the end how many bytes it has."""
-    spec, generation = reader.generation.recipe.encoder, reader.generation
-    cells = latent_size(generation.buckets[int(generation.rows.bucket[batch[0]])], spec.factor)
-    out = np.empty((spec.stored_channels, cells.height, cells.width), dtype=numpy_dtype(spec.storage_dtype))
-    length = HEADER_BYTES + out.nbytes
-    wanted = max(_READ_BYTES, length) + _GAP_BYTES
-    if len(getattr(own, "buffer", b"")) < wanted:
-        own.buffer = bytearray(wanted)
-    well = _all_well(reader, batch, out.shape, length, memoryview(own.buffer))
-    found = [] if well else list(_one_by_one(reader, batch, out))
-    return [*found, {"bytes": len(batch) * length}]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """Looks at a batch of one shape; each thread has a buffer of its own."""
+
+    reader: EntryReader
+    over: Callable[[], bool]
+    own: threading.local = field(default_factory=threading.local)
+
+    def __call__(self, batch: Portion) -> list[Message] | None:
+        """What is wrong in it, and in the end how many bytes it has; None where there is no time."""
+        if self.over():
+            return None
+        spec, generation = self.reader.generation.recipe.encoder, self.reader.generation
+        cells = latent_size(generation.buckets[int(batch.bucket[0])], spec.factor)
+        out = np.empty((spec.stored_channels, cells.height, cells.width), dtype=numpy_dtype(spec.storage_dtype))
+        length = HEADER_BYTES + out.nbytes
+        wanted = max(_READ_BYTES, length) + _GAP_BYTES
+        if len(getattr(self.own, "buffer", b"")) < wanted:
+            self.own.buffer = bytearray(wanted)
+        well = _all_well(self.reader, batch, out.shape, length, memoryview(self.own.buffer))
+        found = [] if well else list(_one_by_one(self.reader, batch.row, out))
+        return [*found, {"bytes": len(batch) * length}]
 
 
-def _all_well(
-    reader: EntryReader, rows: NDArray[np.intp], shape: tuple[int, ...], length: int, buffer: memoryview
-) -> bool:
+def _all_well(reader: EntryReader, rows: Portion, shape: tuple[int, ...], length: int, buffer: memoryview) -> bool:
     """Whether a batch of one shape is whole and finite. Says nothing of which entry is not."""
-    generation, dtype = reader.generation, reader.generation.recipe.encoder.storage_dtype
-    distinct = _distinct(generation.rows.offset[rows], generation.rows.key[rows])
+    dtype = reader.generation.recipe.encoder.storage_dtype
+    distinct = _distinct(rows.offset, rows.key)
     if distinct is None:
         return False
     rows = rows[distinct]
-    keyed, sums = keyed_headers(generation.rows.key[rows]), list[int]()
+    keyed, sums = keyed_headers(rows.key), list[int]()
     try:
-        file = reader.descriptor(int(generation.rows.shard[rows[0]]))
-        for run in _runs(generation.rows.offset[rows].astype(np.int64), length):
+        file = reader.descriptor(int(rows.shard[0]))
+        for run in _runs(rows.offset.astype(np.int64), length):
             heads = keyed[len(sums) : len(sums) + len(run)]
             payloads = _read_run(file, run, heads, length, buffer)
             if payloads is None:

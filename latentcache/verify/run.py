@@ -8,7 +8,7 @@ None of them needs torch, a model or a GPU; only encoding again does, and who as
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.recipe import Recipe, differences
-from latentcache.sources.sample import Scan
-from latentcache.store.generation import Generation, load_generation
+from latentcache.sources.resolve import Listing
+from latentcache.store.generation import Generation, open_generation
 from latentcache.store.installed import installed_version
 from latentcache.store.layout import CacheLayout
 from latentcache.verify.deep import Deep, read_payloads
@@ -27,8 +27,8 @@ from latentcache.verify.files import SamePixels
 from latentcache.verify.findings import Finding, Reencoded, VerifyReport, recipe_findings
 from latentcache.verify.opening import find_data, limits_of, open_held
 from latentcache.verify.selection import Deadline, Depth
-from latentcache.verify.sources import SourcesChecked, check_sources, scan_now
-from latentcache.verify.subjects import choose, rows_with
+from latentcache.verify.sources import SourcesChecked, check_sources
+from latentcache.verify.subjects import chosen_by
 from latentcache.verify.verdict import Seen, decide, looked_at, side_by_side, verdict
 
 
@@ -83,15 +83,14 @@ class _Look:
         deadline = Deadline(self.depth.max_duration_s)
         layout = CacheLayout(self.cache)
         limits = limits_of(layout, self.depth)
-        generation = open_held(self.cache, load_generation)
+        generation = open_held(self.cache, open_generation)
         asked = self.requested(generation.recipe) if callable(self.requested) else self.requested
         if self.reencode is not None:
             asked = with_model(generation, asked, self.reencode)
         root = find_data(self.cache, generation, self.depth, data)
-        chosen = choose(generation, self.depth.selection)
-        rows = rows_with(generation, chosen)
+        chosen, rows = chosen_by(generation, self.depth.selection)
         entries = check_entries(layout, generation, chosen=rows)
-        found = None if root is None else scan_now(root)
+        found = None if root is None else Listing(root)
         deep, sources = side_by_side(
             lambda: read_payloads(
                 layout, generation, entries, chosen=rows, depth=self.depth, deadline=deadline, limits=limits
@@ -121,7 +120,7 @@ class _Look:
         return verdict(self.cache, self.depth, seen, self.started)
 
     def _sources(
-        self, generation: Generation, found: Scan | None, chosen: NDArray[np.bool_], deadline: Deadline
+        self, generation: Generation, found: Listing | None, chosen: NDArray[np.bool_] | None, deadline: Deadline
     ) -> SourcesChecked:
         """Sources, where there is a folder to look into."""
         if found is None:
@@ -140,8 +139,8 @@ class _Look:
         layout: CacheLayout,
         generation: Generation,
         asked: Recipe | None,
-        found: Scan | None,
-        chosen: NDArray[np.bool_],
+        found: Listing | None,
+        chosen: NDArray[np.bool_] | None,
         entries: Checked,
         sources: SourcesChecked,
         deep: Deep,
@@ -166,7 +165,7 @@ class _Look:
         self,
         generation: Generation,
         asked: Recipe | None,
-        chosen: NDArray[np.bool_],
+        chosen: NDArray[np.bool_] | None,
         looked: NDArray[np.bool_],
         entries: Checked,
         sources: SourcesChecked,
@@ -174,14 +173,15 @@ class _Look:
         """What each sample comes to that is not fine."""
         recipe = recipe_findings(generation.recipe, asked)[:1]
 
-        def findings(number: int) -> list[Finding]:
+        def findings(number: int, name: str) -> list[Finding]:
             of_entry, of_source = entries.damage.get(number, ()), sources.by_sample.get(number)
-            name = generation.samples.names[number]
             of_recipe = [Finding(category="stale", reason=reason, path=name, **sides) for reason, sides in recipe]
             return [*of_entry, *([of_source] if of_source else ()), *of_recipe]
 
-        numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *sources.by_sample})
-        return decide(numbers, looked, findings)
+        numbers: Sequence[int] = sorted({*entries.damage, *sources.by_sample})
+        if recipe:
+            numbers = range(len(looked)) if chosen is None else np.flatnonzero(chosen).tolist()
+        return decide(zip(numbers, generation.samples.names.take(numbers), strict=True), looked, findings)
 
 
 def _provenance(generation: Generation) -> list[Finding]:

@@ -1,13 +1,14 @@
 """Checks of where entries come from: is every file still the one that was encoded, and is every file encoded?
 
 A file whose stat memo holds is not opened; any other is hashed again, so a change is found also where size and
-modification time were put back. Cost: columns of numbers, and one text for each name; objects only for what is odd.
+modification time were put back. Memory: what is odd, and else a part of the folder and of the columns at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,15 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.identity.stat import RACY_NS
 from latentcache.sources.reading import read_source
-from latentcache.sources.resolve import scan
+from latentcache.sources.resolve import Listing
 from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
-from latentcache.store.columns import StringColumn
 from latentcache.store.generation import Generation, unpack_memo
+from latentcache.verify.abreast import Stretch, abreast
 from latentcache.verify.files import UNREADABLE, FileCheck, Question, SamePixels, removed, unusable_now
 from latentcache.verify.findings import Finding, worst
 from latentcache.verify.placements import Placements
 from latentcache.verify.selection import Deadline
 
-#: Samples that are objects at a time.
-_SLICE = 1 << 14
 #: First word of the cause of an old refusal -> what the file is, now that the cause is gone.
 _WORTH_A_TRY = {
     "caption": ("stale", "caption-changed"),
@@ -51,7 +50,7 @@ class SourcesChecked:
 
 def check_sources(
     generation: Generation,
-    scan: Scan,
+    found: Scan | Listing,
     *,
     full: bool,
     chosen: NDArray[np.bool_] | None = None,
@@ -62,101 +61,81 @@ def check_sources(
 
     Args:
         generation: What was built.
-        scan: What is there.
+        found: What is there.
         full: Hash every file, whatever its stat says.
         chosen: (S,) which samples to look at; all where it is not given.
         deadline: When to stop reading files.
         same_pixels: Tells a metadata edit from a change.
     """
-    columns, names = SampleColumns.of(scan.samples), generation.samples.names
-    place, placements = _places(names, columns.names), Placements(generation)
-    wanted = np.ones(len(names), dtype=np.bool_) if chosen is None else chosen
-    check = FileCheck(root=scan.root, deadline=deadline or Deadline(None))
+    names, placements = generation.samples.names, Placements(generation)
+    check = FileCheck(root=found.root, deadline=deadline or Deadline(None))
     if same_pixels is not None:
         check.pixels_of = lambda number, data: same_pixels(
             data, generation.recipe, placements.size(number), placements.placed(number)
         )
-    said = {item.name: item for item in (*scan.notes, *scan.refused)}
-    present = wanted & (place >= 0)
-    answers = check.ask(_doubtful(generation, present, place, columns, full=full))
-    found = {number: [answer] for number, answer in answers.items()}
-    for number, finding in (*_captions(generation, present, place, columns), *placements.moved(present)):
-        found.setdefault(number, []).append(finding)
-    by_sample = {number: decided for number, own in found.items() if (decided := worst(own)) is not None}
-    by_sample |= {number: _absent(names[number], said) for number in np.flatnonzero(wanted & (place < 0)).tolist()}
-    others = _others(generation, scan, place, columns, check, full=full)
+    met = _Met()
+    answers = check.ask(_doubtful(generation, found, chosen, met, full=full))
+    gone = set(met.absent)
+    moved = ((number, finding) for number, finding in placements.moved(chosen) if number not in gone)
+    own = {number: [answer] for number, answer in answers.items()}
+    for number, finding in chain(met.captions, moved):
+        own.setdefault(number, []).append(finding)
+    by_sample = {number: decided for number, several in own.items() if (decided := worst(several)) is not None}
+    refused, notes = ((), ()) if met.empty else (found.refused, found.notes)
+    said = {item.name: item for item in (*notes, *refused)}
+    by_sample |= {
+        number: _absent(name, said) for number, name in zip(met.absent, names.take(met.absent), strict=True)
+    }
+    others = _others(generation, refused, notes, met.new, check, full=full)
     unasked = [number for number in check.unasked if number >= 0]
-    return SourcesChecked(
-        by_sample=by_sample, others=others, unasked=unasked, stats=int(present.sum()), hashed=check.hashed
-    )
+    return SourcesChecked(by_sample=by_sample, others=others, unasked=unasked, stats=met.stats, hashed=check.hashed)
 
 
-def scan_now(data: Path) -> Scan:
-    """The data folder as it is; an empty one is a scan without samples, not an error."""
-    try:
-        return scan(data)
-    except EmptySourceError:
-        return Scan(root=data, samples=())
+@dataclass(slots=True)
+class _Met:
+    """What came up while samples and files were gone through together, beside files to be read."""
 
-
-def _places(names: StringColumn, found: Sequence[str]) -> NDArray[np.int32]:
-    """(S,) where each sample is among those of the scan, -1 where it is not there.
-
-    Both are in the order of names, so few are looked up: what lies between the first difference and the last.
-    """
-    place = np.full(len(names), -1, dtype=np.int32)
-    front = _same_front(names, found)
-    back = _same_back(names, found, min(len(names), len(found)) - front)
-    place[:front] = np.arange(front)
-    place[len(names) - back :] = np.arange(len(found) - back, len(found))
-    places = {name: i for i, name in enumerate(found[front : len(found) - back], front)}
-    for number in range(front, len(names) - back):
-        place[number] = places.get(names[number], -1)
-    return place
-
-
-def _same_front(names: StringColumn, found: Sequence[str]) -> int:
-    """How many names are the same from the first on."""
-    shared = min(len(names), len(found))
-    for start in range(0, shared, _SLICE):
-        mine, theirs = (part[start : min(start + _SLICE, shared)] for part in (names, found))
-        if mine != theirs:
-            return start + next(i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
-    return shared
-
-
-def _same_back(names: StringColumn, found: Sequence[str], most: int) -> int:
-    """How many names are the same from the last on, ``most`` at most."""
-    pairs = zip(range(len(names) - 1, -1, -1), range(len(found) - 1, -1, -1), range(most), strict=False)
-    return next((count for mine, theirs, count in pairs if names[mine] != found[theirs]), most)
+    stats: int = 0
+    """Samples whose file is there."""
+    captions: list[tuple[int, Finding]] = field(default_factory=list)
+    absent: list[int] = field(default_factory=list)
+    new: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
+    """Files that are no samples, with their stats (5,)."""
+    empty: bool = False
 
 
 def _doubtful(
-    generation: Generation,
-    present: NDArray[np.bool_],
-    place: NDArray[np.int32],
-    columns: SampleColumns,
-    *,
-    full: bool,
+    generation: Generation, found: Scan | Listing, chosen: NDArray[np.bool_] | None, met: _Met, *, full: bool
 ) -> Iterator[Question]:
-    """The files whose stat does not prove that they are as they were."""
-    names, contents = generation.samples.names, generation.samples.content
-    for part in _slices(present):
-        numbers = part
+    """The files whose stat does not prove that they are as they were; all else goes into ``met``."""
+    samples = generation.samples
+    for stretch in abreast(samples.names, _parts(found, met)):
+        files, part, place = stretch.found, stretch.samples, stretch.place
+        met.new |= {files.names[i]: files.stats[i].copy() for i in stretch.fresh}
+        wanted = np.ones(len(place), dtype=np.bool_) if chosen is None else chosen[part]
+        met.absent += (np.flatnonzero(wanted & (place < 0)) + part.start).tolist()
+        own = np.flatnonzero(wanted & (place >= 0))
+        met.stats += len(own)
+        if not len(own):
+            continue
+        met.captions += _captions(generation, stretch, own)
+        stat = samples.stat[part][own]
         if not full:
-            stat = generation.samples.stat[part]
-            same = (stat[:, :5] == columns.stats[place[part]]).all(axis=1)
-            numbers = part[~same | _racy(stat)]
-        for i, name in zip(numbers.tolist(), names.take(numbers), strict=True):
-            memo, content = generation.samples.memo(i), contents[i].tobytes()
-            yield Question(name=name, memo=memo, content=content, number=i)
+            same = (stat[:, :5] == files.stats[place[own]]).all(axis=1)
+            doubtful = ~same | _racy(stat)
+            own, stat = own[doubtful], stat[doubtful]
+        contents = samples.content[part][own] if len(own) else stat
+        for i, memo, content in zip(own.tolist(), stat.tolist(), contents, strict=True):
+            name = files.names[place[i]]
+            yield Question(name=name, memo=unpack_memo(memo), content=content.tobytes(), number=part.start + i)
 
 
-def _slices(present: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:
-    """The numbers of what is there, some at a time."""
-    for start in range(0, len(present), _SLICE):
-        part: NDArray[np.intp] = np.flatnonzero(present[start : start + _SLICE]) + start
-        yield part
+def _parts(found: Scan | Listing, met: _Met) -> Iterator[SampleColumns]:
+    """The files; a folder in which nothing is a picture is one without samples, not an error."""
+    try:
+        yield from found.parts()
+    except EmptySourceError:
+        met.empty = True
 
 
 def _racy(stat: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -179,17 +158,15 @@ def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
     return unusable_now(name, now.cause, now.detail)
 
 
-def _captions(
-    generation: Generation, present: NDArray[np.bool_], place: NDArray[np.int32], columns: SampleColumns
-) -> Iterator[tuple[int, Finding]]:
-    """Samples whose caption is another one now."""
-    recorded, now = generation.samples.captions, columns.captions
+def _captions(generation: Generation, stretch: Stretch, own: NDArray[np.intp]) -> Iterator[tuple[int, Finding]]:
+    """Samples ``own`` of a stretch whose caption is another one now."""
+    recorded, now = generation.samples.captions, stretch.found.captions
     if not len(recorded.data) and not any(now):
         return
-    for part in _slices(present):
-        for i, j, old in zip(part.tolist(), place[part].tolist(), recorded.take(part), strict=True):
-            if old != now[j]:
-                yield i, _caption(generation.samples.names[i], old, now[j])
+    first = stretch.samples.start
+    for i, j, old in zip(own.tolist(), stretch.place[own].tolist(), recorded.take(own + first), strict=True):
+        if old != now[j]:
+            yield first + i, _caption(stretch.found.names[j], old, now[j])
 
 
 def _caption(name: str, old: str, new: str) -> Finding:
@@ -205,32 +182,29 @@ def _caption(name: str, old: str, new: str) -> Finding:
 
 def _others(
     generation: Generation,
-    scan: Scan,
-    place: NDArray[np.int32],
-    columns: SampleColumns,
+    refused_now: Sequence[Refusal],
+    notes: Sequence[Refusal],
+    new: Mapping[str, NDArray[np.uint64]],
     check: FileCheck,
     *,
     full: bool,
 ) -> list[Finding]:
     """Files that are no sample of the generation: refused then, refused now, or new."""
-    fresh_ones = np.ones(len(columns.names), dtype=np.bool_)
-    fresh_ones[place[place >= 0]] = False
-    new = {columns.names[i]: i for i in np.flatnonzero(fresh_ones).tolist()}
     refused = {str(item["name"]): item for item in generation.refused}
-    asked_for = {*refused, *(item.name for item in scan.refused)}
+    asked_for = {*refused, *(item.name for item in refused_now)}
     names = {name for name in generation.samples.names if name in asked_for} if asked_for else set[str]()
     recorded = {name: item for name, item in refused.items() if name not in names}
     asked = [_question(item, -1 - i) for i, item in enumerate(recorded.values()) if item["name"] in new]
-    doubtful = [q for q in asked if q.content and (full or not _proven(q, columns.stats[new[q.name]]))]
+    doubtful = [q for q in asked if q.content and (full or not _proven(q, new[q.name]))]
     answers = check.ask(doubtful)
     changed = {question.name: answers.get(question.number) for question in doubtful}
-    findings = [_quarantined(item) for item in scan.refused if item.name not in names]
-    refused_now = {item.name for item in scan.refused}
+    findings = [_quarantined(item) for item in refused_now if item.name not in names]
+    still, noted = {item.name for item in refused_now}, {note.name: note for note in notes}
     for name, item in recorded.items():
         if name in new:
-            findings.append(_refused_then(item, changed.get(name), name, scan.root))
-        elif name not in refused_now:
-            findings.append(_absent(name, {note.name: note for note in scan.notes}))
+            findings.append(_refused_then(item, changed.get(name), name, check.root))
+        elif name not in still:
+            findings.append(_absent(name, noted))
     fresh = (name for name in new if name not in recorded)
     return findings + [Finding(category="missing", reason="not-built", path=name) for name in fresh]
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.store.column_files import parts
 from latentcache.store.token_generation import AnyGeneration, TokenGeneration
+from latentcache.verify.portions import of_rows
 from latentcache.verify.selection import Depth, Selection, confidence
 
 
@@ -42,8 +44,7 @@ def samples_of(generation: AnyGeneration, row: int) -> list[int]:
 def rows_with(generation: AnyGeneration, samples: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """(R,) the rows that hold something of ``samples`` (S,)."""
     if not isinstance(generation, TokenGeneration):
-        chosen: NDArray[np.bool_] = samples[generation.rows.sample]
-        return chosen
+        return of_rows(generation, samples)
     rows = np.zeros(len(generation.blocks), dtype=np.bool_)
     rows[generation.documents.block[samples]] = True
     return rows
@@ -54,16 +55,15 @@ def samples_with(generation: AnyGeneration, rows: NDArray[np.bool_]) -> NDArray[
     if isinstance(generation, TokenGeneration):
         held: NDArray[np.bool_] = rows[generation.documents.block]
         return held
-    samples = np.zeros(len(generation.samples.names), dtype=np.bool_)
-    samples[generation.rows.sample[rows]] = True
+    samples, sample = np.zeros(len(generation.samples.names), dtype=np.bool_), generation.rows.sample
+    for part in parts(len(rows)):
+        samples[sample[part][rows[part]]] = True
     return samples
 
 
-def choose(generation: AnyGeneration, selection: Selection | None) -> NDArray[np.bool_]:
-    """(S,) whether each sample is chosen; all of them without a selection."""
+def choose(generation: AnyGeneration, selection: Selection) -> NDArray[np.bool_]:
+    """(S,) whether each sample is chosen."""
     total = count_samples(generation)
-    if selection is None:
-        return np.ones(total, dtype=np.bool_)
     if not isinstance(generation, TokenGeneration):
         return selection.choose(generation.samples.names, total)
     if not selection.slices:
@@ -72,13 +72,30 @@ def choose(generation: AnyGeneration, selection: Selection | None) -> NDArray[np
     return samples_with(generation, selection.choose(keys, len(generation.blocks)))
 
 
-def stated(generation: AnyGeneration, depth: Depth, chosen: NDArray[np.bool_], looked: NDArray[np.bool_]) -> str:
+def chosen_by(
+    generation: AnyGeneration, selection: Selection | None
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | tuple[None, None]:
+    """(S,) the samples and (R,) the rows that are chosen; None twice for all, which need not be written down."""
+    if selection is None:
+        return None, None
+    chosen = choose(generation, selection)
+    return chosen, rows_with(generation, chosen)
+
+
+def every(generation: AnyGeneration, chosen: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """(S,) ``chosen`` as an array of its own, also where it is all."""
+    return np.ones(count_samples(generation), dtype=np.bool_) if chosen is None else chosen.copy()
+
+
+def stated(
+    generation: AnyGeneration, depth: Depth, chosen: NDArray[np.bool_] | None, looked: NDArray[np.bool_]
+) -> str:
     """What samples that are all clean say of the others, in one sentence; empty where nothing follows.
 
     Args:
         generation: What was checked.
         depth: How.
-        chosen: (S,) what was drawn.
+        chosen: (S,) what was drawn; None for all.
         looked: (S,) of which all is known. What a time limit left is the front of a shard and no draw.
     """
     drawn = depth.selection is not None or depth.max_duration_s is not None
@@ -86,7 +103,7 @@ def stated(generation: AnyGeneration, depth: Depth, chosen: NDArray[np.bool_], l
         return ""
     if looked.all():
         return confidence(len(looked), len(looked))
-    if (chosen & ~looked).any():
+    if chosen is None or (chosen & ~looked).any():
         return ""
     if isinstance(generation, TokenGeneration) and depth.selection is not None and depth.selection.slices:
         return confidence(int(rows_with(generation, looked).sum()), len(generation.blocks), "blocks")

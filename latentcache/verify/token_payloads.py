@@ -6,7 +6,8 @@ mapped. Cost: one pass over the ids, and one over the documents of each block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import TokenGeneration
 from latentcache.store.token_reader import TokenReader
-from latentcache.verify.payloads import Message, reading_order, scan_shard
+from latentcache.verify.payloads import Message, scan_shard
+from latentcache.verify.portions import by_place
 
 
 def scan_blocks(
@@ -35,7 +37,7 @@ def scan_blocks(
     reader, held = TokenReader(layout, generation), DocumentsOfBlocks(generation)
     try:
         for number in shards:
-            rows = reading_order(generation, number, chosen)
+            rows = chain.from_iterable(portion.row.tolist() for portion in by_place(generation, number, chosen))
             blocks = _blocks(reader, held, rows, over)
             yield from scan_shard(layout, generation, number, blocks, pages=pages, over=over)
     finally:
@@ -61,10 +63,10 @@ class DocumentsOfBlocks:
 
 
 def _blocks(
-    reader: TokenReader, held: DocumentsOfBlocks, rows: NDArray[np.intp], over: Callable[[], bool]
+    reader: TokenReader, held: DocumentsOfBlocks, rows: Iterable[int], over: Callable[[], bool]
 ) -> Iterator[Message]:
     """Blocks that a loader would refuse, or that are not those of the columns, and how far it came."""
-    for done, block in enumerate(rows.tolist(), 1):
+    for done, block in enumerate(rows, 1):
         if over():
             return
         num_bytes, about = 0, {"row": block, "category": "corrupt"}

@@ -27,7 +27,7 @@ from latentcache.verify.entries import Checked, check_entries
 from latentcache.verify.findings import Finding, VerifyReport
 from latentcache.verify.opening import find_data, limits_of, open_held
 from latentcache.verify.selection import Deadline, Depth, confidence
-from latentcache.verify.subjects import choose, rows_with
+from latentcache.verify.subjects import chosen_by, every
 from latentcache.verify.token_sources import (
     RecordsChecked,
     Retokenise,
@@ -94,8 +94,8 @@ class _Look:
         generation = open_held(self.cache, load_tokens)
         asked = self.requested(generation) if callable(self.requested) else self.requested
         place = find_data(self.cache, generation, self.depth, data)
-        chosen = choose(generation, self.depth.selection)
-        rows = rows_with(generation, chosen)
+        drawn, rows = chosen_by(generation, self.depth.selection)
+        chosen = every(generation, drawn)
         entries = check_entries(layout, generation, chosen=rows)
         wanted = self._drawn(chosen, entries)
         deep, records = side_by_side(
@@ -191,14 +191,13 @@ def _by_document(
     """What each document comes to that is not fine."""
     recipe = recipe_sides(generation.recipe, asked)[:1]
 
-    def findings(number: int) -> list[Finding]:
+    def findings(number: int, path: str) -> list[Finding]:
         of_entry, of_source = entries.damage.get(number, ()), records.by_document.get(number)
-        path = generation.documents.where(number)
         of_recipe = [Finding(category="stale", reason=f"recipe:{name}", path=path, **sides) for name, sides in recipe]
         return [*of_entry, *([of_source] if of_source else ()), *of_recipe]
 
     numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *records.by_document})
-    return decide(numbers, looked, findings)
+    return decide(((number, generation.documents.where(number)) for number in numbers), looked, findings)
 
 
 def recipe_sides(cached: TokenRecipe, requested: TokenRecipe | None) -> list[tuple[str, dict[str, str]]]:

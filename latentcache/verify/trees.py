@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.durable import open_file
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, pack_record
-from latentcache.store.index import ShardIndex, load_index
+from latentcache.store.index import IndexFile, open_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.leaves import LeafBlock, leaf_blocks
 from latentcache.store.pages import Meta, read_meta, slots
@@ -39,7 +40,7 @@ def pages_found(layout: CacheLayout, shard: str, over: Callable[[], bool]) -> st
         over: Asked now and then whether to stop.
     """
     try:
-        index = load_index(layout.shards / shard)
+        index = open_index(layout.shards / shard)
         meta = read_meta(index.data)
         if _leaves_agree(index, meta, over) or _slots_agree(index, meta, over):
             return ""
@@ -48,7 +49,7 @@ def pages_found(layout: CacheLayout, shard: str, over: Callable[[], bool]) -> st
         return words(error)
 
 
-def _leaves_agree(index: ShardIndex, meta: Meta, over: Callable[[], bool]) -> bool:
+def _leaves_agree(index: IndexFile, meta: Meta, over: Callable[[], bool]) -> bool:
     """Whether both databases are as the index has it, many pages at a time; or time is over."""
     heads = leaf_blocks(index.data, "head", meta, key_bytes=KEY_BYTES, value_bytes=RECORD_BYTES)
     blobs = leaf_blocks(index.data, "blob", meta, key_bytes=KEY_BYTES)
@@ -56,13 +57,15 @@ def _leaves_agree(index: ShardIndex, meta: Meta, over: Callable[[], bool]) -> bo
         for blocks, agree in ((heads, _heads_agree), (blobs, _blobs_agree)):
             count = 0
             for block in blocks:
-                rows = index.rows[count : count + len(block.fronts)]
-                if len(rows) < len(block.fronts) or not agree(rows, block):
+                if count + len(block.fronts) > index.entries:
+                    return False
+                rows = index.rows(count, len(block.fronts))
+                if not agree(rows, block):
                     return False
                 count += len(rows)
                 if over():
                     return True
-            if count != len(index.rows):
+            if count != index.entries:
                 return False
     except (OSError, ValueError):
         return False
@@ -87,18 +90,16 @@ def _blobs_agree(rows: NDArray[np.void], block: LeafBlock) -> bool:
     return bool(same.all() and places.all() and (rows["key"] == block.fronts).all())
 
 
-def _slots_agree(index: ShardIndex, meta: Meta, over: Callable[[], bool]) -> bool:
+def _slots_agree(index: IndexFile, meta: Meta, over: Callable[[], bool]) -> bool:
     """Whether both databases of a shard hold what its index says, entry by entry, and no more; or time is over."""
-    count = 0
-    keys = index.keys()
-    offsets = index.rows["offset"].tolist()
+    count, rows = 0, chain.from_iterable(index.slices(_BATCH))
     with os.fdopen(open_file(index.data), "rb", buffering=0) as file:
         walks = zip(slots(index.data, "head", meta), slots(index.data, "blob", meta), strict=True)
         try:
             for head, blob in walks:
-                if count >= len(keys) or not head.key == blob.key == keys[count] or blob.offset != offsets[count]:
+                row = next(rows, None)
+                if row is None or not head.key == blob.key == row["key"].tobytes() or blob.offset != row["offset"]:
                     return False
-                row = index.rows[count]
                 header, facts = row["header"].tobytes(), row["facts"].tobytes()
                 record = os.pread(file.fileno(), min(head.length, RECORD_BYTES + 1), head.offset)
                 payload_bytes = int.from_bytes(header[_PAYLOAD_BYTES], "little")
@@ -109,4 +110,4 @@ def _slots_agree(index: ShardIndex, meta: Meta, over: Callable[[], bool]) -> boo
                     return True
         except ValueError:  # one database has more entries than the other
             return False
-    return count == len(keys)
+    return count == index.entries

@@ -22,6 +22,7 @@ from latentcache.store.index import open_index
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import AnyGeneration
 from latentcache.verify.payloads import EXPONENT, Message, not_finite
+from latentcache.verify.portions import of_shard
 
 #: Entries between two words on how far it came.
 _BATCH = 256
@@ -68,11 +69,15 @@ def scan_unused(
 
 def _entries(layout: CacheLayout, generation: AnyGeneration, shard: str) -> Iterator[Any]:
     """The rows of a shard's index that the generation does not point to."""
-    needed = np.empty(0, dtype=np.uint64)
-    if shard in generation.shards:
-        needed = np.sort(generation.rows.offset[generation.rows.shard == generation.shards.index(shard)])
-    for part in open_index(layout.shards / shard).slices():
-        yield from part[_unneeded(part["offset"], needed)]
+    index = open_index(layout.shards / shard)
+    if shard not in generation.shards:
+        for part in index.slices():
+            yield from part
+        return
+    for met in of_shard(generation, generation.shards.index(shard)):
+        needed = np.sort(met.portion.offset)
+        for part in index.slices(contents=met.contents):
+            yield from part[_unneeded(part["offset"], needed)]
 
 
 def _unneeded(offsets: NDArray[np.uint64], needed: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -23,7 +23,7 @@ from latentcache.verify.deep import Deep
 from latentcache.verify.entries import Checked
 from latentcache.verify.findings import PROBLEMS, Finding, Reencoded, VerifyReport, count, mender, worst
 from latentcache.verify.selection import Deadline, Depth
-from latentcache.verify.subjects import samples_with, stated
+from latentcache.verify.subjects import every, samples_with, stated
 
 _Sources = TypeVar("_Sources")
 
@@ -35,8 +35,8 @@ class Seen:
     generation: AnyGeneration
     data: Path | None
     """Where sources were looked for."""
-    chosen: NDArray[np.bool_]
-    """(S,)"""
+    chosen: NDArray[np.bool_] | None
+    """(S,); None for all."""
     looked: NDArray[np.bool_]
     """(S,) of which all is known that was asked for."""
     own: Mapping[int, Finding]
@@ -66,27 +66,34 @@ def side_by_side(read: Callable[[], Deep], look: Callable[[], _Sources], deadlin
 
 
 def looked_at(
-    generation: AnyGeneration, chosen: NDArray[np.bool_], deep: Deep, unasked: Sequence[int] | NDArray[np.intp]
+    generation: AnyGeneration,
+    chosen: NDArray[np.bool_] | None,
+    deep: Deep,
+    unasked: Sequence[int] | NDArray[np.intp],
 ) -> NDArray[np.bool_]:
     """(S,) the samples of which all is known that was asked for; ``unasked`` are those without a look at a source."""
-    looked = chosen & ~samples_with(generation, ~deep.read)
+    looked = every(generation, chosen)
+    if deep.read is not None:
+        looked &= ~samples_with(generation, ~deep.read)
     looked[np.asarray(unasked, dtype=np.intp)] = False
     return looked
 
 
 def decide(
-    numbers: Iterable[int], looked: NDArray[np.bool_], findings: Callable[[int], Sequence[Finding]]
+    numbers: Iterable[tuple[int, str]],
+    looked: NDArray[np.bool_],
+    findings: Callable[[int, str], Sequence[Finding]],
 ) -> dict[int, Finding]:
     """What each sample comes to that is not fine; of one not looked at whole, only what must be mended.
 
     Args:
-        numbers: Samples about which something was found.
+        numbers: Samples about which something was found, with their names.
         looked: (S,) whether all is known of each.
         findings: All that was found about one.
     """
     decided: dict[int, Finding] = {}
-    for number in numbers:
-        finding = worst(findings(number))
+    for number, name in numbers:
+        finding = worst(findings(number, name))
         if finding is not None and (looked[number] or finding.category in PROBLEMS):
             decided[number] = finding
     return decided

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from latentcache.errors import SourceError
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.sample import Refusal
-from latentcache.sources.walk import PICTURE_EXTENSIONS, Walk, walk_pictures
+from latentcache.sources.sorting import PICTURE_EXTENSIONS
+from latentcache.sources.walk import Walk, walk_pictures
 
 NOBODY = 65534
 

@@ -8,7 +8,8 @@ from small_cache import build, damage_payload, draw_four
 from latentcache.store.generation import load_generation
 from latentcache.store.layout import CacheLayout
 from latentcache.verify import payloads
-from latentcache.verify.payloads import not_finite, reading_order, scan_shards
+from latentcache.verify.payloads import not_finite, scan_shards
+from latentcache.verify.portions import by_place
 
 WORDS = {"float16": ("<f2", "<u2"), "float32": ("<f4", "<u4")}
 
@@ -105,7 +106,7 @@ def test_time_that_is_over_ends_the_shard_without_an_end(shared):
 
 def test_rows_are_read_bucket_by_bucket_and_then_by_place(shared):
     generation = load_generation(shared[1])
-    order = reading_order(generation, 0, None)
-    places = list(zip(generation.rows.bucket[order].tolist(), generation.rows.offset[order].tolist(), strict=True))
+    (portion,) = by_place(generation, 0, None)
+    places = list(zip(portion.bucket.tolist(), portion.offset.tolist(), strict=True))
     assert places == sorted(places)
-    assert len(order) == 4
+    assert len(portion) == 4

@@ -4,7 +4,17 @@ from small_tokens import build, opened, texts, write_texts
 
 from latentcache.store.generation import load_generation
 from latentcache.verify.selection import Depth, Selection
-from latentcache.verify.subjects import choose, count_samples, field_of, rows_with, samples_of, samples_with, stated
+from latentcache.verify.subjects import (
+    choose,
+    chosen_by,
+    count_samples,
+    every,
+    field_of,
+    rows_with,
+    samples_of,
+    samples_with,
+    stated,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +48,25 @@ def test_slices_of_tokens_part_the_blocks(tokens):
     assert sum(parts).tolist() == [1] * 200
     assert all((samples_with(tokens, rows_with(tokens, part)) == part).all() for part in parts)
     assert int(choose(tokens, Selection(number=7)).sum()) == 7
-    assert choose(tokens, None).all()
+
+
+def test_all_is_not_written_down(tokens):
+    assert chosen_by(tokens, None) == (None, None)
+    assert (len(every(tokens, None)), every(tokens, None).all()) == (200, True)
+    some, rows = chosen_by(tokens, Selection(number=1))
+    assert (int(some.sum()), int(rows.sum())) == (1, 1)
+    own = every(tokens, some)
+    own[:] = False
+    assert int(some.sum()) == 1
 
 
 def test_only_a_draw_that_was_read_to_its_end_says_something(tokens):
-    some, everything = choose(tokens, Selection(number=7)), choose(tokens, None)
+    some, everything = choose(tokens, Selection(number=7)), every(tokens, None)
     drawn, timed = Depth(selection=Selection(number=7)), Depth(full=True, max_duration_s=1.0)
     assert stated(tokens, drawn, some, some).startswith("7 clean: 95 % sure")
     fewer = some.copy()
     fewer[np.flatnonzero(some)[0]] = False
     assert stated(tokens, drawn, some, fewer) == ""
-    assert stated(tokens, timed, everything, some) == ""
-    assert stated(tokens, timed, everything, everything) == "200 clean: that is all of them"
-    assert stated(tokens, Depth(full=True), everything, everything) == ""
+    assert stated(tokens, timed, None, some) == ""
+    assert stated(tokens, timed, None, everything) == "200 clean: that is all of them"
+    assert stated(tokens, Depth(full=True), None, everything) == ""

@@ -7,14 +7,15 @@ from latentcache.verify.selection import Deadline
 from latentcache.verify.verdict import decide, side_by_side
 
 
-def finding(category):
-    return Finding(category=category, reason="r")
+def finding(category, path=""):
+    return Finding(category=category, reason="r", path=path)
 
 
 def test_the_worst_decides_and_what_was_not_looked_at_only_counts_when_it_must_be_mended():
     said = {0: ["touched", "corrupt"], 1: ["touched"], 2: ["touched"], 3: ["stale"], 4: []}
     looked = np.array([True, True, False, False, True])
-    found = decide(said, looked, lambda number: [finding(one) for one in said[number]])
+    found = decide(((n, f"n{n}") for n in said), looked, lambda n, name: [finding(one, name) for one in said[n]])
+    assert [one.path for one in found.values()] == ["n0", "n1", "n3"]
     assert {number: one.category for number, one in found.items()} == {0: "corrupt", 1: "touched", 3: "stale"}
 
 
