@@ -3,10 +3,14 @@
 Names here are loaded when they are first used, so that ``import latentcache`` costs nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+TYPE_CHECKING = False  # typing's own, without the import: until this file is through no signal has words
 if TYPE_CHECKING:
+    from typing import Any
+
     from latentcache.errors import LatentcacheError, StoreError
     from latentcache.geometry.placement import place
     from latentcache.loader.cache import combine_caches, open_cache

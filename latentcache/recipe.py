@@ -102,6 +102,18 @@ class EncoderSpec:
         """Channels of an entry: those of a latent, or of the means and then of the logvars."""
         return self.channels * (2 if self.posterior == "moments" else 1)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EncoderSpec:
+        """From its fields as JSON values, as ``asdict`` gives them.
+
+        Raises:
+            KeyError: A field is missing; TypeError where there is one that this version does not know.
+        """
+        encoder = dict(data)
+        normalisation = dict(encoder.pop("normalisation"))
+        normalisation |= {name: tuple(normalisation[name]) for name in ("mean", "std")}
+        return cls(**encoder, normalisation=Normalisation(**normalisation))
+
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""
         read_time = {"normalisation", "generic", "multiple"}
@@ -172,15 +184,13 @@ class Recipe:
             RecipeError: A part is missing or has a field this version does not know.
         """
         try:
-            geometry, encoder = dict(data["geometry"]), dict(data["encoder"])
+            geometry = dict(data["geometry"])
             geometry["resolutions"] = tuple(geometry["resolutions"])
             geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
-            normalisation = dict(encoder.pop("normalisation"))
-            normalisation |= {name: tuple(normalisation[name]) for name in ("mean", "std")}
             return cls(
                 geometry=GeometrySettings(**geometry),
                 pixels=PixelProfile(**data["pixels"]),
-                encoder=EncoderSpec(**encoder, normalisation=Normalisation(**normalisation)),
+                encoder=EncoderSpec.from_json(data["encoder"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecipeError(

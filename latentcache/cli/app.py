@@ -109,11 +109,23 @@ def _run(given: list[str]) -> int:
     try:
         console.prepare_streams()
         _listen()
+        _refuse_empty(given)
         result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place where every error becomes words and a status
         return _fail(command, error, as_json="--json" in given)
+
+
+def _refuse_empty(given: list[str]) -> None:
+    """An empty word is a variable of a shell without a value; taken for a path it would be the folder we are in."""
+    if "" in given:
+        raise UsageError(
+            "one of the arguments is empty",
+            where=f"argument {given.index('') + 1}",
+            why="as when a variable of the shell has no value",
+            fix="give it a value, or leave it out; . is the folder you are in",
+        )
 
 
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -68,10 +69,17 @@ def export(
     splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
     facts: dict[str, Any] = {
         "cache": str(cache.resolve()),
+        "cache_from_here": os.path.relpath(cache.resolve(), target.resolve()),
+        "generation": tokens.generation,
+        "documents": len(tokens),
         "fingerprint": tokens.fingerprint,
         "recipe_id": tokens.recipe.recipe_id.hex(),
+        "recipe": tokens.recipe.as_json(),
         "view": view,
         "max_length": length,
+        "overflow": overflow,
+        "padding_side": padding_side,
+        "validation": validation,
         "tokens": {name: rows.tokens for name, rows in splits.items()},
         "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
     }

@@ -223,9 +223,11 @@ def parse_allowed(text: str, samples: int) -> int:
     """``--allow-failed``: a number, or a share of all samples such as ``2%``.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is neither, or a share above all of them.
     """
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)", text)
-    if match is None or (not match[2] and "." in text):
-        raise UsageError(f"--allow-failed {text!r} is no number", why="expected N or x%", fix="--allow-failed 1%")
+    if match is None or (not match[2] and "." in text) or (match[2] and Fraction(match[1]) > 100):
+        raise UsageError(
+            f"--allow-failed {text!r} is no number", why="expected N or x%, at most 100%", fix="--allow-failed 1%"
+        )
     return int(Fraction(match[1]) * samples / 100) if match[2] else int(match[1])

@@ -145,11 +145,9 @@ def _datasets(report: PlanReport) -> list[dict[str, Any]]:
 def _entries(path: Path, settings: RecipeSettings) -> _Entries:
     """From a cache's columns, or from picture headers."""
     from latentcache.store.generation import load_generation
-    from latentcache.store.layout import CacheLayout
     from latentcache.store.variants import folded
 
-    layout = CacheLayout(path)
-    if layout.current.is_file() or layout.building.is_file():
+    if _is_cache(path):
         generation = folded(load_generation(path))
         all_names = list(generation.samples.names)
         return _Entries(
@@ -160,6 +158,16 @@ def _entries(path: Path, settings: RecipeSettings) -> _Entries:
             recipe=generation.recipe,
         )
     return _survey(path, settings)
+
+
+def _is_cache(path: Path) -> bool:
+    """Whether a build was ever started here; what may not be looked at is left to the scan and its words."""
+    from latentcache.store.layout import CacheLayout
+
+    try:
+        return CacheLayout(path).is_ours()
+    except OSError:
+        return False
 
 
 def _survey(path: Path, settings: RecipeSettings) -> _Entries:

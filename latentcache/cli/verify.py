@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags, reports, token_flags, token_verify
+from latentcache.cli import console, export_verify, flags, reports, token_flags, token_verify
 from latentcache.cli import reencode as reencoding
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 @flags.with_recipe
 def verify(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.", readable=False)],
+    cache: Annotated[
+        Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of exported rows.", readable=False)
+    ],
     *,
     data: Annotated[
         Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
@@ -84,6 +86,15 @@ def verify(
     ] = False,
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
+    from latentcache.interop.exported import is_export
+
+    if is_export(cache):
+        asked_else = (repair, yes, drop_stale, tokenizer, chat_template, recipe_file, sample, reencode, untrusted)
+        more = (max_duration, allow_failed, report_to)
+        export_verify.check_flags(
+            others=any(asked_else) or flags.any_said(recipe) or any(v is not None for v in more)
+        )
+        return export_verify.verify(cache, cache=data, full=full, as_json=as_json)
     flags.checked_allowed(allow_failed)
     reencoding.check_untrusted(reencode, untrusted=untrusted)
     whole = sample is None and max_duration is None and not untrusted
@@ -251,8 +262,8 @@ def _item(finding: Finding) -> dict[str, str]:
     return item(finding.category, finding.reason, finding.path, hint=finding.hint, **more)
 
 
-def show(report: VerifyReport, findings: Sequence[Finding]) -> None:
-    """The findings for people, worst first, then the counts and what mends them."""
+def show(report: VerifyReport, findings: Sequence[Finding], fast: str = "headers and timestamps") -> None:
+    """The findings for people, worst first, then counts and what mends them; ``fast``: what a fast check reads."""
     from latentcache.verify.findings import CATEGORIES
 
     for category in CATEGORIES:
@@ -262,7 +273,7 @@ def show(report: VerifyReport, findings: Sequence[Finding]) -> None:
         if len(found) > SHOWN:
             out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
     counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
-    read = "headers and timestamps; payloads not read" if report.mode == "fast" else "payloads and sources read"
+    read = f"{fast}; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
     if report.unused_corrupt:
         out(f"damaged entries that no sample needs: {report.unused_corrupt}")

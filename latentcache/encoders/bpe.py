@@ -61,8 +61,13 @@ class ByteRanks:
     """Whether texts are brought into normal form C first."""
 
 
-def byte_ranks(tokenizer: Mapping[str, Any]) -> ByteRanks | str:
-    """The ranks of a tokenizer, or one sentence on why it cannot go this way."""
+def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRanks | str:
+    """The ranks of a tokenizer, or one sentence on why it cannot go this way.
+
+    Args:
+        tokenizer: The parsed ``tokenizer.json``.
+        proven: Whether its merges were found to agree with their ranks before; that takes most of the time.
+    """
     model = tokenizer["model"]
     reason = _unlike_bytes(model) or _unlike_added(tokenizer.get("added_tokens") or ())
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
@@ -71,7 +76,7 @@ def byte_ranks(tokenizer: Mapping[str, Any]) -> ByteRanks | str:
         return reason or "its splitting into words is not one that is known to be the same in both engines"
     if normalizer and normalizer.get("type") != "NFC":
         return f"its normaliser {normalizer.get('type')} is not known to the fast engine"
-    ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()})
+    ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()}, proven=proven)
     if isinstance(ranked, str):
         return ranked
     vocab = model["vocab"]
@@ -190,7 +195,7 @@ def _pattern(splitter: Mapping[str, Any] | None) -> str:
     return pattern if plain and pattern in KNOWN_SPLITS else ""
 
 
-def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes] | str:
+def _ranked(model: Mapping[str, Any], added: set[str], *, proven: bool) -> dict[str, bytes] | str:
     """Token -> bytes in the order of ranks, or why merges and ranks do not agree."""
     vocab = model["vocab"]
     ranked = {char: bytes([byte]) for char, byte in _BYTE_OF.items()}
@@ -209,7 +214,7 @@ def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes] | str
     unmade = [token for token in vocab if token not in ranked and token not in added]
     if unmade and model.get("ignore_merges"):
         return f"{len(unmade)} tokens, as {unmade[0]!r}, are made by no merge"
-    return _disagreement(ranked, pairs) or ranked
+    return ranked if proven else _disagreement(ranked, pairs) or ranked
 
 
 def _disagreement(ranked: Mapping[str, bytes], pairs: Mapping[str, set[tuple[str, str]]]) -> str:
@@ -224,13 +229,18 @@ def _disagreement(ranked: Mapping[str, bytes], pairs: Mapping[str, set[tuple[str
 def _last_pair(token: str, ranks: Mapping[str, int]) -> tuple[str, ...]:
     """What the characters of a token are merged to by ranks below its own."""
     parts, limit = list(token), ranks[token]
+    found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
     while len(parts) > 2:
-        found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
         lowest = min(found)
         if lowest >= limit:
             break
         place = found.index(lowest)
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        del found[place]  # the pairs beside it are new, the others are as they were
+        if place:
+            found[place - 1] = ranks.get(parts[place - 1] + parts[place], limit)
+        if place < len(found):
+            found[place] = ranks.get(parts[place] + parts[place + 1], limit)
     return tuple(parts)
 
 

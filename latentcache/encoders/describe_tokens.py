@@ -66,10 +66,10 @@ def describe_tokeniser(
     template = _template(loaded, chat_template, tokenizer) if chat else ""
     template, options = _pinned(template, dict(template_options or {}) if chat else {})
     text = json.dumps(loaded.json, ensure_ascii=False)
-    _check_loads(text, tokenizer)
+    opened = _opened(text, tokenizer)
     parts = tokenizer_parts(loaded.json, loaded.special)
     recipe = replace(
-        _recipe_of(loaded, parts, begins=_begins_with(text, loaded) if add_bos is None else add_bos),
+        _recipe_of(loaded, parts, begins=_begins_with(opened, loaded) if add_bos is None else add_bos),
         chat_template=content_hash(template.encode()).hex() if template else "",
         template_options=options,
         loss=loss or ("assistant" if chat else "all"),
@@ -134,14 +134,14 @@ def _pinned(template: str, options: dict[str, object]) -> tuple[str, tuple[tuple
     return template, tuple(sorted(spelled.items()))
 
 
-def _check_loads(text: str, word: str) -> None:
-    """That the library takes it.
+def _opened(text: str, word: str) -> Tokenizer:
+    """What the library makes of it.
 
     Raises:
         UnsupportedModelError: It does not.
     """
     try:
-        Tokenizer.from_str(text)
+        return Tokenizer.from_str(text)
     except Exception as error:
         raise UnsupportedModelError(
             f"the tokenizer {word} cannot be loaded",
@@ -151,13 +151,13 @@ def _check_loads(text: str, word: str) -> None:
         ) from error
 
 
-def _begins_with(text: str, loaded: LoadedTokenizer) -> bool:
+def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
     """Whether the tokenizer itself begins a text with its begin token."""
     bos = loaded.id_of("bos_token")
     said = loaded.config.get("add_bos_token")
     if isinstance(said, bool):
         return said and bos is not None
-    ids: Sequence[int] = Tokenizer.from_str(text).encode("a").ids
+    ids: Sequence[int] = opened.encode("a").ids
     return bos is not None and ids[:1] == [bos]
 
 

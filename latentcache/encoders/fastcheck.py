@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from latentcache.encoders.describe_tokens import noted
-from latentcache.encoders.opening_tokens import open_tokeniser
+from latentcache.encoders.opening_tokens import open_both
 from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
 from latentcache.sources.records import Record, text_record
 
@@ -47,11 +47,10 @@ def with_fast_path(description: TokeniserDescription, records: Iterable[Record])
     """
     if not description.tokenizer:
         return description
-    reason = _cannot(description)
-    if reason:
-        return noted(description, fast=False, note=f"no fast tokenisation: {reason}")
-    reference = open_tokeniser(description)
-    fast = open_tokeniser(noted(description, fast=True, note=""))
+    both = open_both(description)
+    if isinstance(both, str):
+        return noted(description, fast=False, note=f"no fast tokenisation: {both}")
+    reference, fast = both
     trials = (*_characters(), *_random_documents(_controls(description)), *_first(records))
     for start in range(0, len(trials), _BATCH):
         batch = trials[start : start + _BATCH]
@@ -63,20 +62,6 @@ def with_fast_path(description: TokeniserDescription, records: Iterable[Record])
             return noted(description, fast=False, note=note)
     note = f"fast tokenisation: the same ids as the tokenizer's for {len(trials)} documents"
     return noted(description, fast=True, note=note)
-
-
-def _cannot(description: TokeniserDescription) -> str:
-    """Why the fast engine cannot do this tokenizer at all."""
-    # tiktoken is an extra.
-    try:
-        from latentcache.encoders.bpe import byte_ranks
-        from latentcache.encoders.text_tokeniser import engine_json
-    except ModuleNotFoundError as error:
-        if error.name != "tiktoken":
-            raise
-        return "tiktoken is not installed; `pip install 'latentcache[tokens]'`"
-    ranks = byte_ranks(engine_json(description))
-    return ranks if isinstance(ranks, str) else ""
 
 
 def _same(one: object, other: object) -> bool:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.demo import DemoEncoder
 from latentcache.encoders.describe import ModelDescription
-from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.protocol import Encoder, Pixels, Precision
 from latentcache.encoders.storage import from_bfloat16
 from latentcache.encoders.stub import StubEncoder
 from latentcache.errors import EncoderError
 from latentcache.geometry.sizes import Size
-
-if TYPE_CHECKING:
-    from latentcache.encoders.precision import Precision
 
 _STEP = 64
 

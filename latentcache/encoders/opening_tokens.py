@@ -29,12 +29,36 @@ def open_tokeniser(description: TokeniserDescription, *, threads: bool = False) 
         return StubTokeniser(description)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads else "false"
     # Only what is needed: chat templates and tokenizers cost a second, tiktoken is an extra.
-    from latentcache.encoders.text_tokeniser import TextTokeniser, engine_json
+    from latentcache.encoders.text_tokeniser import TextTokeniser, engine_parts
 
+    parts = engine_parts(description)
     if not description.fast:
-        return TextTokeniser(description)
+        return TextTokeniser(description, parts)
     from latentcache.encoders.bpe import FastEngine, byte_ranks
 
-    ranks = byte_ranks(engine_json(description))
+    ranks = byte_ranks(parts.tokenizer, proven=True)  # by ``open_both``, before ``fast`` was said
     fast = None if isinstance(ranks, str) else FastEngine(ranks, description.recipe.dtype)
-    return TextTokeniser(description, fast)
+    return TextTokeniser(description, parts, fast)
+
+
+def open_both(description: TokeniserDescription) -> tuple[Tokeniser, Tokeniser] | str:
+    """The tokeniser by the reference and by the fast engine, to be compared; or why there is no fast one.
+
+    Errors as :func:`open_tokeniser`.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # tiktoken is an extra.
+    try:
+        from latentcache.encoders.bpe import FastEngine, byte_ranks
+    except ModuleNotFoundError as error:
+        if error.name != "tiktoken":
+            raise
+        return "tiktoken is not installed; `pip install 'latentcache[tokens]'`"
+    from latentcache.encoders.text_tokeniser import TextTokeniser, engine_parts
+
+    parts = engine_parts(description)
+    ranks = byte_ranks(parts.tokenizer)
+    if isinstance(ranks, str):
+        return ranks
+    reference = TextTokeniser(description, parts)
+    return reference, reference.beside(FastEngine(ranks, description.recipe.dtype))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.opening import sample_picture
-from latentcache.encoders.protocol import Pixels
+from latentcache.encoders.protocol import Pixels, Precision
 from latentcache.encoders.vae import VaeEncoder, choose_device
 from latentcache.errors import EncoderError
 
@@ -70,15 +70,6 @@ def choose_precision(*, on_cuda: bool, force_upcast: bool, bfloat16: bool, fits:
     if not force_upcast and fits:
         return "float16"
     return "bfloat16" if bfloat16 else "float32"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
-    """What ``auto`` came to."""
-
-    compute_dtype: str
-    why: str = ""
-    """Why it is not float16, where a user on CUDA would expect that."""
 
 
 def auto_precision(description: ModelDescription, device: str, *, fold: bool = True) -> Precision:

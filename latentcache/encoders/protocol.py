@@ -32,6 +32,15 @@ class EncodedBatch:
     """Seconds that the device worked on it; 0 where the encoder does not say."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """What ``--compute-dtype auto`` came to."""
+
+    compute_dtype: str
+    why: str = ""
+    """Why it is not float16, where a user on CUDA would expect that."""
+
+
 class Pending(Protocol):
     """A batch that the device has been given."""
 

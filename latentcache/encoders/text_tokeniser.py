@@ -7,10 +7,11 @@ otherwise.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,15 @@ class _Prepared:
     controls: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """A tokenizer that was read, for all engines that are made of it."""
+
+    control: ControlStrings
+    tokenizer: dict[str, Any]
+    """The ``tokenizer.json`` that engines are given."""
+
+
 class FastChoice(Engine, Protocol):
     """An engine that may leave texts to the reference."""
 
@@ -56,18 +66,17 @@ class TextTokeniser:
 
     Args:
         description: What to do; its ``tokenizer`` is not empty.
+        parts: Of :func:`engine_parts` for this description.
         fast: The fast engine for this description, or None.
 
     Raises:
         UnsupportedModelError: The control tokens cannot be told from text in this tokenizer.
     """
 
-    def __init__(self, description: TokeniserDescription, fast: FastChoice | None = None) -> None:
+    def __init__(self, description: TokeniserDescription, parts: EngineParts, fast: FastChoice | None = None) -> None:
         self._recipe = description.recipe
-        tokenizer = json.loads(description.tokenizer)
-        self._control = ControlStrings(tokenizer)
-        used = engine_json(description)
-        self._reference = ReferenceEngine(json.dumps(used), self._recipe.dtype)
+        self._control = parts.control
+        self._reference = ReferenceEngine(json.dumps(parts.tokenizer), self._recipe.dtype)
         self._fast = fast
         self._chat = _renderer(description, self._control)
         if self._recipe.split_control:
@@ -77,6 +86,12 @@ class TextTokeniser:
     def recipe(self) -> TokenRecipe:
         """What it makes of a record."""
         return self._recipe
+
+    def beside(self, fast: FastChoice) -> TextTokeniser:
+        """The same with a fast engine; both share all else, which is only read."""
+        other = copy.copy(self)
+        other._fast = fast
+        return other
 
     def tokenise(self, records: Sequence[Record]) -> list[TokenisedDocument | Refusal]:
         """One result for each record, in their order."""
@@ -166,12 +181,12 @@ class TextTokeniser:
                 )
 
 
-def engine_json(description: TokeniserDescription) -> dict[str, object]:
-    """The ``tokenizer.json`` that the engines of a description are made of."""
+def engine_parts(description: TokeniserDescription) -> EngineParts:
+    """What the engines of a description are made of. Cost: 0.1 s for 30 000 entries."""
     tokenizer = json.loads(description.tokenizer)
-    if not description.recipe.split_control:
-        return unguarded(tokenizer)
-    return guarded(tokenizer, ControlStrings(tokenizer).ids)
+    control = ControlStrings(tokenizer)
+    split = description.recipe.split_control
+    return EngineParts(control, guarded(tokenizer, control.ids) if split else unguarded(tokenizer))
 
 
 def _renderer(description: TokeniserDescription, control: ControlStrings) -> Renderer | None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.identity.content import checksum
+from latentcache.interop.exported import FACTS, file_checksum
 from latentcache.store.durable import as_store_error, json_bytes, make_folder, sync_folder, write_atomically
 
 #: LLaMA-Factory's collator pads to multiples of 8 in silence, so a row of 4090 would train as one of 4096.
@@ -145,8 +145,9 @@ def export_hf_disk(
             checksums |= {f"{name}/{file}": value for file, value in writer.finish(settings.facts).items()}
         write_atomically(partial / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
         counts = {name: len(rows) for name, rows in splits.items()}
-        facts = {"schema": 1, **settings.facts, "trainer": settings.trainer, "rows": counts, "files": checksums}
-        write_atomically(partial / "latentcache.json", json_bytes(facts))
+        sizes = {file: (partial / file).stat().st_size for file in checksums}
+        written = {"trainer": settings.trainer, "rows": counts, "files": checksums, "bytes": sizes}
+        write_atomically(partial / FACTS, json_bytes({"schema": 1, **settings.facts, **written}))
         if settings.out.exists():
             settings.out.rmdir()
         partial.rename(settings.out)
@@ -208,7 +209,7 @@ class _SplitWriter:
         info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
         write_atomically(self._folder / "state.json", json.dumps(state, indent=2).encode())
         write_atomically(self._folder / "dataset_info.json", json.dumps(info, indent=2).encode())
-        return {name: _file_checksum(self._folder / name) for name in names}
+        return {name: file_checksum(self._folder / name) for name in names}
 
     def _next(self) -> None:
         self._close()
@@ -281,8 +282,3 @@ def _lists(rows: NDArray[Any] | list[NDArray[np.int32]], kind: str) -> Any:
     flat = np.concatenate(list(rows)) if len(lengths) else np.empty(0)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat.astype(kind), type=_arrow(kind)))
-
-
-def _file_checksum(path: Path) -> str:
-    with pa.memory_map(str(path)) as file:
-        return f"{checksum(memoryview(file.read_buffer())):016x}"

@@ -176,7 +176,7 @@ class Cache:
             device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
 
         Raises:
-            UsageError: A number, policy, format or device that cannot be.
+            UsageError: A number, type, policy, format or device that cannot be.
             DeviceError: The device is not there.
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.

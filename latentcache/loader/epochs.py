@@ -19,7 +19,7 @@ from latentcache.errors import UsageError
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.transfer import Sent, Transfer
-from latentcache.plan.batches import BatchPlan, PlanReport
+from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
 from latentcache.plan.epoch import EpochPlan
 
 
@@ -81,8 +81,14 @@ class Epochs(ABC):
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on."""
-        self._position.set_epoch(epoch)
+        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on.
+
+        Raises:
+            UsageError: It is no whole number from 0.
+        """
+        if not is_whole(epoch, 0):
+            raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
+        self._position.set_epoch(int(epoch))
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from latentcache.errors import MissingEntryError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
-from latentcache.loader.ring import BatchRing
+from latentcache.loader.ring import BatchRing, parts_of
 from latentcache.store.entry import HEADER_BYTES, numpy_dtype
 from latentcache.store.headers import SeenHeaders, headers_hold, keyed_headers, payload_checksums
 from latentcache.store.reader import EntryReader
 
 Rows = Sequence[int] | NDArray[np.integer]
+Found = TypeVar("Found")
 
 
 class BatchGather:
@@ -62,10 +63,10 @@ class BatchGather:
             MissingEntryError: A shard is gone.
             CacheDamagedError: A shard cannot be opened.
         """
-        kind = numpy_dtype(dtype)
-        flat = self.memory(len(rows) * math.prod(shape) * kind.itemsize)
-        batch = flat.view(kind).reshape(len(rows), *shape)
-        if not self._gather_quickly(np.asarray(rows), flat, shape, dtype):
+        kind, count = numpy_dtype(dtype), len(rows)
+        flat, payloads = self._ring.take_in_parts(count * math.prod(shape) * kind.itemsize, count)
+        batch = flat.view(kind).reshape(count, *shape)
+        if not self._gather_quickly(np.asarray(rows), payloads, shape, dtype):
             for position, row in enumerate(rows):
                 self._read_one(int(row), batch[position])
         return batch
@@ -85,18 +86,17 @@ class BatchGather:
         self.__init__(state["reader"], slots=state["slots"], mapped=state["mapped"])  # type: ignore[misc]
 
     def _gather_quickly(
-        self, rows: NDArray[Any], flat: NDArray[np.uint8], shape: tuple[int, ...], dtype: str
+        self, rows: NDArray[Any], payloads: list[memoryview], shape: tuple[int, ...], dtype: str
     ) -> bool:
         """Whether all entries were found whole."""
         columns = self._reader.generation.rows
-        shards, offsets = columns.shard.take(rows).tolist(), columns.offset.take(rows)
-        payloads = _slices(flat.data, len(rows))
+        shards, offsets = columns.shard.take(rows).tolist(), columns.offset.take(rows).tolist()
         copy = self._copy if self._mapped else self._read
         try:
             expected = self._seen.checksums(rows, shape, dtype)
             if expected is None:
-                return self._gather_with_headers(rows, shards, offsets.tolist(), payloads, shape, dtype)
-            found = copy(shards, (offsets + np.uint64(HEADER_BYTES)).tolist(), payloads)
+                return self._gather_with_headers(rows, shards, offsets, payloads, shape, dtype)
+            found = copy(shards, offsets, payloads)
         except (OSError, MissingEntryError):
             return False
         return found == expected
@@ -112,7 +112,7 @@ class BatchGather:
     ) -> bool:
         """The same where an entry was not read before: its header is read with it, and believed from then on."""
         keyed = keyed_headers(self._reader.generation.rows.key.take(rows, axis=0))
-        heads = _slices(keyed.reshape(-1).data, len(rows), skip=KEY_BYTES)
+        heads = parts_of(keyed.reshape(-1).data, len(rows), skip=KEY_BYTES)
         copy = self._copy_both if self._mapped else self._read_both
         found, expected = copy(shards, offsets, heads, payloads), payload_checksums(keyed)
         if found != expected or not headers_hold(keyed, shape, dtype):
@@ -120,12 +120,14 @@ class BatchGather:
         self._seen.remember(rows, shape, dtype, expected)
         return True
 
-    def _read(self, shards: list[int], places: list[int], payloads: list[memoryview]) -> list[int]:
+    def _read(self, shards: list[int], offsets: list[int], payloads: list[memoryview]) -> list[int]:
         """Checksums of the payloads that were read; fewer of them where an entry is short."""
-        wanted, read = len(payloads[0]), os.preadv
-        triples = zip(self._files(shards), places, payloads, strict=True)
-        # each at once: it is in the processor's cache now
-        return [checksum(payload) for file, place, payload in triples if read(file, (payload,), place) == wanted]
+        wanted, read, check, header = len(payloads[0]), os.preadv, checksum, HEADER_BYTES
+        return [
+            check(payload)  # each at once: it is in the processor's cache now
+            for file, offset, payload in zip(self._files(shards), offsets, payloads, strict=True)
+            if read(file, (payload,), offset + header) == wanted
+        ]
 
     def _read_both(
         self, shards: list[int], offsets: list[int], heads: list[memoryview], payloads: list[memoryview]
@@ -138,15 +140,14 @@ class BatchGather:
             found.append(checksum(payload))
         return found
 
-    def _copy(self, shards: list[int], places: list[int], payloads: list[memoryview]) -> list[int]:
+    def _copy(self, shards: list[int], offsets: list[int], payloads: list[memoryview]) -> list[int]:
         """As :meth:`_read`, from the maps."""
-        length, found = len(payloads[0]), []
-        for view, place, payload in zip(self._views(shards), places, payloads, strict=True):
-            end = place + length
-            if end > len(view):
+        skip, end, check, found = HEADER_BYTES, HEADER_BYTES + len(payloads[0]), checksum, []
+        for view, offset, payload in zip(self._views(shards), offsets, payloads, strict=True):
+            if offset + end > len(view):
                 break
-            payload[:] = view[place:end]
-            found.append(checksum(payload))
+            payload[:] = view[offset + skip : offset + end]
+            found.append(check(payload))
         return found
 
     def _copy_both(
@@ -157,17 +158,15 @@ class BatchGather:
             if offset + HEADER_BYTES > len(view):
                 return []
             head[:] = view[offset : offset + HEADER_BYTES]
-        return self._copy(shards, [offset + HEADER_BYTES for offset in offsets], payloads)
+        return self._copy(shards, offsets, payloads)
 
     def _files(self, shards: list[int]) -> list[int]:
         """A descriptor for each."""
-        files = {shard: self._reader.descriptor(shard) for shard in set(shards)}
-        return [files[shard] for shard in shards]
+        return _for_each(self._reader.descriptor, shards)
 
     def _views(self, shards: list[int]) -> list[memoryview]:
         """A map for each."""
-        views = {shard: self._map(shard) for shard in set(shards)}
-        return [views[shard] for shard in shards]
+        return _for_each(self._map, shards)
 
     def _map(self, shard: int) -> memoryview:
         """The map of a shard whose file is still as long as it was; nothing of it where it is not."""
@@ -191,7 +190,7 @@ class BatchGather:
             raise MissingEntryError(f"the entry of {name} is gone", where=error.where, why=error.what) from error
 
 
-def _slices(data: memoryview, count: int, *, skip: int = 0) -> list[memoryview]:
-    """``count`` equal parts of a buffer, each without its first ``skip`` bytes."""
-    size = len(data) // count
-    return [data[start + skip : start + size] for start in range(0, count * size, size)]
+def _for_each(find: Callable[[int], Found], shards: list[int]) -> list[Found]:
+    """What is found for each shard, which is asked for once."""
+    found = {shard: find(shard) for shard in set(shards)}
+    return list(found.values()) * len(shards) if len(found) == 1 else [found[shard] for shard in shards]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
 from latentcache.loader.epochs import Epochs
@@ -63,8 +64,8 @@ class CacheLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, format, policy or device, a negative number of batches to read ahead, or a draw
-            or mirrored pictures from what holds none.
+        UsageError: No such rank, type, format, policy or device, a negative number of batches to read ahead, or
+            a draw or mirrored pictures from what holds none.
         DeviceError: The device is not there.
     """
 
@@ -101,9 +102,12 @@ class CacheLoader(Epochs):
         self._threads = 1 if on_bad == "substitute" else THREADS
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
         spec = reader.generation.recipe.encoder
+        cells = [latent_size(size, spec.factor) for size in reader.generation.buckets]
+        self._shapes = [(spec.stored_channels, size.height, size.width) for size in cells]
         self._draw = checked_draw(latents, spec.posterior)
+        self._fetched = False  # once from the disk, by a whole pass
         self._stored = _TORCH[spec.storage_dtype]
-        self._dtype = dtype or self._stored
+        self._dtype = _checked_dtype(dtype) or self._stored
 
     @property
     def substituted(self) -> Mapping[str, int]:
@@ -139,13 +143,18 @@ class CacheLoader(Epochs):
             return self._variants(plan.batch(step, self.rank), epoch)
 
         num_bytes = self._stored.itemsize
-        coming = WillNeed(self._reader, variants, lambda row: num_bytes * math.prod(self._shape(row)), len(plan))
+
+        def payload_bytes(row: int) -> int:
+            return num_bytes * math.prod(self._shape(row))
+
+        coming = WillNeed(self._reader, variants, payload_bytes, len(plan), blind=not self._fetched)
 
         def send(step: int) -> Sent:
             coming.before(step)
             return self._send(plan.batch(step, self.rank), epoch)
 
         yield from self._serve(plan, send)
+        self._fetched = True
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
@@ -193,9 +202,7 @@ class CacheLoader(Epochs):
 
     def _shape(self, row: int) -> tuple[int, int, int]:
         """(C, h, w) of an entry as it is stored."""
-        generation, spec = self._reader.generation, self._reader.generation.recipe.encoder
-        cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
-        return spec.stored_channels, cells.height, cells.width
+        return self._shapes[int(self._reader.generation.rows.bucket[row])]
 
     def _finished(self, latents: torch.Tensor, facts: Normalisation) -> torch.Tensor:
         """Normalised and of the type asked for, in place where the type stays."""
@@ -203,3 +210,11 @@ class CacheLoader(Epochs):
             return latents if facts.kind == "none" else normalise_into(latents, facts, latents)
         memory = torch.from_numpy(self._gather.memory(latents.numel() * self._dtype.itemsize))
         return normalise_into(latents, facts, memory.view(self._dtype).view(latents.shape))
+
+
+def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        return dtype
+    raise UsageError(
+        f"dtype={dtype!r}", why="latents are given in a floating type of torch", fix="dtype=torch.float32, or none"
+    )

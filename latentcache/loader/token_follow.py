@@ -83,8 +83,8 @@ class FollowedRows:
         rows: NDArray[np.integer],
         lengths: NDArray[np.int64],
         out: RowArrays,
-        at: Sequence[int],
-        flat: NDArray[Any],
+        at: NDArray[np.int64],
+        narrow: NDArray[Any],
         *,
         pad_id: int,
         left: bool,
@@ -107,7 +107,7 @@ class FollowedRows:
         )
         plan = padded_rows(corpus, self._max, overflow=self._overflow, idle="error")
         reader = RowReader(some, corpus, plan, dtype=self.dtype.name)
-        reader.fill(np.arange(len(rows)), lengths, out, at, flat, pad_id=pad_id, left=left)
+        reader.fill(np.arange(len(rows)), lengths, out, at, narrow, pad_id=pad_id, left=left)
 
 
 class _Some:
@@ -126,8 +126,9 @@ class _Some:
         start: NDArray[np.integer],
         length: NDArray[np.integer],
         out: NDArray[Any],
+        at: NDArray[np.integer],
     ) -> None:
-        self._store.gather(self._numbers[document], start, length, out)
+        self._store.gather(self._numbers[document], start, length, out, at)
 
 
 def check_followed(max_length: int, overflow: Overflow, idle: Idle, lengths: Sequence[int] | None) -> None:

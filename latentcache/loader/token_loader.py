@@ -161,13 +161,14 @@ class TokenLoader(Epochs):
 
     def _send(self, rows: NDArray[np.integer]) -> Sent:
         """A batch on its way to the device."""
-        width = self.view.sizes[int(self._bucket[rows[0]])].width
+        width = self._widths[self._bucket[rows[0]]]
         return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
 
     def _lay(self, batch: int, seed: int) -> None:
         """Decide at which length each row is served, where a step has so many rows on all ranks."""
         view = self.view
         self._laid_for, self._bucket = batch, view.bucket(batch)
+        self._widths = [size.width for size in view.sizes]
         self.report = _some_steps(plan_report(self._bucket, view.sizes, self._batches, view.mixture))
         entries = RowEntries(view.identity, self._bucket, view.sizes, view.also)
         self._position = Position(entries, self.report, seed=seed, generation=view.generation)

@@ -33,6 +33,8 @@ from latentcache.token_recipe import TokenRecipe
 Part = RowReader | FollowedRows
 _TOGETHER = ("input_ids", "attention_mask", "labels")
 _ISOLATED = (*_TOGETHER, "position_ids", "seq_idx")
+#: Batches whose memory is kept: two read ahead, one being filled, the caller's and the one before it.
+_SLOTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class TokenView(Dataset[Batch]):
         counts = np.cumsum([len(part) for part in self.parts])
         self._count, self._starts = int(counts[-1]), begins(counts)
         self._row_lengths: NDArray[np.int64] | None = None
-        self._ring = BatchRing(4)
+        self._ring, self._scratch = BatchRing(_SLOTS), BatchRing(_SLOTS)
 
     def __len__(self) -> int:
         """Rows."""
@@ -173,12 +175,12 @@ class TokenView(Dataset[Batch]):
         numbers = np.asarray(rows, dtype=np.int64)
         arrays = self._arrays(len(numbers), width or self._width(numbers))
         if len(self.parts) == 1:
-            self._fill(self.parts[0], numbers, arrays, range(len(numbers)))
+            self._fill(self.parts[0], numbers, arrays, np.arange(len(numbers)))
         else:
             owner = np.searchsorted(self._starts, numbers, side="right") - 1
             for number in np.unique(owner).tolist():
                 at = np.flatnonzero(owner == number)
-                self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at.tolist())
+                self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at)
         names = _ISOLATED if self.settings.isolated else _TOGETHER
         return {name: torch.from_numpy(getattr(arrays, name)) for name in names}
 
@@ -267,11 +269,11 @@ class TokenView(Dataset[Batch]):
             device=device,
         )
 
-    def _fill(self, part: Part, rows: NDArray[np.int64], arrays: RowArrays, at: Sequence[int]) -> None:
-        lengths = part.tokens_of(rows)
-        flat = self._ring.take(int(lengths.sum()) * part.dtype.itemsize).view(part.dtype)
+    def _fill(self, part: Part, rows: NDArray[np.int64], arrays: RowArrays, at: NDArray[np.int64]) -> None:
+        shape = arrays.input_ids.shape
+        narrow = self._scratch.take(math.prod(shape) * part.dtype.itemsize).view(part.dtype).reshape(shape)
         left = self.settings.padding_side == "left"
-        part.fill(rows, lengths, arrays, at, flat, pad_id=self.settings.pad_id, left=left)
+        part.fill(rows, part.tokens_of(rows), arrays, at, narrow, pad_id=self.settings.pad_id, left=left)
 
     def _width(self, rows: NDArray[np.int64]) -> int:
         """The smallest allowed length that holds all of these rows."""
@@ -283,16 +285,16 @@ class TokenView(Dataset[Batch]):
     def _arrays(self, count: int, width: int) -> RowArrays:
         """Memory of one batch in one piece."""
         places = count * width
-        isolated = self.settings.isolated
-        memory = self._ring.take(places * 8 * (4 if isolated else 3) + places * 4 * isolated)
-        wide = memory[: places * 8 * (4 if isolated else 3)].view(np.int64).reshape(-1, count, width)
-        more: dict[str, Any] = {}
-        if isolated:
-            more = {"position_ids": wide[3], "seq_idx": memory[places * 32 :].view(np.int32).reshape(count, width)}
-        return RowArrays(input_ids=wide[0], attention_mask=wide[1], labels=wide[2], **more)
+        if not self.settings.isolated:
+            ids, mask, labels = self._ring.take(places * 24).view(np.int64).reshape(3, count, width)
+            return RowArrays(input_ids=ids, attention_mask=mask, labels=labels)
+        memory = self._ring.take(places * 36)
+        ids, mask, labels, positions = memory[: places * 32].view(np.int64).reshape(4, count, width)
+        seq = memory[places * 32 :].view(np.int32).reshape(count, width)
+        return RowArrays(input_ids=ids, attention_mask=mask, labels=labels, position_ids=positions, seq_idx=seq)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_ring"}
+        return {name: value for name, value in vars(self).items() if name not in ("_ring", "_scratch")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _ring=BatchRing(4))
+        vars(self).update(state, _ring=BatchRing(_SLOTS), _scratch=BatchRing(_SLOTS))

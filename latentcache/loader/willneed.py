@@ -3,13 +3,15 @@
 Decides nothing about what is read, only when the disk begins. A read at random places waits for the disk once per
 entry; entries that were announced are fetched together, while the batches before them are being read. Guarantee:
 nothing here can fail a read or raise a signal. Cost: what is in memory already, one to four reads of one byte per
-batch; what is not, one call per 128 KiB.
+batch; what is not, one call per 128 KiB. A file system that cannot say what is in memory is asked once in a pass:
+what lies in memory itself (tmpfs) is never announced, all else once, in the first pass (overlayfs, NFS).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterable
 
@@ -27,6 +29,9 @@ _PIECE_BYTES = 128 << 10
 _WARM_BYTES = 4 << 20
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
 
+#: Where a look puts what it finds; nobody reads it.
+_BYTE = (bytearray(1),)
+
 Place = tuple[int, int]
 """Descriptor of a shard, and where an entry starts in it."""
 
@@ -40,6 +45,7 @@ class WillNeed:
         bytes_of: Bytes of a payload, by its row.
         steps: How many there are.
         ahead: Steps that are announced before they are read.
+        blind: Announce also where the file system cannot say what is in memory; for a first pass.
     """
 
     def __init__(
@@ -48,10 +54,13 @@ class WillNeed:
         rows_of: Callable[[int], Rows],
         bytes_of: Callable[[int], int],
         steps: int,
+        *,
         ahead: int = 2,
+        blind: bool = True,
     ) -> None:
         self._reader, self._rows_of, self._bytes_of = reader, rows_of, bytes_of
-        self._steps, self._ahead, self._next, self._calm = steps, ahead, 0, 0
+        self._steps, self._ahead, self._next, self._calm, self._blind = steps, ahead, 0, 0, blind
+        self._assumed: dict[int, bool] = {}
 
     def before(self, step: int) -> None:
         """Announce what was not announced yet, up to ``ahead`` steps after this one, this one first."""
@@ -60,17 +69,34 @@ class WillNeed:
             self._next = coming + 1
             rows = self._rows_of(coming)
             with contextlib.suppress(OSError, LatentcacheError):  # the read says what is wrong, and of which entry
-                if self._calm >= _CALM:  # at another place of the batch each time
-                    at = coming % len(rows)
-                    if self._is_there(rows[at : at + 1]):
-                        continue
-                places, length = places_of(self._reader, rows), HEADER_BYTES + self._bytes_of(int(rows[0]))
-                self._calm = 0 if announce(places, length) else self._calm + 1
+                if self._calm >= _CALM and self._holds(int(rows[coming % len(rows)]), HEADER_BYTES):
+                    continue  # at another place of the batch each time
+                length = HEADER_BYTES + self._bytes_of(int(rows[0]))
+                if all(self._holds(int(row), length - 1) for row in rows[:: -(-len(rows) // _LOOKS)]):
+                    self._calm += 1
+                else:
+                    self._calm = 0
+                    announce(places_of(self._reader, rows), length)
 
-    def _is_there(self, rows: Rows) -> bool:
-        """Whether the first byte of a payload is in memory."""
-        ((file, start),) = places_of(self._reader, rows)
-        return in_memory(file, start + HEADER_BYTES)
+    def _holds(self, row: int, byte: int) -> bool:
+        """Whether memory holds a byte of an entry, as far as can be known; one that is still to come counts as held.
+
+        Raises:
+            MissingEntryError: Its shard is gone.
+            CacheDamagedError: It cannot be opened.
+            OSError: It cannot be read.
+        """
+        columns = self._reader.generation.rows
+        shard = int(columns.shard[row])
+        if shard < 0:
+            return True
+        file = self._reader.descriptor(shard)
+        if file not in self._assumed:
+            found = in_memory(file, int(columns.offset[row]) + byte)
+            if found is not None:
+                return found
+            self._assumed[file] = not self._blind or is_memory(file)
+        return self._assumed[file]
 
 
 def places_of(reader: EntryReader, rows: Rows) -> list[Place]:
@@ -85,35 +111,40 @@ def places_of(reader: EntryReader, rows: Rows) -> list[Place]:
     return [(reader.descriptor(shard), start) for shard, start in pairs if shard >= 0]  # -1: still to come
 
 
-def announce(places: list[Place], length: int) -> bool:
-    """Have the kernel begin to fetch entries of this length, if some of them are not in memory.
-
-    Returns:
-        Whether it was told to.
+def announce(places: list[Place], length: int) -> None:
+    """Have the kernel begin to fetch entries of this length.
 
     Raises:
         OSError: A file cannot be read.
     """
-    if not places or all(in_memory(file, start + length - 1) for file, start in places[:: -(-len(places) // _LOOKS)]):
-        return False
     for file, start in sorted(places):
         for piece in range(start, start + length, _PIECE_BYTES):
             os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
-    return True
 
 
-def in_memory(file: int, place: int) -> bool:
-    """Whether a byte can be read without waiting for a disk; a file system that cannot say counts as no.
+def in_memory(file: int, place: int) -> bool | None:
+    """Whether a byte can be read without waiting for a disk; None where the file system cannot say.
 
     Raises:
         OSError: It cannot be read at all.
     """
     try:
-        os.preadv(file, (bytearray(1),), place, os.RWF_NOWAIT)
+        os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+        if error.errno == errno.EAGAIN:
             return False
+        if error.errno == errno.EOPNOTSUPP:
+            return None
         raise
+    return True
+
+
+def is_memory(file: int) -> bool:
+    """Whether a file lies in memory and on no disk (tmpfs): such files and no others have seals (fcntl(2))."""
+    try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
     return True
 
 

@@ -6,7 +6,7 @@ taken from the entries as they were stored, not computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from latentcache.recipe import Recipe
 from latentcache.sources.sample import Refusal, Sample, Scan
 from latentcache.store.catalog import Catalog, Located
 from latentcache.store.columns import StringColumn
-from latentcache.store.generation import Generation, Rows, Samples, pack_memo
+from latentcache.store.generation import Generation, Rows, Samples, pack_memo, unpack_memo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ def unchanged(draft: Draft, recipe: Recipe, generation: Generation | None, root:
     same_lists = (
         generation.buckets == draft.buckets
         and generation.shards == draft.shards
-        and list(generation.refused) == [refusal_json(item) for item in draft.refused]
-        and list(generation.notes) == [refusal_json(item) for item in draft.notes]
+        and _settled(generation.refused) == _settled(map(refusal_json, draft.refused))
+        and _settled(generation.notes) == _settled(map(refusal_json, draft.notes))
     )
     return same_lists and _same(generation.rows, draft.rows) and _same(generation.samples, draft.samples)
 
@@ -152,6 +152,15 @@ def _bytes(items: Sequence[bytes], width: int) -> Any:
 
 def _pairs(items: Sequence[tuple[int, int]]) -> Any:
     return np.array(items, dtype=np.uint32).reshape(-1, 2)
+
+
+def _settled(refusals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Refusals with, instead of the moment of hashing, whether the memo can be trusted: see :func:`_same`."""
+    found = []
+    for item in refusals:
+        memo = unpack_memo(item["stat"]) if item.get("stat") else None
+        found.append({**item, "stat": None if memo is None else (memo.identity, memo.racy)})
+    return found
 
 
 def _trust(stat: NDArray[np.uint64]) -> NDArray[np.uint64]:

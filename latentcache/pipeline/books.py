@@ -7,23 +7,26 @@ what a dead worker had taken and not committed is given back, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from latentcache.errors import UnusableSampleError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.identity.key import EntryKey
 from latentcache.pipeline.announcing import Announcer
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.events import EventLog
 from latentcache.pipeline.forms import as_refusal, located_form
-from latentcache.pipeline.ledger import Claims
+from latentcache.pipeline.ledger import Claims, Fate
+from latentcache.pipeline.twins import Twins
 from latentcache.pipeline.units import Unit
 from latentcache.pipeline.work import Failed, Looked, Planned, Progress, RunResult, refuse
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import read_source
-from latentcache.store.catalog import Catalog
+from latentcache.store.catalog import Catalog, Located
+from latentcache.store.entry import NewEntry
 from latentcache.store.generation import unpack_memo
 
 
@@ -34,6 +37,8 @@ class _Sample:
     planned: Planned
     content: bytes = b""
     taken: bool = False
+    wanted: tuple[bytes, ...] = ()
+    """Keys taken for it, in the order in which its worker has them."""
     counted: bool = False
     """Whether it is among the samples that were looked at."""
     pieces: int = 0
@@ -84,13 +89,13 @@ class Books:
         self.result, self.progress = RunResult(), progress
         self._root, self._recipe, self._catalog, self._events = root, recipe, catalog, events
         self._committed: set[bytes] = set()
+        self.twins = Twins()
         self._claims = Claims(lambda key: key in self._committed or key in catalog)
         self._doomed: dict[bytes, tuple[str, str]] = {}
         self._unencoded = 0
         self._each = len(recipe.geometry.tables()) * recipe.variants
         self._hears: dict[str, Callable[[Holding, Message], Message | None]] = {
             "take": self._take,
-            "twin": self._twin,
             "decoded": self._decoded,
             "failed": self._failed,
             "copied": self._copied,
@@ -139,6 +144,19 @@ class Books:
         self.progress.looked += 1
         self.progress.quarantined += 1
 
+    def let_go(self, todo: Iterable[Planned]) -> list[Planned]:
+        """Samples that waited for pixels which were not encoded, to be given out again when all workers are gone."""
+        keys = self.twins.let_go(self._committed)
+        self._claims.release(keys)
+        again = set(keys.values()) & self.result.looked.keys()
+        self.progress.looked -= len(again)
+        return [planned for planned in todo if planned.index in again]
+
+    def copied(self, entries: Sequence[NewEntry]) -> None:
+        """Copies were committed by the build itself."""
+        self.progress.cached += len(entries)
+        self._commit(Holding(), [entry.key for entry in entries], sum(len(entry.value) for entry in entries))
+
     def _take(self, holding: Holding, message: Message) -> Message:
         sample, content = holding.samples[message["index"]], bytes.fromhex(message["content"])
         if content in self._doomed:
@@ -147,7 +165,8 @@ class Books:
         wanted = [position for position, key in enumerate(keys) if self._claims.take(key)]
         sample.content, sample.taken = content, True
         self._followers.looked(message["index"], content)
-        sample.unmade = {keys[position] for position in wanted}
+        sample.wanted = tuple(keys[position] for position in wanted)
+        sample.unmade = set(sample.wanted)
         sample.uncommitted = set(sample.unmade)
         index: int = message["index"]
         for key in sample.unmade:
@@ -162,16 +181,29 @@ class Books:
             self._done(holding, message["index"])
         return {"wanted": wanted}
 
-    def _twin(self, holding: Holding, message: Message) -> Message:
-        pixels = bytes.fromhex(message["pixels"])
-        found = self._catalog.with_pixels(pixels, Size(*message["bucket"]), self._recipe.key_part)
-        return {"twin": None if found is None else located_form(found)}
-
-    def _decoded(self, holding: Holding, message: Message) -> None:
-        sample = holding.samples[message["index"]]
-        sample.pieces = message["pieces"]
+    def _decoded(self, holding: Holding, message: Message) -> Message:
+        index, sample = message["index"], holding.samples[message["index"]]
+        pixels = map(bytes.fromhex, message["pixels"])
+        fates = [self._fate(key, hashed, index) for key, hashed in zip(sample.wanted, pixels, strict=True)]
+        for key, fate in zip(sample.wanted, fates, strict=True):
+            if fate == "wait":
+                sample.unmade.discard(key)
+                sample.uncommitted.discard(key)
+                del holding.by_key[key]
+        sample.pieces = len(sample.unmade)
         self._wait(sample.pieces)
         self._count(sample)
+        if not sample.unmade:
+            holding.unmade -= 1
+            self._done(holding, index)
+        return {"fates": [located_form(fate) if isinstance(fate, Located) else fate for fate in fates]}
+
+    def _fate(self, key: bytes, pixel_hash: bytes, index: int) -> Fate:
+        """What becomes of a picture in its bucket."""
+        found = self._catalog.with_pixels(pixel_hash, EntryKey.unpack(key).bucket, self._recipe.key_part)
+        if found is not None:
+            return found
+        return "encode" if self.twins.is_first(key, pixel_hash, index) else "wait"
 
     def _failed(self, holding: Holding, message: Message) -> None:
         index = message["index"]

@@ -37,8 +37,8 @@ from latentcache.pipeline.preflight import (
 from latentcache.pipeline.recipes import found_precision, resolve_recipe
 from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.speed import measured_speed
-from latentcache.pipeline.staff import Reception
+from latentcache.pipeline.speed import speed_of
+from latentcache.pipeline.staff import Reception, Task
 from latentcache.pipeline.standstill import stands_still, still_plan, still_report
 from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
 from latentcache.pipeline.work import RunResult
@@ -85,7 +85,7 @@ class _Build:
             cached_config=before.model_config,
             has_cuda=has_cuda,
             resample_works=self.reception.resample_works,
-            auto_compute=found_precision(self.settings, self.observer.warned),
+            auto_compute=found_precision(self.settings, self.reception.find_precision, self.observer.warned),
         )
         self.noise = known_noise(before, recipe, description)
         return found, recipe, description, before
@@ -128,7 +128,10 @@ class _Build:
             if self.settings.dry_run:
                 return build_report(plan, started=self.started, dry_run=True, allow_failed=self.settings.allow_failed)
             check_space(plan)
-            return self.finish(found, recipe, description, before, work, plan, catalog)
+            task = Task(
+                settings=self.settings, root=found.root, layout=self.layout, recipe=recipe, description=description
+            )
+            return self.finish(task, found, before, work, plan, catalog)
 
     def stand(
         self,
@@ -152,44 +155,40 @@ class _Build:
             saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
             self.observer.warned(f"shard {found.source} was damaged: {saved}")
 
+    def make(self, task: Task, found: Scan, before: Before, work: Survey, catalog: Catalog) -> RunResult:
+        """Encode what is to do, in sight of those who follow where that was asked for."""
+        check_resample(task.recipe, self.reception.resample_works)
+        samples = len(found.samples) + len(found.refused)
+        write_json(self.layout.building, marker(task.recipe, task.description, samples))
+        with writing(self.layout.building):
+            failpoint("plan-written")
+        with Announcer() as followers:
+            if self.settings.stream:
+                facts = source_facts(found, task.description, self.layout.root)
+                number = before.generation.number if before.generation else 0
+                coming = announcement(work, task.recipe, facts, before=number)
+                followers.begin(announce(self.layout, coming), numbers_of(work))
+            result = make_entries(
+                task,
+                work,
+                reception=self.reception,
+                catalog=catalog,
+                followers=followers,
+                stop=self.stop,
+                observer=self.observer,
+            )
+        self.noise = joined_noise(self.noise, result.noise)
+        return result
+
     def finish(
-        self,
-        found: Scan,
-        recipe: Recipe,
-        description: ModelDescription,
-        before: Before,
-        work: Survey,
-        plan: BuildPlan,
-        catalog: Catalog,
+        self, task: Task, found: Scan, before: Before, work: Survey, plan: BuildPlan, catalog: Catalog
     ) -> BuildReport:
         """Encode what is to do and publish what came of it."""
+        recipe, description = task.recipe, task.description
         committed = catalog.keys()
         result = RunResult()
         if work.todo:
-            check_resample(recipe, self.reception.resample_works)
-            write_json(self.layout.building, marker(recipe, description, plan.samples))
-            with writing(self.layout.building):
-                failpoint("plan-written")
-            with Announcer() as followers:
-                if self.settings.stream:
-                    facts = source_facts(found, description, self.layout.root)
-                    number = before.generation.number if before.generation else 0
-                    coming = announcement(work, recipe, facts, before=number)
-                    followers.begin(announce(self.layout, coming), numbers_of(work))
-                result = make_entries(
-                    work,
-                    self.settings,
-                    root=found.root,
-                    layout=self.layout,
-                    recipe=recipe,
-                    description=description,
-                    reception=self.reception,
-                    catalog=catalog,
-                    followers=followers,
-                    stop=self.stop,
-                    observer=self.observer,
-                )
-                self.noise = joined_noise(self.noise, result.noise)
+            result = self.make(task, found, before, work, catalog)
             catalog = load_catalog(self.layout)
         draft = assemble(found, work, result, recipe, catalog)
         generation = before.generation
@@ -210,7 +209,7 @@ class _Build:
             generation=number,
             published=not same,
             written_bytes=result.written_bytes,
-            speed=measured_speed(result.clock, description, fold=self.settings.fold),
+            speed=speed_of(result.clock),
             allow_failed=self.settings.allow_failed,
         )
 

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from latentcache.encoders.protocol import Pixels
 from latentcache.errors import LatentcacheError, UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.geometry.buckets import BucketTable
-from latentcache.geometry.placement import Placement, mirrored
+from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import FLIPPED, VARIANT_BYTE
@@ -33,10 +34,11 @@ from latentcache.pipeline.decode import decode
 from latentcache.pipeline.headers import picture_size, refused
 from latentcache.pipeline.ledger import Ledger, Seen
 from latentcache.pipeline.resize import pixel_hash, resize_crop, thread_setup
-from latentcache.pipeline.survey import keys_of, placements_for
+from latentcache.pipeline.survey import keys_of, placements_for, stored_placements
 from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse, refused_by
 from latentcache.recipe import Recipe
 from latentcache.sources.reading import open_source, read_source
+from latentcache.store.catalog import Located
 
 #: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
 #: on 16 megapixels, the dearest kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
@@ -90,44 +92,50 @@ class Decoder:
         return Looked(index=planned.index, content=content, memo=memo, size=size, pieces=pieces)
 
     def _pieces(self, data: bytes, name: str, seen: Seen, placements: Sequence[Placement]) -> tuple[Piece, ...]:
-        """Decode once, cut for each placement whose entry is missing, mirror the cut where that one is missing."""
+        """Decode once, cut for each placement whose entry is missing, mirror the cut where that one is missing.
+
+        What waits for another picture with the same pixels is left out.
+        """
         keys = keys_of(seen.content, placements, self.recipe)
-        stored = [*placements, *map(mirrored, placements)][: len(keys)]
         taken = set(self.ledger.take(seen, keys))
-        wanted = [(key, placement) for key, placement in zip(keys, stored, strict=True) if key in taken]
+        stored = zip(keys, stored_placements(placements, self.recipe), strict=True)
+        wanted = [(key, placement) for key, placement in stored if key in taken]
         if not wanted:
             return ()
         failpoint("decoding", name)
-        profile = self.recipe.pixels
-        picture = decode(data, profile, max_pixels=self.max_pixels)
+        cuts = self._cuts(data, seen, placements, wanted)
+        hashes = [pixel_hash(pixels) for pixels in cuts]
+        fates = self.ledger.fates(seen.index, hashes)
+        return tuple(
+            Piece(
+                name=name,
+                key=key,
+                pixels=pixels,
+                pixel_hash=hashed,
+                placement=placement,
+                original_size=seen.size,
+                content=seen.content,
+                index=seen.index,
+                twin=fate if isinstance(fate, Located) else None,
+            )
+            for (key, placement), pixels, hashed, fate in zip(wanted, cuts, hashes, fates, strict=True)
+            if fate != "wait"
+        )
+
+    def _cuts(
+        self, data: bytes, seen: Seen, placements: Sequence[Placement], wanted: Sequence[tuple[bytes, Placement]]
+    ) -> list[Pixels]:
+        """The pixels of each wanted entry."""
+        picture = decode(data, self.recipe.pixels, max_pixels=self.max_pixels)
         found = Size(picture.shape[0], picture.shape[1])
         if found != seen.size:
             raise refused("decoder-error", f"the header says {seen.size}, the decoder gives {found}")
-        pieces = []
-        cuts = {}
-        buckets = {placement.bucket for _, placement in wanted}
-        for placement in placements:
-            if placement.bucket in buckets:
-                cuts[placement.bucket] = resize_crop(picture, placement, profile.resample)
-        for key, placement in wanted:
-            pixels = cuts[placement.bucket]
-            if key[VARIANT_BYTE] == FLIPPED:
-                pixels = np.ascontiguousarray(pixels[:, ::-1])
-            pixels_hash = pixel_hash(pixels)
-            pieces.append(
-                Piece(
-                    name=name,
-                    key=key,
-                    pixels=pixels,
-                    pixel_hash=pixels_hash,
-                    placement=placement,
-                    original_size=seen.size,
-                    content=seen.content,
-                    index=seen.index,
-                    twin=self.ledger.twin(pixels_hash, placement.bucket),
-                )
-            )
-        return tuple(pieces)
+        buckets, resample = {placement.bucket for _, placement in wanted}, self.recipe.pixels.resample
+        upright = {p.bucket: resize_crop(picture, p, resample) for p in placements if p.bucket in buckets}
+        return [
+            np.ascontiguousarray(pixels[:, ::-1]) if key[VARIANT_BYTE] == FLIPPED else pixels
+            for key, pixels in ((key, upright[placement.bucket]) for key, placement in wanted)
+        ]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import KIND_LATENTS
 from latentcache.pipeline.batch_size import BatchSizes
 from latentcache.pipeline.speed import StageClock
-from latentcache.pipeline.work import Piece
+from latentcache.pipeline.work import Cut, Piece
 from latentcache.recipe import Recipe
 from latentcache.store.entry import EntryFacts, EntryHeader, NewEntry, numpy_dtype, pack_facts, pack_header
 
@@ -216,19 +216,19 @@ class BatchEncoder:
         return Encoded(pieces=batch, entries=[])
 
 
-def new_entry(piece: Piece, recipe: Recipe, shape: tuple[int, ...], payload: bytes) -> NewEntry:
-    """The stored form of a piece's latents."""
+def new_entry(cut: Cut, recipe: Recipe, shape: tuple[int, ...], payload: bytes) -> NewEntry:
+    """The stored form of a picture's latents."""
     header = EntryHeader(
         kind=KIND_LATENTS,
         dtype=recipe.encoder.storage_dtype,
         shape=shape,
         payload_checksum=checksum(payload),
-        content=piece.content,
+        content=cut.content,
         recipe_id=recipe.recipe_id,
-        original_size=piece.original_size,
+        original_size=cut.original_size,
     )
-    facts = EntryFacts(pixel_hash=piece.pixel_hash, placement=piece.placement)
-    return NewEntry(key=piece.key, value=pack_header(header, piece.key) + payload, facts=pack_facts(facts))
+    facts = EntryFacts(pixel_hash=cut.pixel_hash, placement=cut.placement)
+    return NewEntry(key=cut.key, value=pack_header(header, cut.key) + payload, facts=pack_facts(facts))
 
 
 def _only_too_large(latents: NDArray[Any]) -> bool:

@@ -28,7 +28,10 @@ class EventLog:
         if path is None:
             return
         try:
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # A pipe that nobody reads is an error at once, and would be waited for without O_NONBLOCK.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags, 0o644)
+            os.set_blocking(self._descriptor, True)
         except OSError as error:
             raise self._failed(error) from error
 

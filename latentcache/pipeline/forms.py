@@ -7,7 +7,7 @@ not UTF-8 travel as the surrogate escapes that they are.
 from __future__ import annotations
 
 import traceback
-from dataclasses import fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from latentcache.identity.key import EntryKey
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.survey import placements_for
 from latentcache.pipeline.work import Planned
-from latentcache.recipe import Recipe
+from latentcache.recipe import EncoderSpec
 from latentcache.sources.sample import Refusal, Sample
 from latentcache.store.catalog import Located
 from latentcache.store.entry import pack_facts, pack_header, unpack_facts, unpack_header
@@ -99,19 +99,20 @@ def as_settings(form: Form) -> BuildSettings:
 
 
 def description_form(description: ModelDescription) -> Form:
-    """A model; its spec is the one in the recipe."""
-    values = {item.name: getattr(description, item.name) for item in fields(description) if item.name != "spec"}
+    """A model."""
+    values = {item.name: getattr(description, item.name) for item in fields(description)}
     paths = {"weights": [str(path) for path in description.weights]}
-    return values | paths | {"config_path": description.config_path and str(description.config_path)}
+    spec = {"spec": asdict(description.spec)}
+    return values | paths | spec | {"config_path": description.config_path and str(description.config_path)}
 
 
-def as_description(form: Form, recipe: Recipe) -> ModelDescription:
+def as_description(form: Form) -> ModelDescription:
     """Inverse of :func:`description_form`."""
     paths = {
         "weights": tuple(map(Path, form["weights"])),
         "config_path": form["config_path"] and Path(form["config_path"]),
     }
-    return replace(ModelDescription(**{**form, **paths}, spec=recipe.encoder))
+    return ModelDescription(**{**form, **paths, "spec": EncoderSpec.from_json(form["spec"])})
 
 
 def error_form(error: BaseException) -> Form:

@@ -1,7 +1,8 @@
-"""Who makes which entry: the one list of keys that are committed or taken, asked by all decode threads.
+"""Who makes which entry: the one list of keys and of pixels that are there or taken, asked by all decode threads.
 
-Guarantee: a key is given to one sample only, however many workers ask, so no two encode the same entry; what a dead
-worker had taken is free again. The build holds the list; workers ask over their channel (about 0.1 ms a picture).
+Guarantee: a key is given to one sample only, however many workers ask, so no two encode the same entry, and no two
+encode the same pixels; what a dead worker had taken is free again. The build holds the lists; workers ask over their
+channel, before they decode a picture and after it (about 0.1 ms each).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
@@ -18,6 +19,10 @@ from latentcache.pipeline.forms import as_located
 from latentcache.pipeline.headers import refused
 from latentcache.store.catalog import Located
 from latentcache.store.generation import pack_memo
+
+Fate = Located | Literal["encode", "wait"]
+"""What becomes of a decoded piece: it takes over the latents of a committed entry with the very same pixels, it is
+encoded, or it waits for another one of this run that has its pixels, and the build will copy that one's latents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,8 @@ class Ledger(Protocol):
             UnusableSampleError: A file with these bytes is known to kill whoever decodes it.
         """
 
-    def twin(self, pixel_hash: bytes, bucket: Size) -> Located | None:
-        """A committed entry made from the very same pixels, or None."""
+    def fates(self, index: int, pixels: Sequence[bytes]) -> Sequence[Fate]:
+        """What becomes of the pieces of a sample, by the hashes of their pixels in the order of the keys it took."""
 
 
 class Claims:
@@ -68,36 +73,15 @@ class Claims:
             self._claimed.difference_update(keys)
 
 
-class OwnLedger:
-    """The list itself, for decode threads of the same process.
-
-    Args:
-        claims: Keys that need no work.
-        twins: Finds a committed entry with equal pixels.
-    """
-
-    def __init__(self, claims: Claims, twins: Callable[[bytes, Size], Located | None]) -> None:
-        self._claims, self._twins = claims, twins
-
-    def take(self, seen: Seen, keys: Sequence[bytes]) -> list[bytes]:
-        """As in :class:`Ledger`."""
-        return [key for key in keys if self._claims.take(key)]
-
-    def twin(self, pixel_hash: bytes, bucket: Size) -> Located | None:
-        """As in :class:`Ledger`."""
-        return self._twins(pixel_hash, bucket)
-
-
 class RemoteLedger:
     """Asks the build, from any thread; after :meth:`close` there is nothing to do for anybody.
 
     Args:
         channel: To the build.
-        any_twins: Whether the cache holds anything that could be a twin.
     """
 
-    def __init__(self, channel: Channel, *, any_twins: bool) -> None:
-        self._channel, self._any_twins = channel, any_twins
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._answers: dict[int, Message] = {}
         self._waiting: set[int] = set()
         self._number = 0
@@ -119,12 +103,11 @@ class RemoteLedger:
             raise refused(cause, detail)
         return [keys[position] for position in answer.get("wanted", ())]
 
-    def twin(self, pixel_hash: bytes, bucket: Size) -> Located | None:
+    def fates(self, index: int, pixels: Sequence[bytes]) -> list[Fate]:
         """As in :class:`Ledger`."""
-        if not self._any_twins:
-            return None
-        found = self._ask("twin", pixels=pixel_hash.hex(), bucket=[bucket.height, bucket.width]).get("twin")
-        return None if found is None else as_located(found)
+        answer = self._ask("decoded", index=index, pixels=[found.hex() for found in pixels])
+        fates = answer.get("fates", ["wait"] * len(pixels))
+        return [as_located(fate) if isinstance(fate, dict) else fate for fate in fates]
 
     def answered(self, message: Message) -> None:
         """An answer has come."""

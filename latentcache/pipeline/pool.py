@@ -173,7 +173,7 @@ class Pool:
             clock = StageClock.from_json(message["clock"])
             if clock.pictures:
                 self.clock.add(clock)
-        elif kind != "resample":
+        elif kind != "found":
             answer = self._books.hear(hand.holding, message)
             if answer is not None:
                 hand.launched.line.send("answer", to=message["ask"], **answer)
@@ -266,7 +266,7 @@ class Pool:
     def _last_words(self, place: Place, hand: Hand) -> None:
         """Hear of the last commits; nothing else matters now, and no error replaces the one that ends the run."""
         for message in hand.launched.line.arrived():
-            if message["kind"] not in ("opened", "warned", "error", "ended", "resample"):
+            if message["kind"] not in ("opened", "warned", "error", "ended", "found"):
                 answer = self._books.hear(hand.holding, message)
                 if answer is not None:
                     hand.launched.line.send("answer", to=message["ask"], **answer)

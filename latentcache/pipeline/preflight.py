@@ -71,9 +71,7 @@ def _check_places(data: Path, cache: Path) -> None:
         )
     if cache.exists() and not cache.is_dir():
         raise UsageError(f"--out {cache} is a file", where=str(cache), fix="give a folder")
-    layout = CacheLayout(cache)
-    ours = any(path.exists() for path in (layout.current, layout.building, layout.lock))
-    if cache.is_dir() and not ours and any(cache.iterdir()):
+    if cache.is_dir() and not CacheLayout(cache).is_ours() and any(cache.iterdir()):
         raise UsageError(
             f"--out {cache} is no cache and not empty",
             where=str(cache),
@@ -161,7 +159,8 @@ def check_space(plan: BuildPlan) -> None:
         raise DiskFullError(
             "the disk is too full for this build",
             where=str(plan.cache),
-            why=f"the plan needs {plan.bytes_to_write:,} bytes and a tenth, {plan.free_bytes:,} are free",
+            why=f"the plan needs {plan.bytes_to_write:,} bytes, a tenth more and {RESERVE_BYTES:,} in reserve;"
+            f" {plan.free_bytes:,} are free",
             fix="free some space, or give another disk with --out",
         )
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.encoders.describe import ModelDescription, describe_model
-from latentcache.encoders.opening import auto_precision
+from latentcache.encoders.protocol import Precision
 from latentcache.errors import RecipeError
-from latentcache.pipeline.devices import devices_for
 from latentcache.pipeline.resize import resample_self_test
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.recipe import EncoderSpec, GeometrySettings, PixelProfile, Recipe
@@ -82,12 +81,19 @@ def resolve_recipe(
     return recipe, description
 
 
-def found_precision(settings: BuildSettings, warn: Callable[[str], None]) -> Callable[[ModelDescription], str]:
-    """How a build finds the precision of a new cache on CUDA: by a probe on its first device."""
+def found_precision(
+    settings: BuildSettings, ask: Callable[[ModelDescription, bool], Precision], warn: Callable[[str], None]
+) -> Callable[[ModelDescription], str]:
+    """How a build finds the precision of a new cache on CUDA: it has a worker probe the first device.
+
+    Args:
+        settings: Of the build.
+        ask: Has a model probed, with its convolutions folded or not.
+        warn: Told why it is not float16.
+    """
 
     def find(description: ModelDescription) -> str:
-        device = devices_for(settings.device, needs_torch=True)[0].label
-        found = auto_precision(description, device=device, fold=settings.fold)
+        found = ask(description, settings.fold)
         if found.why:
             warn(f"computing in {found.compute_dtype}: {found.why}")
         return found.compute_dtype

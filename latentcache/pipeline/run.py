@@ -131,8 +131,6 @@ class EncodeRun:
         if isinstance(outcome, Failed):
             self.channel.send("failed", index=outcome.index, refusal=refusal_form(outcome.refusal))
             return
-        if outcome.pieces:
-            self.channel.send("decoded", index=outcome.index, pieces=len(outcome.pieces))
         for piece in outcome.pieces:
             if not self._copy_twin(piece):
                 self._queue(piece)

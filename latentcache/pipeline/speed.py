@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from latentcache.encoders.describe import ModelDescription
-from latentcache.encoders.opening import picture_flops
 from latentcache.geometry.sizes import Size
 
 PictureFlops = Callable[[Size], float]
 """Floating-point operations of one picture of this size."""
 #: Fields of a clock that are added up.
-_NUMBERS = ("loops", "span_s", "device_s", "decode_wait_s", "write_wait_s", "device_wait_s", "ceiling_flops")
+_NUMBERS = ("loops", "span_s", "device_s", "decode_wait_s", "write_wait_s", "device_wait_s", "ceiling_flops", "flops")
 
 
 @dataclass(slots=True)
@@ -42,6 +40,8 @@ class StageClock:
     """Encoded, of each bucket."""
     ceiling_flops: float = 0.0
     """Matrix products per second that the devices showed, summed; 0 where it was not measured."""
+    flops: float = 0.0
+    """Floating-point operations of the encoded pictures; 0 where no ceiling was measured."""
     _since: float | None = None
 
     def encoded(self, bucket: Size, count: int, *, device_s: float, waited_s: float) -> None:
@@ -74,6 +74,16 @@ class StageClock:
                     self.decode_wait_s += spent
                 else:
                     self.write_wait_s += spent
+
+    def count(self, flops: Callable[[], PictureFlops]) -> None:
+        """Note how much work the pictures were, where a ceiling is there to hold it against.
+
+        Args:
+            flops: Gives what counts one picture; it costs a second, so it is not asked without a ceiling.
+        """
+        if self.ceiling_flops > 0 and self.pictures:
+            each = flops()
+            self.flops = sum(each(bucket) * count for bucket, count in self.pictures.items())
 
     def add(self, other: StageClock) -> None:
         """Take over what another loop did."""
@@ -132,28 +142,15 @@ class Speed:
         )
 
 
-def measured_speed(clock: StageClock, description: ModelDescription, *, fold: bool) -> Speed | None:
-    """What a clock comes to, with the share of the ceiling where the device has shown one."""
-    counted = picture_flops(description, fold=fold) if clock.ceiling_flops > 0 else None
-    return speed_of(clock, counted)
-
-
-def speed_of(clock: StageClock, flops: PictureFlops | None = None) -> Speed | None:
-    """What a clock comes to; None where nothing was encoded.
-
-    Args:
-        clock: Of all loops.
-        flops: Of one picture; asked only where a ceiling was measured.
-    """
+def speed_of(clock: StageClock) -> Speed | None:
+    """What the clock of all loops comes to; None where nothing was encoded."""
     if not clock.pictures or clock.span_s <= 0:
         return None
     seconds = clock.span_s / clock.loops  # the loops ran side by side
     waits = {"decode": clock.decode_wait_s, "write": clock.write_wait_s, "device": clock.device_wait_s}
     busy = min(clock.device_s / clock.span_s, 1.0)
     stages = {"device": clock.device_s, "host": clock.decode_wait_s, "disk": clock.write_wait_s}
-    rate = None
-    if flops is not None and clock.ceiling_flops > 0:
-        rate = sum(flops(bucket) * count for bucket, count in clock.pictures.items()) / seconds
+    rate = clock.flops / seconds if clock.ceiling_flops > 0 else None
     return Speed(
         pictures_per_s=clock.pictures.total() / seconds,
         megapixels_per_s=sum(bucket.area * count for bucket, count in clock.pictures.items()) / seconds / 1e6,

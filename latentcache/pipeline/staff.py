@@ -11,13 +11,17 @@ import secrets
 import select
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from latentcache.encoders.describe import ModelDescription
+from latentcache.encoders.protocol import Precision
 from latentcache.errors import CacheDamagedError, WorkerError
 from latentcache.pipeline.budget import default_budget_bytes
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.forms import as_error, description_form
 from latentcache.pipeline.launch import Launched, WorkerProcess, WorkerThread
 from latentcache.pipeline.preflight import default_threads
 from latentcache.pipeline.resize import resample_self_test
@@ -30,6 +34,19 @@ from latentcache.store.index import load_index
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.salvage import salvage
 from latentcache.store.shard import recover_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What a build has made, of what, and where it goes."""
+
+    settings: BuildSettings
+    root: Path
+    """The data folder."""
+    layout: CacheLayout
+    recipe: Recipe
+    description: ModelDescription
+    """The model."""
 
 
 class Reception:
@@ -55,12 +72,23 @@ class Reception:
         if "torch" in sys.modules:
             return resample_self_test()
         if self._works is None:
-            device = devices_for(self._device, needs_torch=True)[0]
-            process = WorkerProcess(device.variables, lock=self.lock)
-            self._early = device, process
-            process.line.send("can-resample")
-            self._works = bool(self._answer(process)["works"])
+            self._works = bool(self._ask("can-resample")["works"])
         return self._works
+
+    def find_precision(self, description: ModelDescription, fold: bool) -> Precision:
+        """In which precision a new cache of a model is computed on the first device; the model is loaded there.
+
+        Args:
+            description: The model.
+            fold: Do the causal 3D convolutions of clip encoders as 2D ones.
+
+        Raises:
+            DeviceError: The device is not there or failed.
+            DeviceMemoryError: The encoder, or one small picture, does not fit.
+            WorkerError: The process that was to find out has died.
+        """
+        found = self._ask("find-precision", description=description_form(description), fold=fold)
+        return Precision(compute_dtype=found["compute_dtype"], why=found["why"])
 
     def early(self, device: Device) -> WorkerProcess | None:
         """The process that was started, if it is one for this device; it is the caller's from now on."""
@@ -79,10 +107,19 @@ class Reception:
             process.line.close()
             self._early = None
 
-    def _answer(self, process: WorkerProcess) -> Message:
+    def _ask(self, question: str, **facts: Any) -> Message:
+        """Ask the worker of the first device, which is started where there is none."""
+        if self._early is None:
+            device = devices_for(self._device, needs_torch=True)[0]
+            self._early = device, WorkerProcess(device.variables, lock=self.lock)
+        device, process = self._early
+        process.line.send(question, device=device.name, **facts)
         while True:
             select.select([process.line], [], [])
             for message in process.line.arrived():
+                if message["kind"] == "error":
+                    self.close()
+                    raise as_error(message)
                 return message
             if process.line.ended:
                 self._early = None
@@ -95,47 +132,31 @@ class Workers:
     """The :class:`latentcache.pipeline.pool.Staff` of a build.
 
     Args:
-        settings: Of the build.
-        root: The data folder.
-        layout: The cache.
-        recipe: What is made.
-        description: The model.
+        task: What they have to know.
         reception: May have a process ready.
-        any_twins: Whether the cache holds anything yet.
-        todo: Everything that is to be made.
+        todo: Everything that they are to make.
     """
 
-    def __init__(
-        self,
-        *,
-        settings: BuildSettings,
-        root: Path,
-        layout: CacheLayout,
-        recipe: Recipe,
-        description: ModelDescription,
-        reception: Reception,
-        any_twins: bool,
-        todo: Sequence[Planned],
-    ) -> None:
-        needs_torch = description.kind == "diffusers"
+    def __init__(self, task: Task, reception: Reception, todo: Sequence[Planned]) -> None:
+        settings = task.settings
+        needs_torch = task.description.kind == "diffusers"
         self.devices: Sequence[Device] = devices_for(settings.device, needs_torch=needs_torch)
         count = len(self.devices)
         self.in_process = count == 1 and not needs_torch and "*" not in settings.device
         self.decode_threads = settings.decode_threads or default_threads(count)
-        self._layout, self._reception = layout, reception
-        self.expected = expected_pieces(todo, recipe.variants, workers=count)
+        self._layout, self._reception = task.layout, reception
+        self.expected = expected_pieces(todo, task.recipe.variants, workers=count)
         budget = max((settings.host_memory or default_budget_bytes()) // count, 1)
         self._job: Callable[[Device, str], Job] = lambda device, shard: Job(
-            root=root,
-            shards=layout.shards,
+            root=task.root,
+            shards=task.layout.shards,
             shard=shard,
-            recipe=recipe,
-            description=description,
+            recipe=task.recipe,
+            description=task.description,
             settings=settings,
             device=device.name,
             budget_bytes=budget,
             decode_threads=self.decode_threads,
-            any_twins=any_twins,
             expected=self.expected,
         )
 

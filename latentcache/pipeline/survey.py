@@ -15,7 +15,7 @@ from typing import Any
 
 from latentcache.errors import UnusableSampleError
 from latentcache.geometry.buckets import BucketTable
-from latentcache.geometry.placement import Placement, place, refusal
+from latentcache.geometry.placement import Placement, mirrored, place, refusal
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
@@ -151,6 +151,11 @@ def keys_of(content: bytes, placements: Iterable[Placement], recipe: Recipe) -> 
         for variant in range(recipe.variants)
         for placement in wanted
     ]
+
+
+def stored_placements(placements: Sequence[Placement], recipe: Recipe) -> list[Placement]:
+    """What the entries under :func:`keys_of` say of where they were cut, in the same order."""
+    return [*placements, *map(mirrored, placements)][: len(placements) * recipe.variants]
 
 
 def refused_before(sample: Sample, memory: Memory) -> Refusal | None:

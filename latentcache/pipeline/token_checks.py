@@ -77,6 +77,7 @@ def check_room(plan: TokenPlan) -> None:
         raise DiskFullError(
             "the disk is too full for this build",
             where=str(plan.cache),
-            why=f"the plan needs about {plan.bytes_to_write:,} bytes and a tenth, {plan.free_bytes:,} are free",
+            why=f"the plan needs about {plan.bytes_to_write:,} bytes, a tenth more and {RESERVE_BYTES:,} in reserve;"
+            f" {plan.free_bytes:,} are free",
             fix="free some space, or give another disk with --out",
         )

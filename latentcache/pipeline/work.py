@@ -36,17 +36,23 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One picture in one bucket, waiting to be encoded."""
+class Cut:
+    """One picture in one bucket: what its entry says beside the latents."""
 
-    name: str
     key: bytes
-    pixels: Pixels
-    """(H, W, 3) RGB."""
     pixel_hash: bytes
     placement: Placement
     original_size: Size
     content: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece(Cut):
+    """One picture in one bucket, waiting to be encoded."""
+
+    name: str
+    pixels: Pixels
+    """(H, W, 3) RGB."""
     index: int = -1
     """Of the sample in its scan."""
     twin: Located | None = None

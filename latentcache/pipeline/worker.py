@@ -4,10 +4,10 @@ It is told by messages what to make and says by messages what it made; it decide
 its own, or in a thread of the build with the same messages. Guarantee: when the build is gone, the process commits
 what it has and ends, within :data:`LAST_S` at the latest; signals to the whole group are left to the build.
 
-What the build says: ``can-resample`` (asked before there is a recipe), ``start``, ``unit``, ``answer``, ``no-more``,
-``stop``. What a worker says: ``resample``; ``take`` and ``twin``, which are answered; ``decoded``, ``failed``,
-``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error``, or ``ended``
-with its clock.
+What the build says: ``can-resample`` and ``find-precision`` (asked before there is a recipe), ``start``, ``unit``,
+``answer``, ``no-more``, ``stop``. What a worker says: ``found``; ``take`` and ``decoded``, which are answered;
+``failed``, ``copied``, ``encoded``, ``refused``; ``opened``, ``warned``; ``committed``, after the commit; ``error``,
+or ``ended`` with its clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from latentcache import failpoint
 from latentcache.encoders.describe import ModelDescription
-from latentcache.encoders.opening import check_encoder, open_encoder
+from latentcache.encoders.opening import auto_precision, check_encoder, open_encoder, picture_flops
 from latentcache.encoders.protocol import Encoder
 from latentcache.geometry.sizes import Size
 from latentcache.pipeline.batch_size import UNTIMED, BatchSizes, worth_compiling
@@ -76,8 +76,6 @@ class Job:
     device: str
     budget_bytes: int
     decode_threads: int
-    any_twins: bool
-    """Whether the cache holds anything yet."""
     expected: Mapping[Size, int] = field(default_factory=dict)
     """Pieces of each bucket that it gets, about."""
 
@@ -93,20 +91,18 @@ class Job:
             "device": self.device,
             "budget_bytes": self.budget_bytes,
             "decode_threads": self.decode_threads,
-            "any_twins": self.any_twins,
             "expected": [[bucket.height, bucket.width, count] for bucket, count in self.expected.items()],
         }
 
     @classmethod
     def of(cls, form: Message) -> Job:
         """Inverse of :meth:`form`."""
-        recipe = Recipe.from_json(form["recipe"])
-        plain = ("shard", "device", "budget_bytes", "decode_threads", "any_twins")
+        plain = ("shard", "device", "budget_bytes", "decode_threads")
         return cls(
             root=Path(form["root"]),
             shards=Path(form["shards"]),
-            recipe=recipe,
-            description=as_description(form["description"], recipe),
+            recipe=Recipe.from_json(form["recipe"]),
+            description=as_description(form["description"]),
             settings=as_settings(form["settings"]),
             expected={Size(height, width): count for height, width, count in form["expected"]},
             **{name: form[name] for name in plain},
@@ -121,13 +117,13 @@ def serve(channel: Channel, board: int | None, *, on_loss: Callable[[], None] | 
         board: File that the build looks into to see what is being done; None in the build's own process.
         on_loss: Called when the build is gone, so that this does not outlive it for long.
     """
-    message = channel.receive()
-    while message is not None and message["kind"] == "can-resample":
-        channel.send("resample", works=resample_self_test())
-        message = channel.receive()
-    if message is None or message["kind"] != "start":
-        return
     try:
+        message = channel.receive()
+        while message is not None and message["kind"] in _EARLY:
+            channel.send("found", **_EARLY[message["kind"]](message))
+            message = channel.receive()
+        if message is None or message["kind"] != "start":
+            return
         job = Job.of(message)
         clock = _Shift(job, channel, Board(job.decode_threads, board)).run(on_loss)
     except BaseException as error:  # noqa: BLE001 - handed to the build, which raises it
@@ -136,13 +132,28 @@ def serve(channel: Channel, board: int | None, *, on_loss: Callable[[], None] | 
         channel.send("ended", clock=clock.as_json())
 
 
+def _can_resample(_: Message) -> Message:
+    """Whether torch's resize can be used here."""
+    return {"works": resample_self_test()}
+
+
+def _find_precision(message: Message) -> Message:
+    """In which precision a new cache is computed on the device of this worker."""
+    description = as_description(message["description"])
+    found = auto_precision(description, device=message["device"], fold=message["fold"])
+    return {"compute_dtype": found.compute_dtype, "why": found.why}
+
+
+_EARLY = {"can-resample": _can_resample, "find-precision": _find_precision}
+
+
 class _Shift:
     """A worker at work."""
 
     def __init__(self, job: Job, channel: Channel, board: Board) -> None:
         self._job, self._channel, self._board = job, channel, board
         self._tables = job.recipe.geometry.tables()
-        self._ledger = RemoteLedger(channel, any_twins=job.any_twins)
+        self._ledger = RemoteLedger(channel)
         decoder = Decoder(
             root=job.root,
             recipe=job.recipe,
@@ -172,7 +183,10 @@ class _Shift:
         if on_loss is not None:
             threading.Thread(target=self._beat, args=(on_loss,), name="heart", daemon=True).start()
         self._loop()
-        return self._loop.clock
+        clock = self._loop.clock
+        if not self._loop.stopping.is_set():
+            clock.count(lambda: picture_flops(self._job.description, fold=self._job.settings.fold))
+        return clock
 
     def _beat(self, on_loss: Callable[[], None]) -> None:
         """Show that this process is alive, and look whether the build is: a fork of it may hold its end open."""

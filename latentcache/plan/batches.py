@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.weights import Dataset, Mixture, bucket_counts
+
+#: Samples in one step of all ranks; a typing error beyond it would fill the memory with repeats.
+MAX_STEP = 1 << 24
 
 SmallBuckets = Literal["repeat", "drop", "partial", "error"]
 """What happens to samples that do not fill a batch.
@@ -36,11 +40,17 @@ class BatchPlan:
     small_buckets: SmallBuckets = "repeat"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.world_size < 1:
+        if not (is_whole(self.batch_size, 1) and is_whole(self.world_size, 1)):
+            raise UsageError(
+                f"batch size {self.batch_size!r} on {self.world_size!r} ranks",
+                why="both are whole numbers, at least 1",
+                fix="use --batch-size 1 or more and --world-size 1 or more",
+            )
+        if self.global_batch_size > MAX_STEP:
             raise UsageError(
                 f"batch size {self.batch_size} on {self.world_size} ranks",
-                why="both are at least 1",
-                fix="use --batch-size 1 or more and --world-size 1 or more",
+                why=f"a step has at most {MAX_STEP:,} samples of all ranks together",
+                fix="use a smaller --batch-size or --world-size",
             )
         if self.small_buckets not in get_args(SmallBuckets):
             raise UsageError(
@@ -52,6 +62,11 @@ class BatchPlan:
     def global_batch_size(self) -> int:
         """Samples of all ranks in one step."""
         return self.batch_size * self.world_size
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a whole number of at least ``least``, also one of numpy; True is none."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,15 +60,25 @@ class Cursor:
         Raises:
             PlanError: Written by a newer version, or no cursor.
         """
-        if data.get("version") != CURSOR_VERSION:
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != CURSOR_VERSION:
             raise PlanError(
-                f"this checkpoint's position has version {data.get('version')!r}",
+                f"this checkpoint's position has version {version!r}",
                 why=f"this version of latentcache reads version {CURSOR_VERSION}",
                 fix="resume with the version that wrote it, or start the epoch again",
                 slug="resume-version",
             )
-        legs = tuple(Leg(batch_size=b, world_size=w, steps=s) for b, w, s in data["legs"])
-        return cls(seed=data["seed"], epoch=data["epoch"], small_buckets=data["small_buckets"], legs=legs)
+        try:
+            legs = tuple(Leg(batch_size=int(b), world_size=int(w), steps=int(s)) for b, w, s in data["legs"])
+            seed, epoch = int(data["seed"]), int(data["epoch"])
+            return cls(seed=seed, epoch=epoch, small_buckets=data["small_buckets"], legs=legs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(
+                "this checkpoint's position cannot be read",
+                why=f"{type(error).__name__}: {error}",
+                fix="resume with another checkpoint, or start the epoch again with set_epoch",
+                slug="resume-version",
+            ) from error
 
 
 def whole_epoch(

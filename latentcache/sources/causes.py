@@ -51,7 +51,7 @@ HINTS: Mapping[str, str] = {
     "table-row": "correct this row of the table",
     # a line or a row of records
     "no-json": "correct or remove this line; `sed -n LINEp FILE` shows it",
-    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
+    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW` (-f UTF-16 where it is that)",
     "line-too-long": "a record has at most 64 MiB: split it into several",
     "text-too-large": "a text has at most 64 MiB: use --text-lines for one document a line, or split the file",
     "record-field": "correct this field, or remove the record",

@@ -82,10 +82,13 @@ def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan
 
 
 def is_corpus(data: Path) -> bool:
-    """Whether DATA is meant for a token cache: a file of records, or a folder of them."""
-    if data.is_file():
-        return extension_of(data.name) in KINDS or data.name == INFO_NAME
-    return data.is_dir() and (_saved(data) or is_dataset_info(data))
+    """Whether DATA is meant for a token cache: a file of records, or a folder of them; no where nobody can tell."""
+    try:
+        if data.is_file():
+            return extension_of(data.name) in KINDS or data.name == INFO_NAME
+        return data.is_dir() and (_saved(data) or is_dataset_info(data))
+    except OSError:  # whoever reads it has the words for it
+        return False
 
 
 def _list(data: Path, options: RecordOptions) -> tuple[Path, _Listing]:

@@ -168,7 +168,7 @@ def _strictly(decoder: Any, text: str) -> Any:
     try:
         return decoder(text)
     except json.JSONDecodeError as error:
-        raise fault("no-json", f"no JSON: {error.msg} at column {error.colno}") from error
+        raise fault("no-json", f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except RecursionError as error:
         raise fault("no-json", "it is nested too deeply") from error
     except ValueError as error:

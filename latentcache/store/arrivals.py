@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
-import os
 import shlex
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,8 +22,8 @@ from numpy.typing import NDArray
 
 from latentcache.errors import LatentcacheError, MissingEntryError, NotYetEncodedError
 from latentcache.store.coming import log_path, read_arrivals, sealed_since
-from latentcache.store.durable import read_file
 from latentcache.store.layout import CacheLayout
+from latentcache.store.lock import builder_in_words
 
 #: Seconds between two looks; a build seals a shard every few seconds.
 POLL_S = 0.25
@@ -160,17 +157,5 @@ class Arrivals:
 
     def _builder(self) -> str:
         """Whether the build still runs, as far as its lock file tells."""
-        try:
-            holder = json.loads(read_file(self._layout.lock))
-            pid, host = int(holder["pid"]), str(holder["host"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return "is not running"
-        if host != socket.gethostname():
-            return f"runs on {host} as far as its lock says"
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return "is not running"
-        except PermissionError:
-            pass
-        return f"runs as process {pid}"
+        holder = builder_in_words(self._layout.lock)
+        return f"runs as {holder}" if holder else "is not running"

@@ -52,9 +52,15 @@ class StringColumn(Sequence[str]):
     """Many strings in two arrays: all bytes, and where each string ends. Ten million cost no objects."""
 
     def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.uint64]) -> None:
-        # bytes, because a slice of them costs half as much as one of an array; the arrays look at the same memory
-        self._text, self._bounds = data.tobytes(), np.concatenate([np.zeros(1, np.uint64), ends]).astype(np.intp)
-        self.data, self.ends = np.frombuffer(self._text, dtype=np.uint8), self._bounds[1:].view(np.uint64)
+        text, self._bounds = data.tobytes(), np.concatenate([np.zeros(1, np.uint64), ends]).astype(np.intp)
+        # a slice of bytes costs half as much as one of an array, and nothing is left to decode where all is ASCII
+        self._text = text.decode("ascii") if text.isascii() else text
+        self.ends = self._bounds[1:].view(np.uint64)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """All bytes; read-only, and a copy where they are ASCII."""
+        return np.frombuffer(self._text.encode() if isinstance(self._text, str) else self._text, dtype=np.uint8)
 
     def __reduce__(self) -> tuple[type[StringColumn], tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
         return StringColumn, (self.data, self.ends)
@@ -73,13 +79,15 @@ class StringColumn(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        start = int(self.ends[position - 1]) if position else 0
-        return self.data[start : int(self.ends[position])].tobytes().decode("utf-8", "surrogateescape")
+        text = self._text[int(self._bounds[position]) : int(self._bounds[position + 1])]
+        return text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times quicker than one by one."""
         chosen, text = np.asarray(positions, dtype=np.intp), self._text
         spans = zip(self._bounds.take(chosen).tolist(), self._bounds.take(chosen + 1).tolist(), strict=True)
+        if isinstance(text, str):
+            return [text[start:end] for start, end in spans]
         return [text[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
 
     def __iter__(self) -> Iterator[str]:

@@ -95,15 +95,17 @@ class TokenStore(Protocol):
         start: NDArray[np.integer],
         length: NDArray[np.integer],
         out: NDArray[Any],
+        at: NDArray[np.integer],
     ) -> None:
-        """Copy pieces of documents one after the other. Called from one thread at a time, many times a second.
+        """Copy pieces of documents into their places. Called many times a second.
 
         Args:
             document: (P,) which document each piece is of.
             start: (P,) first token of the piece in its document.
             length: (P,) tokens in the piece; pieces lie inside their documents.
-            out: (sum of ``length``,) uint16 or uint32, as the recipe's ``dtype`` says. Not all of it is written
-                when an error is raised.
+            out: (n,) uint16 or uint32, as the recipe's ``dtype`` says, C-contiguous; what lies between the pieces is
+                left as it is. Not all of them are written when an error is raised.
+            at: (P,) where each piece begins in ``out``.
 
         Raises:
             CorruptEntryError: A block fails its check.
@@ -148,9 +150,9 @@ class MemoryTokens:
         start: NDArray[np.integer],
         length: NDArray[np.integer],
         out: NDArray[Any],
+        at: NDArray[np.integer],
     ) -> None:
-        """Copy pieces one after the other."""
-        place = 0
-        for number, first, count in zip(document.tolist(), start.tolist(), length.tolist(), strict=True):
+        """Copy pieces into their places."""
+        pieces = zip(document.tolist(), start.tolist(), length.tolist(), at.tolist(), strict=True)
+        for number, first, count, place in pieces:
             out[place : place + count] = self._ids[number][first : first + count]
-            place += count

@@ -199,5 +199,5 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
         f"the cache folder cannot be written: {path}",
         where=str(path),
         why=f"{reason}: {error}",
-        fix="give another folder with --out, or change its permissions",
+        fix="change its permissions or mount it for writing; or build into another folder with --out",
     )

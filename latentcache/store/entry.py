@@ -8,6 +8,7 @@ of an entry without its payload is kept a second time, in a small record with a 
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class NewEntry:
     facts: bytes
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy type that carries a storage type; bfloat16 travels as uint16."""
     return np.dtype(_NUMPY.get(name, name)).newbyteorder("<")

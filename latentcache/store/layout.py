@@ -16,6 +16,7 @@ CACHE/builder.lock          our own lock, held by the process that builds
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -128,6 +129,14 @@ class CacheLayout:
         """
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
 
+    def is_ours(self) -> bool:
+        """Whether a build was ever started here.
+
+        Raises:
+            OSError: The folder may not be looked at.
+        """
+        return any(path.exists() for path in (self.current, self.building, self.lock))
+
     def current_generation(self) -> int:
         """Number of the generation readers open, 0 when no build has ended yet.
 
@@ -151,6 +160,9 @@ class CacheLayout:
                 f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
             ) from error
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                what, why = "no cache at this path: it is too long", str(error.strerror)
+                raise CacheNotFoundError(what, where=str(self.root), why=why, fix="check the path") from error
             raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.generations(), default=0)

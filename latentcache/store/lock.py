@@ -24,7 +24,7 @@ from typing import Any
 
 from latentcache.errors import CacheDamagedError, CacheLockedError
 from latentcache.failpoint import failpoint
-from latentcache.store.durable import as_store_error
+from latentcache.store.durable import as_store_error, read_file
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
@@ -61,6 +61,22 @@ def builder_lock(path: Path) -> Iterator[int]:
         if descriptor in _held:  # else this is a fork of the process that took it
             _held.remove(descriptor)
             os.close(descriptor)
+
+
+def builder_in_words(path: Path) -> str:
+    """Who holds the cache as far as the file says, without touching the lock; empty where nobody is known to.
+
+    A look that took the lock for a moment would turn away the build that starts just then.
+    """
+    try:
+        holder = json.loads(read_file(path))
+        pid, host, since = int(holder["pid"]), str(holder["host"]), str(holder["since"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    reused = pid == os.getpid() and not _held  # the number of a dead build, as containers give it out again
+    if reused or _is_dead({"pid": pid, "host": host}):
+        return ""
+    return f"process {pid} on {host} since {since}"
 
 
 def _let_go() -> None:

@@ -43,6 +43,8 @@ class Pin:
         FileNotFoundError: It is gone.
     """
 
+    _close_file = staticmethod(os.close)  # kept here: when the interpreter ends, names of a module go before objects
+
     def __init__(self, manifest: Path) -> None:
         self.manifest, self._descriptor = manifest, -1
         descriptor = open_file(manifest)
@@ -68,7 +70,7 @@ class Pin:
         """Let go. Unlocking is left to the last copy: a forked child may still read."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            self._close_file(descriptor)
 
     def __del__(self) -> None:
         if getattr(self, "_descriptor", -1) >= 0:

@@ -20,6 +20,7 @@ from latentcache.identity.content import checksum
 from latentcache.store.columns import save_columns
 from latentcache.store.durable import json_bytes, make_folder, sync_folder, write_atomically, write_json, writing
 from latentcache.store.layout import CacheLayout
+from latentcache.store.lock import builder_in_words
 from latentcache.store.manifest import load_manifest, own_checksum
 
 
@@ -82,11 +83,13 @@ def find_manifest(cache: Path, number: int | None = None) -> tuple[int, dict[str
     layout = CacheLayout(cache)
     number = layout.current_generation() if number is None else number
     if not number:
+        holder = builder_in_words(layout.lock)
+        again = "run the same `latentcache build` again: it goes on where it stopped"
         raise CacheNotFoundError(
             f"no finished build in {cache}",
             where=str(cache),
-            why="a build was started here and has not ended",
-            fix="run the same `latentcache build` again: it goes on where it stopped",
+            why=f"a build was started here and has not ended{holder and f': {holder}'}",
+            fix=f"wait until it ends; if it was killed, {again}" if holder else again,
             slug="cache-unfinished",
         )
     folder = layout.generation(number)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from latentcache.errors import CacheReadOnlyError, StoreError, UsageError
+from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.catalog import load_catalog
 from latentcache.store.durable import as_store_error
@@ -85,8 +85,14 @@ def collect(
     """
     if keep < 1 or not grace_s >= 0:
         raise UsageError(f"keep {keep}, grace {grace_s}", why="at least the current generation stays", fix="--keep 1")
-    load_any(cache)  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
     layout = CacheLayout(cache)
+    try:
+        load_any(cache)  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
+    except CacheNotFoundError:
+        if layout.building.exists():  # of a first build, which may be at work: then that is what there is to say
+            with suppress(CacheReadOnlyError), builder_lock(layout.lock):
+                pass
+        raise
     with ExitStack() as locks:
         try:
             locks.enter_context(builder_lock(layout.lock))

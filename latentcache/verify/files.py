@@ -140,8 +140,22 @@ def removed(name: str, found: str) -> Finding:
 def unusable_now(name: str, cause: str, detail: str) -> Finding:
     """A file of the generation that cannot be read, or not be used, as it is now."""
     if cause in UNREADABLE:
-        return Finding(category="unverifiable", reason=cause, path=name, found=detail, hint=hint_for(cause))
+        return Finding(
+            category="unverifiable",
+            reason=cause,
+            path=name,
+            expected="a file that can be read",
+            found=detail,
+            hint=hint_for(cause),
+        )
     if cause in _GONE:
         return removed(name, detail)
-    reason = "caption-changed" if cause.startswith("caption") else "source-changed"
-    return Finding(category="stale", reason=reason, path=name, found=f"{cause}: {detail}", hint=hint_for(cause))
+    words = cause.startswith("caption")
+    return Finding(
+        category="stale",
+        reason="caption-changed" if words else "source-changed",
+        path=name,
+        expected="a caption that can be read" if words else "a picture that can be used",
+        found=f"{cause}: {detail}",
+        hint=hint_for(cause),
+    )

@@ -176,16 +176,19 @@ def recipe_findings(cached: Recipe, requested: Recipe | None) -> list[tuple[str,
     return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
 
 
-def mender(cache: Path, data: Path, reencode: str = "") -> Callable[[Finding], str]:
+def mender(cache: Path, data: Path, reencode: str = "", allow_failed: str = "0") -> Callable[[Finding], str]:
     """Gives the command that mends a finding. A build looks at no payload, so damaged ones are taken out before it.
 
     Args:
         cache: The cache.
         data: Its data folder.
         reencode: The flags that encode the same samples again.
+        allow_failed: What the last build was told; a build that is not told it allows nothing.
     """
     folder = shlex.quote(str(cache))
     build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
+    if allow_failed != "0":
+        build += f" --allow-failed {shlex.quote(allow_failed)}"
 
     def command(finding: Finding) -> str:
         if finding.category == "unverifiable" and finding.reason == "shard":

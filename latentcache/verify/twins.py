@@ -19,11 +19,12 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.store.index import open_index
 from latentcache.store.layout import CacheLayout
 
-#: What decides an encoding beside the pixels: kind, variant and size before the content in a key, recipe after it.
-_FRONT, _RECIPE = slice(0, 8), slice(8 + HASH_BYTES, KEY_BYTES)
+#: What decides an encoding beside the pixels: kind and size before the content in a key, recipe after it. The variant
+#: between them does not: a picture takes over the latents of a mirror image that looks like it.
+_KIND, _SIZE, _RECIPE = slice(0, 1), slice(2, 8), slice(8 + HASH_BYTES, KEY_BYTES)
 #: Where a header has the checksum of its payload.
 _PAYLOAD_CHECKSUM = slice(24, 32)
-_MARK = f"S{HASH_BYTES + 8 + 8 + 8}"
+_MARK = f"S{HASH_BYTES + 1 + 6 + 8 + 8}"
 
 
 def alike(layout: CacheLayout, wrong: Mapping[str, Collection[bytes]]) -> dict[str, set[bytes]]:
@@ -60,7 +61,7 @@ def _parts(layout: CacheLayout, broken: set[str]) -> Iterator[tuple[str, NDArray
 
 def _marks(rows: NDArray[Any]) -> NDArray[Any]:
     """(n,) pixels, place and bytes of each entry as one item."""
-    parts = (rows["facts"][:, :HASH_BYTES], rows["key"][:, _FRONT], rows["key"][:, _RECIPE])
+    parts = (rows["facts"][:, :HASH_BYTES], *(rows["key"][:, part] for part in (_KIND, _SIZE, _RECIPE)))
     return _as_items(np.concatenate([*parts, rows["header"][:, _PAYLOAD_CHECKSUM]], axis=1))
 
 

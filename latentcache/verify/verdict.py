@@ -114,7 +114,8 @@ def verdict(cache: Path, depth: Depth, seen: Seen, started: float) -> VerifyRepo
     loose = [f for f in seen.entries.loose if f.category != "orphan" or not f.key or f.key not in damaged]
     findings = [*seen.own.values(), *seen.others, *loose]
     flags = f" --reencode {depth.reencode} --seed {depth.seed}"
-    fix = mender(cache, seen.data if seen.data is not None else Path("DATA"), flags)
+    data = seen.data if seen.data is not None else Path("DATA")
+    fix = mender(cache, data, flags, generation.allow_failed)
     total, num_looked = len(looked), int(looked.sum())
     clean = not any(finding.category in PROBLEMS for finding in (*seen.own.values(), *loose))
     return VerifyReport(

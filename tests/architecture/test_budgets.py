@@ -31,7 +31,6 @@ LOCAL_IMPORTS = {
     "latentcache/encoders/hub.py": "half a second that only users of a hub id should pay",
     "latentcache/encoders/opening_tokens.py": "chat templates cost a second of imports, and tiktoken is an extra",
     "latentcache/encoders/text_tokeniser.py": "templates import transformers, which plain texts never need",
-    "latentcache/encoders/fastcheck.py": "tiktoken is an extra",
     "latentcache/encoders/tokenizer.py": "transformers takes seconds; only folders without tokenizer.json need it",
     "latentcache/sources/corpus.py": "pyarrow is an extra that only parquet and saved data sets need",
     "latentcache/pipeline/resize.py": "torch is taken for resizing only when its self-test passes",

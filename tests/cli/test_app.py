@@ -75,6 +75,13 @@ def test_usage_errors_are_json_as_well(run, words, what):
     assert done.error["fix"].endswith("--help")
 
 
+@pytest.mark.parametrize("words", [["build", ""], ["verify", ""], ["build", "x", "--out", ""]])
+def test_a_shell_variable_without_a_value_is_not_the_folder_we_are_in(run, words):
+    done = run(*words, "--json")
+    assert (done.status, done.json["command"], done.error["slug"]) == (2, words[0], "usage")
+    assert "empty" in done.error["what"]
+
+
 def test_an_error_is_four_lines_on_stderr_and_nothing_on_stdout(run, tmp_path):
     done = run("verify", tmp_path / "none")
     assert (done.status, done.out) == (3, "")

@@ -143,6 +143,18 @@ def test_a_cache_that_is_a_file(refused, one, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
+@pytest.mark.parametrize("words", [["build"], ["plan", "--batch-size", "1"]])
+def test_a_data_folder_that_cannot_be_listed(open_folder, words):
+    draw(open_folder / "data" / "a.png")
+    (open_folder / "closed").mkdir(mode=0)
+    open_folder.chmod(0o777)
+    common = [*words, *SMALL, "--json"]
+    done = as_nobody([*common, open_folder / "data"], [*common, open_folder / "closed"])
+    assert (done.status, done.error["slug"], done.error["where"]) == (2, "source", str(open_folder / "closed"))
+    assert done.error["what"].startswith("the data folder cannot be listed")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user to become")
 def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
     draw(open_folder / "data" / "a.png")
     words = ["build", open_folder / "data", *SMALL, "--json"]
@@ -154,7 +166,7 @@ def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
             f"the cache folder cannot be written: {open_folder}/data.latentcache",
             f"{open_folder}/data.latentcache",
             f"read-only: [Errno 13] Permission denied: '{open_folder}/data.latentcache'",
-            "give another folder with --out, or change its permissions",
+            "change its permissions or mount it for writing; or build into another folder with --out",
         ),
     )
 

@@ -103,9 +103,10 @@ def test_so_many_failures_are_fine(run, data, allowed, status):
     assert build(run, data, "--allow-failed", allowed).status == status
 
 
-def test_a_number_that_is_none_is_refused_before_any_work(run, data):
-    done = build(run, data, "--allow-failed", "few", "--json")
-    assert (done.status, done.error["what"]) == (2, "--allow-failed 'few' is no number")
+@pytest.mark.parametrize("allowed", ["few", "101%"])
+def test_a_number_that_is_none_is_refused_before_any_work(run, data, allowed):
+    done = build(run, data, "--allow-failed", allowed, "--json")
+    assert (done.status, done.error["what"]) == (2, f"--allow-failed {allowed!r} is no number")
     assert not data.with_name("cache").exists()
 
 

@@ -39,6 +39,18 @@ def test_a_data_folder_may_have_a_folder_called_shards(run, data):
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["samples_used"] == 5
 
 
+def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
+    (tmp_path / "builder.lock").touch()
+    done = run("plan", tmp_path, "--batch-size", "1", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-not-found")
+
+
+def test_a_batch_beyond_all_memory_is_refused(run, shared):
+    done = run("plan", shared[1], "--batch-size", 10**30, "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert "16,777,216" in done.error["why"]
+
+
 def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", "8", "--small-buckets", "drop", "--json")

@@ -72,6 +72,13 @@ def test_beside_a_build(run, cache):
     assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
 
 
+def test_beside_a_first_build(run, tmp_path):
+    (tmp_path / "BUILDING").write_text("{}")
+    with builder_lock(tmp_path / "builder.lock"):
+        done = run("gc", tmp_path, "--json")
+        assert (done.status, done.error["slug"], done.error["holder"]["pid"]) == (3, "locked", os.getpid())
+
+
 def test_what_cannot_be(run, cache, tmp_path):
     assert run("gc", cache, "--keep", 0, "--json").status == 2
     assert run("gc", cache, "--grace", -1, "--json").status == 2

@@ -1,5 +1,6 @@
 """Builds with worker processes: killed alone, killed with all of them, stopped by signals, and gone on with."""
 
+import contextlib
 import os
 import random
 import signal
@@ -120,8 +121,10 @@ def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
     for _ in range(3):
         process = start_build(data, cache, *TWO, delay_ms=10, events=events, start_new_session=True)
         time.sleep(chance.uniform(0.3, 1.5))
-        for pid in chance.sample(workers_of(process), k=len(workers_of(process)) // 2):
-            os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGSEGV]))
+        workers = workers_of(process)
+        for pid in chance.sample(workers, k=len(workers) // 2):
+            with contextlib.suppress(ProcessLookupError):  # it may have ended meanwhile
+                os.kill(pid, chance.choice([signal.SIGKILL, signal.SIGSEGV]))
         time.sleep(chance.uniform(0.0, 0.5))
         if chance.random() < 0.7:
             chance.choice([os.kill, os.killpg])(process.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@ import json
 import warnings
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from small_cache import build, draw, draw_four
@@ -54,6 +55,13 @@ def test_an_epoch_without_a_step_is_refused_with_the_buckets(shared):
         {"batch_size": 1, "rank": 1},
         {"batch_size": 1, "rank": -1, "world_size": 2},
         {"batch_size": 1, "small_buckets": "merge"},
+        {"batch_size": "2"},
+        {"batch_size": 2.5},
+        {"batch_size": None},
+        {"batch_size": True},
+        {"batch_size": 1, "world_size": 1.0},
+        {"batch_size": 1, "dtype": "float32"},
+        {"batch_size": 1, "dtype": torch.int64},
     ],
 )
 def test_settings_that_cannot_be(shared, words):
@@ -192,3 +200,16 @@ def test_weights_are_said_once_and_last(two):
         combine_caches(two, weights=[1])
     repeated = combine_caches([two[0].repeated(3), two[1]], weights=[1, 1])
     assert [d.entries for d in repeated.plan(batch_size=1).datasets] == [12, 1]
+
+
+def test_numbers_of_numpy_are_numbers(shared):
+    loader = open_cache(shared[1]).loader(batch_size=np.int64(2))
+    loader.set_epoch(np.int32(3))
+    assert loader.epoch == 3
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", None])
+def test_an_epoch_that_cannot_be_is_refused(shared, epoch):
+    loader = open_cache(shared[1]).loader(batch_size=2)
+    with pytest.raises(UsageError, match="epoch"):
+        loader.set_epoch(epoch)

@@ -58,6 +58,17 @@ def test_all_that_is_kept_stays_as_it_is():
     assert [tensor.unique().tolist() for tensor in kept] == [[number] for number in range(30)]
 
 
+def test_who_holds_one_batch_goes_between_two_slots_though_there_are_more():
+    ring = BatchRing(5)
+    several = [taken(ring) for _ in range(4)]
+    del several
+    held, places = taken(ring), set()
+    for _ in range(9):
+        held = taken(ring)
+        places.add(held.data_ptr())
+    assert len(places) == 2
+
+
 def test_a_slot_much_larger_than_needed_is_left_for_larger_batches():
     ring = BatchRing(4)
     place = ring.take(1000).ctypes.data
@@ -98,3 +109,19 @@ def test_a_tensor_can_be_sent_on():
     copy = pickle.loads(pickle.dumps(taken(ring).fill_(3)))
     taken(ring).fill_(4)
     assert copy.unique().tolist() == [3]
+
+
+def test_parts_lie_in_the_memory_and_are_made_once_for_a_slot():
+    ring = BatchRing(2)
+    memory, parts = ring.take_in_parts(100, 4)
+    for number, part in enumerate(parts):
+        part[:] = bytes([number] * 25)
+    assert memory.reshape(4, 25).tolist() == [[number] * 25 for number in range(4)]
+    place = memory.ctypes.data
+    del memory
+    again, same = ring.take_in_parts(100, 4)
+    assert again.ctypes.data == place
+    assert all(new is old for new, old in zip(same, parts, strict=True))
+    del again
+    other, halves = ring.take_in_parts(80, 2)
+    assert (other.ctypes.data, [len(part) for part in halves]) == (place, [40, 40])

@@ -22,10 +22,10 @@ class Damaged(MemoryTokens):
             raise CorruptEntryError("no such bytes", where="a shard:96", why="checksum")
         return super().ids(document)
 
-    def gather(self, document, start, length, out):
+    def gather(self, document, start, length, out, at):
         if self.bad in document.tolist():
             raise CorruptEntryError("the block of some document is damaged")
-        super().gather(document, start, length, out)
+        super().gather(document, start, length, out, at)
 
 
 def a_reader(store=CACHE.store, overflow="split"):
@@ -47,7 +47,8 @@ def arrays(count, width):
 def fill(reader, rows, out, at):
     rows = np.array(rows)
     lengths = reader.lengths[rows]
-    reader.fill(rows, lengths, out, at, np.empty(int(lengths.sum()), dtype=np.uint16), pad_id=0, left=False)
+    narrow = np.empty(out.input_ids.shape, dtype=np.uint16)
+    reader.fill(rows, lengths, out, np.array(at), narrow, pad_id=0, left=False)
 
 
 def test_rows_go_to_their_places_and_no_others_are_written():

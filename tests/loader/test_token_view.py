@@ -64,6 +64,17 @@ def test_filling_with_the_id_that_ends_a_text_is_safe(ids, max_length):
         assert batch["attention_mask"][row].sum() == len(kept)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pad", [70_000, -1], ids=["beyond the type of the store", "below it"])
+def test_the_filling_need_not_fit_into_the_type_of_the_store(side, pad):
+    view = cache_of(TEXTS, pad=pad).padded(32, padding_side=side)
+    assert view.parts[0].dtype == np.uint16
+    batch = view.batch(range(len(view)))
+    filled = batch["attention_mask"] == 0
+    assert filled.any()
+    assert torch.equal(batch["input_ids"] == pad, filled)
+
+
 def test_the_filling_is_that_of_the_recipe_or_ends_a_text():
     assert cache_of(TEXTS, pad_id=7).pad_id == 7
     assert cache_of(TEXTS, pad_id=7, pad=9).pad_id == 9

@@ -1,5 +1,6 @@
 """The page cache is asked what it holds; nothing here depends on how long a disk takes."""
 
+import errno
 import os
 
 import numpy as np
@@ -9,7 +10,7 @@ from small_cache import build, draw
 from latentcache.errors import MissingEntryError
 from latentcache.loader import willneed
 from latentcache.loader.cache import open_cache
-from latentcache.loader.willneed import WillNeed, announce, in_memory, places_of, warm
+from latentcache.loader.willneed import WillNeed, announce, in_memory, is_memory, places_of, warm
 from latentcache.store.entry import HEADER_BYTES
 from latentcache.store.generation import load_generation
 from latentcache.store.layout import CacheLayout
@@ -28,10 +29,19 @@ def reader(tmp_path):
 
 @pytest.fixture
 def announced(monkeypatch):
-    """Batches that the kernel is told of."""
+    """Batches that the kernel is told of, of a disk that holds them alone."""
     found = []
-    monkeypatch.setattr(willneed, "announce", lambda places, length: found.append((len(places), length)) or True)
+    monkeypatch.setattr(willneed, "in_memory", lambda file, place: False)
+    monkeypatch.setattr(willneed, "announce", lambda places, length: found.append((len(places), length)))
     return found
+
+
+@pytest.fixture
+def advice(monkeypatch):
+    """What the kernel is told."""
+    told, real = [], os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: told.append(words) or real(*words))
+    return told
 
 
 def evict(reader):
@@ -48,28 +58,21 @@ def test_places_are_those_of_the_columns(reader):
     ]
 
 
-def test_what_is_in_memory_is_not_announced(reader):
+def test_what_is_in_memory_is_not_announced(reader, advice):
     warm(reader, [0])
-    assert announce(places_of(reader, np.arange(6)), HEADER_BYTES + BYTES) is False
+    WillNeed(reader, lambda step: np.arange(6), lambda row: BYTES, 1).before(0)
+    assert advice == []
 
 
 @pytest.mark.parametrize("length", [1, 4096, (128 << 10) + 1, 300_000])
-def test_every_byte_of_what_is_not_in_memory_is_announced(reader, monkeypatch, length):
-    told = []
-    monkeypatch.setattr(willneed, "in_memory", lambda file, place: False)
-    monkeypatch.setattr(os, "posix_fadvise", lambda *words: told.append(words))
+def test_every_byte_is_announced(reader, advice, length):
     places = places_of(reader, np.array([5, 2]))
-    assert announce(places, length) is True
-    assert {words[3] for words in told} == {os.POSIX_FADV_WILLNEED}
-    assert max(words[2] for words in told) <= 128 << 10
+    announce(places, length)
+    assert {words[3] for words in advice} == {os.POSIX_FADV_WILLNEED}
+    assert max(words[2] for words in advice) <= 128 << 10
     for file, start in places:
-        pieces = [words for words in told if words[0] == file and start <= words[1] < start + length]
+        pieces = [words for words in advice if words[0] == file and start <= words[1] < start + length]
         assert sum(words[2] for words in pieces) >= length
-
-
-def test_advice_does_no_harm(reader, monkeypatch):
-    monkeypatch.setattr(willneed, "in_memory", lambda file, place: False)
-    assert announce(places_of(reader, np.arange(6)), HEADER_BYTES + BYTES) is True
 
 
 def test_each_step_is_announced_once_and_two_ahead(reader, announced):
@@ -114,12 +117,56 @@ def test_a_shard_that_is_gone_is_left_to_the_read(reader):
         places_of(reader, np.array([0]))
 
 
-def test_a_file_system_that_cannot_say_counts_as_cold(reader, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "not supported")
+def steps_announced(reader, advice, **options):
+    """How many entries are announced before each of 12 steps of two entries."""
+    coming = WillNeed(reader, lambda step: np.array([step % 6, (step + 1) % 6]), lambda row: BYTES, 12, **options)
+    found = []
+    for step in range(12):
+        advice.clear()
+        coming.before(step)
+        found.append(len(advice))
+    return found
+
+
+def test_a_file_system_that_cannot_say_is_asked_once_and_told_all_in_a_first_pass(reader, advice, monkeypatch):
+    asked = []
+
+    def refuse(*words):
+        asked.append(words)
+        raise OSError(errno.EOPNOTSUPP, "not supported")
 
     monkeypatch.setattr(os, "preadv", refuse)
-    assert in_memory(reader.descriptor(0), 0) is False
+    monkeypatch.setattr(willneed, "is_memory", lambda file: False)
+    assert in_memory(reader.descriptor(0), 0) is None
+    asked.clear()
+    assert steps_announced(reader, advice) == [6] + [2] * 9 + [0] * 2
+    assert steps_announced(reader, advice, blind=False) == [0] * 12
+    assert len(asked) == 2
+
+
+def test_a_file_in_memory_is_told_from_one_on_a_disk(reader):
+    memory, (end, other) = os.memfd_create("shard"), os.pipe()
+    assert (is_memory(memory), is_memory(end)) == (True, False)
+    for file in (memory, end, other):
+        os.close(file)
+
+
+def test_what_lies_in_memory_is_never_announced(reader, advice, monkeypatch):
+    """As a tmpfs is: it cannot say (in Linux 6.18), and its files can be sealed."""
+    monkeypatch.setattr(willneed, "in_memory", lambda file, place: None)
+    monkeypatch.setattr(willneed, "is_memory", lambda file: True)
+    assert steps_announced(reader, advice) == [0] * 12
+
+
+def test_a_loader_announces_blindly_in_its_first_pass_alone(reader, advice, monkeypatch):
+    monkeypatch.setattr(willneed, "in_memory", lambda file, place: None)
+    monkeypatch.setattr(willneed, "is_memory", lambda file: False)
+    loader, counts = open_cache(reader.layout.root).loader(batch_size=2, prefetch=0), []  # threads may announce twice
+    for _ in range(2):
+        advice.clear()
+        list(loader)
+        counts.append(len(advice))
+    assert counts == [6, 0]
 
 
 def test_a_read_that_fails_is_no_answer(reader):

@@ -27,7 +27,7 @@ def planned(index):
 
 
 def key_of(index):
-    return bytes([index]) * 32
+    return bytes([index + 1]) * 32
 
 
 class Desk:
@@ -58,10 +58,14 @@ class Desk:
             keys=[key.hex() for key in keys or [key_of(index)]],
         )
 
+    def decoded(self, holding, index, *pixels):
+        pixels = pixels or (bytes([index]) * 16,)
+        return self.say(holding, "decoded", index=index, pixels=[found.hex() for found in pixels])
+
     def encoded(self, holding, *indices):
         for index in indices:
             self.take(holding, index)
-            self.say(holding, "decoded", index=index, pieces=1)
+            self.decoded(holding, index)
         self.say(holding, "encoded", keys=[key_of(index).hex() for index in indices])
 
     def committed(self, holding, *indices):
@@ -127,7 +131,7 @@ def test_a_piece_that_cannot_be_encoded_is_no_longer_waited_for(tmp_path):
     desk = Desk(tmp_path)
     one = desk.given(1)
     desk.take(one, 1, [key_of(1), key_of(2)])
-    desk.say(one, "decoded", index=1, pieces=2)
+    desk.decoded(one, 1, b"1" * 16, b"2" * 16)
     desk.say(one, "refused", index=1, key=key_of(1).hex(), cause="non-finite", detail="NaN")
     assert one.unmade == 1
     desk.say(one, "encoded", keys=[key_of(2).hex()])
@@ -145,7 +149,7 @@ def test_whatever_happens_the_counts_come_out_even(steps):
     for index, step in steps:
         if step == "take" and state[index] == "given":
             desk.take(holding, index)
-            desk.say(holding, "decoded", index=index, pieces=1)
+            desk.decoded(holding, index)
             state[index] = "taken"
         elif step == "encode" and state[index] == "taken":
             desk.say(holding, "encoded", keys=[key_of(index).hex()])

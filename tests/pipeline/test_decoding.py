@@ -12,13 +12,27 @@ from latentcache.identity.content import content_hash
 from latentcache.pipeline import decoding as decoding_module
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.decoding import DecodePool, Decoder, bytes_per_pixel, raise_outcome
-from latentcache.pipeline.ledger import Claims, OwnLedger
+from latentcache.pipeline.ledger import Claims
 from latentcache.pipeline.survey import Memory, survey
 from latentcache.pipeline.work import Failed, Looked
 from latentcache.sources.resolve import scan
 from latentcache.store.catalog import Catalog
 
 EMPTY = Catalog([])
+
+
+class Alone:
+    """The ledger of a build that has nobody else."""
+
+    def __init__(self):
+        self.claims = Claims(lambda key: False)
+        self.waiting = set()
+
+    def take(self, seen, keys):
+        return list(filter(self.claims.take, keys))
+
+    def fates(self, index, pixels):
+        return ["wait" if found in self.waiting else "encode" for found in pixels]
 
 
 def decoder_for(data, *, recipe=None, limit=1 << 30, max_pixels=10**8):
@@ -28,7 +42,7 @@ def decoder_for(data, *, recipe=None, limit=1 << 30, max_pixels=10**8):
         recipe=recipe,
         tables=recipe.geometry.tables(),
         max_pixels=max_pixels,
-        ledger=OwnLedger(Claims(lambda key: False), lambda pixels, bucket: None),
+        ledger=Alone(),
         budget=ByteBudget(limit),
     )
 

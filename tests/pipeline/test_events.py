@@ -63,3 +63,14 @@ def test_a_reader_that_went_away_is_said(tmp_path):
         os.close(reader)
         with pytest.raises(UsageError, match="cannot be written"):
             events.commit(KEYS)
+
+
+def test_a_pipe_that_nobody_reads_is_refused_and_one_that_is_read_is_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError):
+        EventLog(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(tmp_path / "pipe") as events:
+        events.commit(KEYS)
+    assert json.loads(os.read(reader, 4096))["event"] == "commit"
+    os.close(reader)

@@ -53,7 +53,7 @@ def test_a_description_travels():
     description = ModelDescription(
         label="x", kind="diffusers", spec=spec, weights=(Path("/a"), Path("/b")), config_path=Path("/c"), delay_ms=4
     )
-    assert forms.as_description(travelled(forms.description_form(description)), RECIPE_MADE) == description
+    assert forms.as_description(travelled(forms.description_form(description))) == description
 
 
 @pytest.mark.parametrize(

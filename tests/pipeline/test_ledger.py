@@ -1,13 +1,17 @@
 import threading
 
 import pytest
-from small_builds import within
+from small_builds import piece, recipe_of, within
 
 from latentcache.errors import UnusableSampleError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.stat import StatMemo
 from latentcache.pipeline.channel import Channel, channel_pair
-from latentcache.pipeline.ledger import Claims, OwnLedger, RemoteLedger, Seen
+from latentcache.pipeline.encoding import new_entry
+from latentcache.pipeline.forms import located_form
+from latentcache.pipeline.ledger import Claims, RemoteLedger, Seen
+from latentcache.store.catalog import Located
+from latentcache.store.entry import HEADER_BYTES, unpack_facts, unpack_header
 
 MEMO = StatMemo(size=1, mtime_ns=2, ctime_ns=3, inode=4, device=5, seen_ns=6)
 SEEN = Seen(index=3, content=b"0123456789abcdef", memo=MEMO, size=Size(20, 30))
@@ -22,9 +26,9 @@ def test_a_key_is_claimed_once_and_a_committed_one_never():
 
 
 def test_many_threads_share_out_the_keys():
-    ledger, found = OwnLedger(Claims(lambda key: False), lambda pixels, bucket: None), []
+    claims, found = Claims(lambda key: False), []
     keys = [bytes([number]) * 32 for number in range(200)]
-    threads = [threading.Thread(target=lambda: found.extend(ledger.take(SEEN, keys))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.extend(filter(claims.take, keys))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -37,7 +41,7 @@ def remote():
     """A ledger on one end, the answering build on the other."""
     line, theirs = channel_pair()
     channel = Channel(theirs)
-    ledger = RemoteLedger(channel, any_twins=True)
+    ledger = RemoteLedger(channel)
 
     def listen():
         while (message := channel.receive()) is not None:
@@ -93,13 +97,30 @@ def test_when_the_build_is_gone_there_is_nothing_to_do(remote):
     ledger, _ = remote
     threading.Timer(0.05, ledger.close).start()
     assert within(5, lambda: [ledger.take(SEEN, KEYS)]) == [[]]
-    assert within(5, lambda: [ledger.twin(b"0" * 16, Size(8, 8))]) == [None]
+    assert within(5, lambda: ledger.fates(3, [b"0" * 16])) == ["wait"]
 
 
-def test_an_empty_cache_is_not_asked_for_twins():
-    line, theirs = channel_pair()
-    channel = Channel(theirs)
-    assert RemoteLedger(channel, any_twins=False).twin(b"0" * 16, Size(8, 8)) is None
-    assert line.arrived() == []
-    channel.close()
-    line.close()
+def test_the_fates_of_a_picture_are_asked_for_together(remote):
+    ledger, line = remote
+    recipe = recipe_of()
+    twin = piece(5, recipe)
+    entry = new_entry(twin, recipe, (4, 8, 8), bytes(512))
+    located = Located(
+        key=twin.key,
+        shard="one",
+        offset=4096,
+        header=unpack_header(bytes(entry.value[:HEADER_BYTES]), twin.key),
+        facts=unpack_facts(entry.facts, twin.placement.bucket),
+    )
+    asked = []
+
+    def answer():
+        asked.append(next_of(line))
+        line.send("answer", to=asked[0]["ask"], fates=["encode", located_form(located), "wait"])
+
+    asking = threading.Thread(target=answer)
+    asking.start()
+    hashes = [bytes([number]) * 16 for number in range(3)]
+    assert within(5, lambda: ledger.fates(3, hashes)) == ["encode", located, "wait"]
+    asking.join()
+    assert asked[0] | {"kind": "decoded", "index": 3, "pixels": [item.hex() for item in hashes]} == asked[0]

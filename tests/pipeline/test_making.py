@@ -10,7 +10,7 @@ from latentcache.pipeline.announcing import Announcer
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.making import low_water, make_entries
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.staff import Reception
+from latentcache.pipeline.staff import Reception, Task
 from latentcache.pipeline.survey import Memory, survey
 from latentcache.sources.resolve import scan
 from latentcache.store.catalog import Catalog, load_catalog
@@ -27,12 +27,14 @@ def test_what_is_to_do_is_made_and_what_it_took_is_said(tmp_path, device):
         result = within(
             60,
             lambda: make_entries(
+                Task(
+                    settings=BuildSettings(data=data, recipe=RECIPE, device=device),
+                    root=found.root,
+                    layout=layout,
+                    recipe=recipe,
+                    description=describe_model("stub"),
+                ),
                 work,
-                BuildSettings(data=data, recipe=RECIPE, device=device),
-                root=found.root,
-                layout=layout,
-                recipe=recipe,
-                description=describe_model("stub"),
                 reception=Reception(device),
                 catalog=Catalog([]),
                 followers=followers,

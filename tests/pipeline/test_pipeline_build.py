@@ -101,6 +101,13 @@ def test_an_unchanged_folder_publishes_nothing(data, encoder, monkeypatch):
     assert not (again.plan.cache / "BUILDING").exists()
 
 
+def test_a_file_that_is_refused_at_every_build_publishes_nothing_new(data, encoder):
+    draw(data / "large.png", 9, height=200, width=200)
+    assert built(data, max_pixels=10_000).published
+    again = built(data, max_pixels=10_000)  # looked at again, because --max-pixels is no part of the recipe
+    assert (again.published, causes(again)) == (False, {"large.png": "too-many-pixels"})
+
+
 def test_one_edited_picture_is_one_picture_to_encode(data, encoder):
     built(data)
     draw(data / "a.png", 77)

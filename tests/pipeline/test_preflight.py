@@ -118,6 +118,7 @@ def test_a_build_that_cannot_fit_is_refused_with_both_numbers(tmp_path, needed, 
         check_space(plan)
     assert f"{needed:,}" in caught.value.why
     assert f"{10**9:,}" in caught.value.why
+    assert f"{64 << 20:,} in reserve" in caught.value.why, "without it the numbers would say that it fits"
 
 
 def test_a_build_that_makes_nothing_needs_no_space(tmp_path):

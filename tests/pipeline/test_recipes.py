@@ -4,13 +4,13 @@ import pytest
 from small_builds import RECIPE
 from tiny_vae import tiny_vae
 
-from latentcache.encoders.precision import Precision
+from latentcache.encoders.protocol import Precision
 from latentcache.errors import LatentcacheError, RecipeError, UnsupportedModelError
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline import recipes
 from latentcache.pipeline.recipes import (
     DEFAULT_RESOLUTION,
     DEFAULT_STEP,
+    found_precision,
     requested_recipe,
     resolve_recipe,
 )
@@ -136,26 +136,17 @@ def test_auto_precision_is_asked_once_and_kept_by_the_cache(tmp_path):
     assert len(asked) == 1
 
 
-def test_a_probe_that_fails_says_why(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        recipes, "auto_precision", lambda *_, **__: Precision(compute_dtype="bfloat16", why="too wide")
-    )
-    settings = BuildSettings(data=tmp_path)
-    assert recipes.found_precision(settings, told.append)(None) == "bfloat16"
+def test_a_probe_that_fails_says_why(tmp_path):
+    told, asked = [], []
+
+    def ask(description, fold):
+        asked.append((description, fold))
+        return Precision(compute_dtype="bfloat16", why="too wide")
+
+    find = found_precision(BuildSettings(data=tmp_path, fold=False), ask, told.append)
+    assert find("a model") == "bfloat16"
     assert told == ["computing in bfloat16: too wide"]
-
-
-def test_precision_is_looked_for_on_the_first_device(tmp_path, monkeypatch):
-    asked = []
-
-    def probe(description, *, device, fold):
-        asked.append((device, fold))
-        return Precision(compute_dtype="float16")
-
-    monkeypatch.setattr(recipes, "auto_precision", probe)
-    recipes.found_precision(BuildSettings(data=tmp_path, device="cpu*3", fold=False), print)(None)
-    assert asked == [("cpu", False)]
+    assert asked == [("a model", False)]
 
 
 def test_tiles_are_another_recipe_and_kept_by_the_cache(tmp_path):

@@ -38,8 +38,10 @@ def test_the_stage_that_the_others_wait_for(device_s, decode_wait_s, write_wait_
 def test_loops_that_ran_side_by_side_are_added():
     one = clock(span_s=10.0, device_s=8.0, ceiling_flops=1e12)
     two = clock(span_s=10.0, device_s=4.0, ceiling_flops=3e12)
+    for each in (one, two):
+        each.count(lambda: lambda size: size.area * 1e4)
     one.add(two)
-    speed = speed_of(one, lambda size: size.area * 1e4)
+    speed = speed_of(one)
     assert speed.pictures_per_s == 8.0
     assert speed.device_busy == pytest.approx(0.6)
     assert speed.teraflops == pytest.approx(2 * (30 * 1e10 + 10 * 1e8) / 10 / 1e12)
@@ -47,15 +49,17 @@ def test_loops_that_ran_side_by_side_are_added():
 
 
 def test_a_clock_travels_between_processes():
-    made = clock(span_s=10.0, device_s=8.0, decode_wait_s=1.5, ceiling_flops=1e12)
+    made = clock(span_s=10.0, device_s=8.0, decode_wait_s=1.5, ceiling_flops=1e12, flops=2e12)
     assert StageClock.from_json(json.loads(json.dumps(made.as_json()))) == made
 
 
 def test_without_a_ceiling_no_work_is_counted():
-    def never(size):
+    def never():
         raise AssertionError("it costs a second")
 
-    assert speed_of(clock(span_s=1.0), never).ceiling is None
+    made = clock(span_s=1.0)
+    made.count(never)
+    assert (made.flops, speed_of(made).ceiling) == (0, None)
 
 
 def test_nothing_encoded_has_no_speed():

@@ -1,11 +1,14 @@
 import pytest
 from small_builds import RECIPE, folder_of, recipe_of, settings
+from tiny_vae import tiny_vae
 
 from latentcache.encoders.describe import describe_model
+from latentcache.encoders.protocol import Precision
+from latentcache.errors import DeviceError, WorkerError
 from latentcache.pipeline import staff as staff_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.launch import WorkerProcess, WorkerThread
-from latentcache.pipeline.staff import Reception, Workers
+from latentcache.pipeline.staff import Reception, Task, Workers
 from latentcache.store.index import load_index
 from latentcache.store.layout import CacheLayout
 
@@ -14,7 +17,7 @@ def workers_for(tmp_path, device="cpu", kind="stub", **changes):
     description = describe_model("stub")
     if kind != "stub":
         object.__setattr__(description, "kind", kind)
-    return Workers(
+    task = Task(
         settings=settings(tmp_path / "data", **changes).__class__(
             data=tmp_path / "data", recipe=RECIPE, device=device, **changes
         ),
@@ -22,10 +25,8 @@ def workers_for(tmp_path, device="cpu", kind="stub", **changes):
         layout=CacheLayout(tmp_path / "cache"),
         recipe=recipe_of(),
         description=description,
-        reception=Reception(device),
-        any_twins=False,
-        todo=(),
     )
+    return Workers(task, Reception(device), todo=())
 
 
 @pytest.mark.parametrize(
@@ -92,3 +93,22 @@ def test_the_process_that_was_asked_becomes_the_first_worker(monkeypatch):
     process.line.close()
     process.ended()
     reception.close()
+
+
+def test_the_precision_is_found_by_a_worker_and_so_is_what_is_wrong_with_its_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(staff_module, "WorkerProcess", lambda *_, **__: WorkerThread())
+    model = describe_model(str(tiny_vae(tmp_path / "vae")))
+    reception = Reception("cpu")
+    assert reception.find_precision(model, fold=True) == Precision(compute_dtype="float32")
+    assert reception.early(staff_module.devices_for("cpu", needs_torch=True)[0]) is not None
+    absent = Reception("xpu:7")
+    with pytest.raises(DeviceError, match="xpu:7"):
+        absent.find_precision(model, fold=True)
+    assert absent.early(staff_module.devices_for("xpu:7", needs_torch=True)[0]) is None
+
+
+def test_a_process_that_dies_over_the_question_is_an_error(monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.launch._COMMAND", ("-c", "raise SystemExit('no such module: x')"))
+    with pytest.raises(WorkerError, match="cannot be started") as error:
+        Reception("cpu").find_precision(describe_model("stub"), fold=True)
+    assert "no such module: x" in error.value.why

@@ -105,3 +105,13 @@ def test_a_newer_cursor_is_refused_by_name() -> None:
     with pytest.raises(PlanError, match="position has version 2") as caught:
         Cursor.from_json({"version": 2})
     assert caught.value.slug == "resume-version"
+
+
+@pytest.mark.parametrize("change", [{"epoch": "x"}, {"legs": [[1, 2]]}, {"seed": None}, {"legs": 3}])
+def test_a_position_that_is_none_is_refused(change):
+    good = {"version": 1, "seed": 0, "epoch": 0, "small_buckets": "repeat", "legs": [[1, 1, 1]]}
+    assert Cursor.from_json(good).legs[0].steps == 1
+    with pytest.raises(PlanError):
+        Cursor.from_json({**good, **change})
+    with pytest.raises(PlanError):
+        Cursor.from_json(None)

@@ -104,3 +104,19 @@ def test_a_value_in_the_middle():
 def test_bytes_that_are_no_utf8_are_named():
     with pytest.raises(UnusableSampleError, match="0xe9 at byte 3"):
         decode(b"caf"[:2] + b"\xe9")
+
+
+def test_a_file_of_utf16_is_not_told_to_be_windows_1252(tmp_path):
+    """That command would make letters with a zero between them, which is valid UTF-8."""
+    path = tmp_path / "a"
+    path.write_bytes('{"text": "a"}'.encode("utf-16"))
+    with pytest.raises(UnusableSampleError, match="UTF-16") as caught, LineReader(path) as reader:
+        list(reader.lines())
+    assert "-f UTF-16" in caught.value.fix
+
+
+@pytest.mark.parametrize("text", ['{"text": "a', '{"text": "a\x00b"}', "{bad"])
+def test_a_fault_of_json_names_its_column_once(text):
+    with pytest.raises(UnusableSampleError, match=r"no JSON: .* at column \d+") as caught:
+        parse_json(text)
+    assert " at at " not in caught.value.what

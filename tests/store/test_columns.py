@@ -1,4 +1,5 @@
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -48,6 +49,17 @@ def test_a_column_is_a_sequence_of_its_strings(strings, data):
     for outside in (len(encodable), -len(encodable) - 1):
         with pytest.raises(IndexError):
             column[outside]
+
+
+@pytest.mark.parametrize(
+    "strings", [["a", "", "bc"], ["a", "", "é"], ["a", "", "\udcff"]], ids=["ascii", "utf-8", "raw"]
+)
+def test_the_bytes_and_a_copy_are_the_same_with_any_text(strings):
+    column = StringColumn.of(strings)
+    again = pickle.loads(pickle.dumps(column))
+    assert column.data.tobytes() == again.data.tobytes() == os.fsencode("".join(strings))
+    assert list(again) == [again[place] for place in range(3)] == strings
+    assert not column.data.flags.writeable
 
 
 def test_no_strings_at_all():

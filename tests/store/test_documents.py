@@ -18,11 +18,11 @@ def test_without_runs_everything_carries_loss():
     assert MemoryTokens([[1, 2], [3]]).documents.spans.tolist() == [[0, 2], [0, 1]]
 
 
-def test_pieces_come_one_after_the_other():
+def test_pieces_come_to_their_places():
     tokens = MemoryTokens([[1, 2, 3], [4], [5, 6]])
-    out = np.zeros(5, dtype=np.uint16)
-    tokens.gather(np.array([2, 0, 2]), np.array([0, 1, 1]), np.array([2, 2, 1]), out)
-    assert out.tolist() == [5, 6, 2, 3, 6]
+    out = np.full(7, 9, dtype=np.uint16)
+    tokens.gather(np.array([2, 0, 2]), np.array([0, 1, 1]), np.array([2, 2, 1]), out, np.array([3, 0, 5]))
+    assert out.tolist() == [2, 3, 9, 5, 6, 6, 9]
 
 
 def test_where_a_document_came_from():

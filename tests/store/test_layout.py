@@ -118,3 +118,9 @@ def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
     layout.shards.write_text("x")
     with pytest.raises(CacheDamagedError, match="shards cannot be read"):
         layout.check_shards()
+
+
+def test_a_path_that_is_too_long_is_no_damage(tmp_path):
+    with pytest.raises(CacheNotFoundError) as caught:
+        CacheLayout(tmp_path / ("x" * 300)).current_generation()
+    assert "rm" not in caught.value.fix

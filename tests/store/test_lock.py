@@ -13,7 +13,7 @@ import pytest
 
 from latentcache.errors import CacheDamagedError, CacheLockedError, CacheReadOnlyError, DiskFullError
 from latentcache.store import lock as lock_module
-from latentcache.store.lock import builder_lock
+from latentcache.store.lock import builder_in_words, builder_lock
 
 CHILD = [sys.executable, str(Path(__file__).with_name("shard_children.py")), "lock"]
 
@@ -43,6 +43,19 @@ def test_a_second_builder_hears_at_once_who_holds_the_cache(path, holder):
     assert error.what == f"another build holds this cache: process {holder.pid} on {socket.gethostname()}"
     assert (error.slug, error.exit_code, error.where) == ("locked", 3, str(path))
     assert error.as_json()["holder"] == error.holder
+
+
+def test_the_builder_is_named_without_taking_the_lock(path, holder):
+    assert builder_in_words(path).startswith(f"process {holder.pid} on {socket.gethostname()} since 2")
+    holder.kill()
+    holder.wait()
+    assert builder_in_words(path) == ""
+
+
+def test_the_number_of_a_dead_builder_may_be_ours_now(path):
+    with builder_lock(path):
+        assert builder_in_words(path)
+    assert builder_in_words(path) == ""
 
 
 def test_the_lock_vanishes_with_its_process(path, holder):

@@ -1,7 +1,10 @@
+import os
+
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError, RecipeError
 from latentcache.store.layout import CacheLayout
+from latentcache.store.lock import builder_lock
 from latentcache.store.publication import checked_shards, contradictions, find_manifest, put_generation
 
 
@@ -30,6 +33,17 @@ def test_a_cache_without_a_finished_build(tmp_path):
     with pytest.raises(CacheNotFoundError) as caught:
         find_manifest(tmp_path)
     assert caught.value.slug == "cache-unfinished"
+
+
+def test_a_first_build_at_work_is_not_to_be_started_again(tmp_path):
+    (tmp_path / "shards").mkdir()
+    with builder_lock(tmp_path / "builder.lock"), pytest.raises(CacheNotFoundError) as caught:
+        find_manifest(tmp_path)
+    assert f"process {os.getpid()} on " in caught.value.why
+    assert caught.value.fix.startswith("wait until it ends")
+    with pytest.raises(CacheNotFoundError) as caught:
+        find_manifest(tmp_path)
+    assert caught.value.fix.startswith("run the same `latentcache build` again")
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), IndexError(), TypeError(), ValueError(), RecipeError("a")])

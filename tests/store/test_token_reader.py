@@ -36,13 +36,13 @@ def test_every_document_is_what_was_written(made):
     assert spoken(reader) == TEXTS
 
 
-def test_pieces_come_one_after_the_other(made):
+def test_pieces_come_to_their_places_and_nothing_else_is_written(made):
     _, reader = opened(made)
-    documents, starts, lengths = np.array([150, 3, 150]), np.array([2, 0, 0]), np.array([3, 1, 2])
-    out = np.empty(6, dtype=reader.dtype)
-    reader.gather(documents, starts, lengths, out)
+    documents, starts, lengths = np.array([150, 3, 150, 150]), np.array([2, 0, 0, 2]), np.array([3, 1, 2, 1])
+    out = np.full(9, 9, dtype=reader.dtype)
+    reader.gather(documents, starts, lengths, out, np.array([5, 0, 1, 3]))
     whole = reader.ids(150)
-    assert out.tolist() == [*whole[2:5], reader.ids(3)[0], *whole[:2]]
+    assert out.tolist() == [reader.ids(3)[0], *whole[:3], 9, *whole[2:5], 9]
 
 
 def test_a_damaged_block_names_a_document_and_serves_none_of_its_ids(cache):

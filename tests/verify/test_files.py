@@ -55,3 +55,4 @@ def test_causes_become_categories():
     assert unusable_now("a", "vanished", "").reason == "source-removed"
     assert unusable_now("a", "caption-encoding", "").reason == "caption-changed"
     assert unusable_now("a", "empty", "").reason == "source-changed"
+    assert all(unusable_now("a", cause, "why").expected for cause in ("permission", "caption-encoding", "empty"))

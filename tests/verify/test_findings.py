@@ -1,8 +1,10 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.verify.findings import CATEGORIES, PROBLEMS, Finding, VerifyReport, count, spoken, worst
+from latentcache.verify.findings import CATEGORIES, PROBLEMS, Finding, VerifyReport, count, mender, spoken, worst
 
 FINDINGS = st.builds(Finding, category=st.sampled_from(CATEGORIES[:-1]), reason=st.text(max_size=5))
 
@@ -73,3 +75,9 @@ def test_what_a_finding_says_itself_stays():
 )
 def test_values_are_said_without_the_marks_of_a_language(value, text):
     assert spoken(value) == text
+
+
+def test_the_build_that_mends_allows_what_the_last_one_allowed():
+    stale = Finding(category="stale", reason="source-changed", path="a")
+    assert mender(Path("c"), Path("d"))(stale) == "latentcache build d --out c"
+    assert mender(Path("c"), Path("d"), "", "2%")(stale) == "latentcache build d --out c --allow-failed 2%"

@@ -52,6 +52,17 @@ def test_pixels_and_bytes_make_a_twin(cache, twin):
     assert alike(layout, {}) == {}
 
 
+def test_a_mirror_image_that_looks_like_its_picture_is_a_twin(tmp_path):
+    (tmp_path / "data").mkdir()
+    ramp = np.minimum(np.arange(80), np.arange(80)[::-1]).astype(np.uint8)
+    Image.fromarray(np.broadcast_to(ramp[None, :, None], (80, 80, 3))).save(tmp_path / "data" / "even.png")
+    assert build(tmp_path / "data", tmp_path / "cache", flip=True).encoded == 1
+    generation = load_generation(tmp_path / "cache")
+    first, second = (key.tobytes() for key in generation.rows.key)
+    found = alike(CacheLayout(tmp_path / "cache"), {name: {first} for name in generation.shards})
+    assert set().union(*found.values()) == {first, second}
+
+
 def test_drift_takes_the_copy_along(cache, data, twin):
     drifted = row_of(cache, "p0.png")
     fresh = Changed(cache, lambda row, values: -values if row == drifted else values)

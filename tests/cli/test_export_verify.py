@@ -1,0 +1,49 @@
+import json
+import shlex
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def rows(run, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
+    assert run("export", tmp_path / "cache", tmp_path / "rows", "--length", 16).status == 0
+    return tmp_path / "rows"
+
+
+def test_an_export_is_held_against_its_cache(run, rows, tmp_path):
+    done = run("verify", rows)
+    assert (done.status, done.out.splitlines()[-1]) == (
+        0, f"whether the cache itself is still true: latentcache verify {tmp_path / 'cache'}",
+    )  # fmt: skip
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "three"}\n')
+    assert run("build", tmp_path / "data.jsonl", "--out", tmp_path / "cache").status == 0
+    value = run("verify", rows, "--json").json
+    assert (value["exit_code"], value["kind"], value["made_from"]) == (1, "export", str(tmp_path / "cache"))
+    assert (value["counts"]["stale"], value["items"][0]["reason"]) == (1, "cache-changed")
+    assert "stale train/data-00000-of-00001.arrow [cache-changed]" in run("verify", rows).out
+
+
+def test_its_fix_mends_it(run, rows, tmp_path):
+
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n')
+    assert run("build", tmp_path / "data.jsonl", "--out", tmp_path / "cache").status == 0
+    _, command = run("verify", rows, "--json").json["items"][0]["fix"].split("; ")
+    shutil.rmtree(rows)
+    assert run(*shlex.split(command)[1:]).status == 0
+    assert run("verify", rows).status == 0
+    assert json.loads((rows / "latentcache.json").read_text())["generation"] == 2
+
+
+@pytest.mark.parametrize("words", [("--repair", "--yes"), ("--tokenizer", "stub"), ("--reencode", "1"), ("--flip",)])
+def test_flags_for_caches_are_refused(run, rows, words):
+    done = run("verify", rows, *words)
+    assert (done.status, "exported rows" in done.err) == (2, True)
+
+
+def test_without_its_cache_nothing_is_known(run, rows, tmp_path):
+    (tmp_path / "cache").rename(tmp_path / "moved")
+    assert run("verify", rows, "--json").json["error"]["slug"] == "cache-not-found"
+    assert run("verify", rows, "--data", tmp_path / "moved").status == 0
