@@ -124,12 +124,18 @@ class FileStrings(StringColumn):
     """
 
     def __init__(self, data: Any, ends: Any) -> None:
-        self.data, self.ends = data, ends
+        self._data, self.ends = data, ends
+
+    @property
+    def data(self) -> Any:
+        """All bytes, on disk."""
+        return self._data
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.take(np.arange(*index.indices(len(self))))
-        return super().__getitem__(index)
+        position = range(len(self))[index]
+        return self.text(position, position + 1)[2].decode("utf-8", "surrogateescape")
 
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0); quick where they lie close together."""
@@ -151,7 +157,7 @@ class FileStrings(StringColumn):
         ends = self.ends[max(low - 1, 0) : high].astype(np.intp)
         bounds = ends if low else np.concatenate([np.zeros(1, np.intp), ends])
         first = int(bounds[0])
-        return first, bounds, self.data[first : int(bounds[-1])].tobytes()
+        return first, bounds, self._data[first : int(bounds[-1])].tobytes()
 
 
 def open_columns(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

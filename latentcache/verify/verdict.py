@@ -115,7 +115,7 @@ def verdict(cache: Path, depth: Depth, seen: Seen, started: float) -> VerifyRepo
     findings = [*seen.own.values(), *seen.others, *loose]
     flags = f" --reencode {depth.reencode} --seed {depth.seed}"
     data = seen.data if seen.data is not None else Path("DATA")
-    fix = mender(cache, data, flags, seen.generation.allow_failed)
+    fix = mender(cache, data, flags, generation.allow_failed)
     total, num_looked = len(looked), int(looked.sum())
     clean = not any(finding.category in PROBLEMS for finding in (*seen.own.values(), *loose))
     return VerifyReport(
