@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from latentcache.cli.app import main
+from latentcache.store.layout import CacheLayout
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A build that is slow enough to be disturbed: a commit per picture, its key in the event file.
@@ -84,6 +85,16 @@ def look(*words):
     with redirect_stdout(out), redirect_stderr(talk):
         code = main([*map(str, words)])
     return Done(code=code, out=out.getvalue(), talk=talk.getvalue())
+
+
+def start_followed(cache, *words):
+    """A build with ``--stream`` in a process of its own, far enough that it can be followed."""
+    command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    announced = CacheLayout(cache).coming / "manifest.json"
+    wait_for(announced.exists, process, timeout=60.0)
+    assert announced.exists(), "the build ended first"
+    return process
 
 
 def start_build(data, cache, *more, delay_ms=0, events=None, **options):

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
+from commands import start_followed
 from small_cache import SMALL, build, draw
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError, UsageError
@@ -25,16 +23,7 @@ def data(tmp_path):
 
 
 def start(data, cache, *more, model="stub:delay_ms=120"):
-    """A build in a process of its own, far enough that it can be followed."""
-    words = ["build", data, "--out", cache, *SMALL, "--model", model, "--stream", "--commit-every", 2, *more]
-    command = [sys.executable, "-m", "latentcache", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (CacheLayout(cache).coming / "manifest.json").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
+    return start_followed(cache, data, *SMALL, "--model", model, "--commit-every", 2, *more)
 
 
 def served(cache, **more):

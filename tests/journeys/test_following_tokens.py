@@ -3,12 +3,10 @@
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
+from commands import start_followed
 from small_tokens import build, write_texts
 
 from latentcache.errors import CacheFormatError, NotYetEncodedError
@@ -29,17 +27,8 @@ def data(tmp_path_factory):
 
 
 def start(data, cache, delay_ms):
-    """A build in a process of its own, far enough that it can be followed."""
-    words = ["build", data, "--out", cache, "--tokenizer", f"stub:delay_ms={delay_ms}", "--stream"]
-    words += ["--commit-every", 1, "--workers", 0]
-    command = [sys.executable, "-m", "latentcache", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (CacheLayout(cache).coming / "manifest.json").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
+    tokenizer = f"stub:delay_ms={delay_ms}"
+    return start_followed(cache, data, "--tokenizer", tokenizer, "--commit-every", 1, "--workers", 0)
 
 
 def rows_of(cache):
