@@ -7,11 +7,10 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
-DOC_TOOLS := $(wildcard tools/check_*.py)
 # Those of a GPU and of ten million entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
+.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -51,9 +50,10 @@ imports: .venv/.stamp  ## the layers: who may import whom
 
 docs: .venv/.stamp  ## the pages and the tree say what is there
 	@$(BIN)/pytest $(DOC_TESTS)
-	@set -e; for tool in $(DOC_TOOLS); do echo "docs: $$tool"; $(BIN)/python $$tool; done
 
-check: lint types imports docs  ## all checks that need no run of the program
+static: lint types imports  ## lint, types and imports: what needs no run of the program
+
+check: static docs  ## static, and the tests of pages and tree, which make test runs too
 	@echo "check: all clean. Next: make test"
 
 test: .venv/.stamp  ## the test suite, a few minutes

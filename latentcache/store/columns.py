@@ -6,6 +6,7 @@ are checked against the checksums in the manifest when a generation is opened.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -270,30 +271,20 @@ def npy_form(data: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], i
     Raises:
         CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
     """
-    stream = io.BytesIO(data)
     try:
-        version = np.lib.format.read_magic(stream)
-        if version != (1, 0):
-            raise ValueError(f"version {version} of .npy")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-        if dtype.hasobject or fortran:
-            raise ValueError(f"{dtype}{' in Fortran order' if fortran else ''} is never written")
+        return _form(data[: 10 + int.from_bytes(data[8:10], "little")])
     except (ValueError, EOFError, MemoryError, OverflowError) as error:
         raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _form(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """What a header of version 1.0 says: numpy compiles its text as Python, and a generation has thirty alike."""
+    stream = io.BytesIO(head)
+    version = np.lib.format.read_magic(stream)
+    if version != (1, 0):
+        raise ValueError(f"version {version} of .npy")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject or fortran:
+        raise ValueError(f"{dtype}{' in Fortran order' if fortran else ''} is never written")
     return dtype, shape, stream.tell()
-
-
-def npy_header(front: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and byte at which the values begin, from the first bytes of a ``.npy`` file.
-
-    Raises:
-        CacheDamagedError: No ``.npy`` file of ours.
-    """
-    file = io.BytesIO(front)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except (ValueError, EOFError) as error:
-        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
-    return dtype, shape, file.tell()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError
 from latentcache.identity.content import HASH_BYTES, checksum, checksum_of
 from latentcache.identity.key import KEY_BYTES
-from latentcache.store.columns import checked_bytes, npy_array, npy_bytes, npy_header
+from latentcache.store.columns import checked_bytes, npy_array, npy_bytes, npy_form
 from latentcache.store.durable import open_file, read_json, write_atomically, write_json
 from latentcache.store.entry import FACTS_BYTES, HEADER_BYTES, RECORD_BYTES, unpack_record
 from latentcache.store.pages import Meta, Slot, read_meta, slots
@@ -192,7 +192,7 @@ def open_index(folder: Path) -> IndexFile:
             why = f"checksum: expected {facts.get('index_checksum')}, found {found}"
             raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why=why)
         size = os.fstat(descriptor).st_size
-        dtype, shape, start = npy_header(os.pread(descriptor, _FRONT_BYTES, 0), path)
+        dtype, shape, start = npy_form(os.pread(descriptor, _FRONT_BYTES, 0), path)
     entries = facts.get("entries")
     if dtype != INDEX_DTYPE or shape != (entries,) or size != start + shape[0] * INDEX_DTYPE.itemsize:
         why = f"expected {entries} rows, found {dtype} {shape}"
