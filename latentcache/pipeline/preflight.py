@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -217,14 +217,14 @@ def decoders() -> dict[str, str]:
     return {name: installed_version(name) for name in _DECODERS}
 
 
-def provenance(model: str) -> dict[str, Any]:
-    """Versions and machine: shown, never part of a recipe."""
+def provenance(model: str, libraries: Sequence[str] = _LIBRARIES) -> dict[str, Any]:
+    """Versions of libraries and machine: shown, never part of a recipe."""
     return {
         "model": model,
         "latentcache": installed_version("latentcache"),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "libraries": {name: installed_version(name) for name in _LIBRARIES},
+        "libraries": {name: installed_version(name) for name in libraries},
     }
 
 

@@ -29,6 +29,8 @@ from latentcache.store.token_accounts import fingerprint, token_accounts
 from latentcache.store.token_generation import Blocks, Sources, TokenGeneration
 from latentcache.token_recipe import TokenRecipe
 
+_LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow", "lmdb")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDraft:
@@ -173,7 +175,7 @@ def source_facts(settings: TokenSettings) -> dict[str, Any]:
 def provenance_facts(description: TokeniserDescription, settings: TokenSettings) -> dict[str, Any]:
     """Who tokenised, with which libraries."""
     template = settings.chat_template
-    made = provenance("") | {
+    made = provenance("", _LIBRARIES) | {
         "tokenizer": settings.tokenizer,
         "chat_template": None if template is None else str(template.resolve()),
         "parts": dict(description.parts),

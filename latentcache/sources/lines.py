@@ -172,7 +172,9 @@ def _strictly(decoder: Any, text: str) -> Any:
     except RecursionError as error:
         raise fault("no-json", "it is nested too deeply") from error
     except ValueError as error:
-        raise fault("no-json", str(error)) from error
+        # Python's own words on long numbers advise a setting of the interpreter.
+        why = "it holds a whole number of thousands of digits" if "integer string" in str(error) else str(error)
+        raise fault("no-json", why) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -60,3 +60,6 @@ def test_the_manifest_says_where_it_came_from(made):
     facts = manifest_facts(draft, stub_description(), settings, {"hash": "x"})
     assert facts["source"]["relative"] == "../a.jsonl"
     assert (facts["provenance"]["tokenizer"], facts["tokens"]["documents"]) == ("stub", 3)
+    libraries = set(facts["provenance"]["libraries"])
+    assert libraries >= {"transformers", "tokenizers", "lmdb"}
+    assert not libraries & {"torch", "diffusers", "pillow"}, "which no token passes through"

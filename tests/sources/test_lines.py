@@ -88,7 +88,7 @@ def test_a_file_that_grows_is_an_error_at_its_end(tmp_path):
         ('{"a": -Infinity}', "Infinity"),
         ('{"a": ', "column"),
         ("[" * 100_000, "deep"),
-        ('{"a": ' + "9" * 5000 + "}", "digits"),
+        ('{"a": ' + "9" * 5000 + "}", "a whole number of thousands of digits;"),
     ],
 )
 def test_json_that_is_none_is_refused_with_its_fault(text, words):
