@@ -87,6 +87,7 @@ HINTS: Mapping[str, str] = {
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the pictures",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
     "text-unused": "the folder has records in JSON or parquet: give the text files their own folder to use them",
+    "table-unused": "this form is not read: save it as JSON lines or parquet",
     "all-samples": "num_samples draws at random and is not followed: all records are used",
     "link": "links are not followed here: put the file or folder itself into the data folder",
     "backslash": "write the paths with / to make the table work on every system",

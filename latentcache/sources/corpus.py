@@ -30,6 +30,8 @@ from latentcache.sources.sorting import CACHE_SUFFIX, extension_of
 
 #: Extension in lower case -> kind of file.
 KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}
+#: Forms of records that are not read where they lie loose.
+_UNREAD = (".csv", ".tsv", ".arrow")
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
 _CACHE_MARKS = frozenset(("CURRENT", "generations"))
 _SPLIT = "train"
@@ -203,6 +205,8 @@ def _by_walk(folder: Path, options: RecordOptions) -> _Listing:
     texts = [name for name, kind in kinds.items() if kind == "text"]
     if records and texts:
         walk.notes += [refusal(name, "text-unused", f"{name} lies beside records") for name in texts]
+    unread = [name for name in walk.names if extension_of(name) in _UNREAD]
+    walk.notes += [refusal(name, "table-unused", f"{name} is of a form that is not read") for name in unread]
     files = tuple(
         RecordFile(path=folder / name, name=name, kind=kinds[name], form=options.form, text_lines=options.text_lines)
         for name in records or texts

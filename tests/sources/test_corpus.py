@@ -42,6 +42,14 @@ def test_text_files_are_used_where_there_are_no_records(tmp_path):
     assert (found, [note.cause for note in scan.notes]) == (["one"], ["text-unused"])
 
 
+@pytest.mark.parametrize("name", ["more.csv", "more.TSV", "data-00000.arrow"])
+def test_a_table_that_is_not_read_is_said_not_to_be(tmp_path, name):
+    (tmp_path / "b.jsonl").write_text(ONE)
+    (tmp_path / name).write_text("text\none\n")
+    found, scan = texts(tmp_path)
+    assert (found, [(note.cause, note.name) for note in scan.notes]) == (["one"], [("table-unused", name)])
+
+
 def test_what_cannot_be_read_does_not_stop_the_rest(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "b.jsonl").write_text("")
