@@ -13,18 +13,21 @@ SIDE = 10_000
 
 
 def large(folder):
-    """Six pictures of 100 megapixels in five formats, not all of one colour."""
+    """Six pictures of 100 megapixels in five formats; no two are alike, since a build makes equal pixels once."""
     folder.mkdir()
     ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
-    grey = Image.fromarray(ramp)
-    grey.convert("RGB").save(folder / "a.jpg", quality=80)
-    grey.convert("RGB").save(folder / "b.jpg", quality=80, progressive=True)
-    grey.convert("RGB").save(folder / "c.png", compress_level=1)
-    coloured = grey.convert("RGBA")
+
+    def grey(lightness):
+        return Image.fromarray(ramp + np.uint8(lightness))
+
+    grey(0).convert("RGB").save(folder / "a.jpg", quality=80)
+    grey(40).convert("RGB").save(folder / "b.jpg", quality=80, progressive=True)
+    grey(80).convert("RGB").save(folder / "c.png", compress_level=1)
+    coloured = grey(120).convert("RGBA")
     coloured.putalpha(200)
     coloured.save(folder / "d.png", compress_level=1)
-    grey.convert("CMYK").save(folder / "e.jpg", quality=80)
-    grey.save(folder / "f.tif", compression="tiff_lzw")
+    grey(160).convert("CMYK").save(folder / "e.jpg", quality=80)
+    grey(200).save(folder / "f.tif", compression="tiff_lzw")
     return folder
 
 

@@ -57,4 +57,5 @@ def test_nothing_that_was_acknowledged_is_lost_and_the_next_build_makes_it_whole
 def test_a_store_that_does_not_sync_is_found_out(folder):
     done = tortured(folder, "careless", "40", "1")
     assert done.returncode == 1
+    assert "40 cases, " in done.stdout
     assert "acknowledged keys are lost" in done.stderr
