@@ -1,6 +1,7 @@
 """The event file: one line per durable commit, for programs that follow a build from outside.
 
-Guarantee: a line is written, with a single ``write``, after the commit it speaks of has returned.
+Guarantee: a line is written, with a single ``write``, after the commit it speaks of has returned. Only the last line
+can be cut short, by a full disk: nothing is written behind it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class EventLog:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(path, flags, 0o644)
             os.set_blocking(self._descriptor, True)
+            if _is_cut_short(path, self._descriptor):
+                os.write(self._descriptor, b"\n")
         except OSError as error:
             raise self._failed(error) from error
 
@@ -50,6 +53,7 @@ class EventLog:
         except OSError as error:
             raise self._failed(error) from error
         if written < len(line):
+            self.close()  # what other workers commit until the build has ended would stand on the same line
             raise _full(self._path, f"{written} of {len(line)} bytes of an event were written")
 
     def __enter__(self) -> Self:
@@ -73,6 +77,19 @@ class EventLog:
             why=str(error),
             fix="give another --events FILE",
         )
+
+
+def _is_cut_short(path: Path, descriptor: int) -> bool:
+    """Whether the last line of a file has no end: the disk was full while a build before wrote it."""
+    size = os.fstat(descriptor).st_size  # 0 for a pipe
+    if not size:
+        return False
+    try:
+        with path.open("rb") as file:
+            file.seek(size - 1)
+            return file.read(1) != b"\n"
+    except OSError:  # we may write it and not read it
+        return False
 
 
 def _full(path: Path | None, why: str) -> DiskFullError:

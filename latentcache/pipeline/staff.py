@@ -30,6 +30,7 @@ from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.work import Planned
 from latentcache.pipeline.worker import Job
 from latentcache.recipe import Recipe
+from latentcache.store.durable import refuse_unreadable
 from latentcache.store.index import load_index
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.salvage import salvage
@@ -175,9 +176,19 @@ class Workers:
         folder = self._layout.shards / shard
         if not folder.exists():
             sealed = folder.with_name(shard.removesuffix(OPEN_SUFFIX))
-            return load_index(sealed).keys() if sealed.exists() else []
+            return _keys_in(sealed) if sealed.exists() else []
         sealed_now = recover_shard(folder, self._layout.quarantine, lambda lost: salvage(self._layout, lost))
-        try:
-            return [] if sealed_now is None else load_index(sealed_now).keys()
-        except CacheDamagedError:
-            return []  # the next build says so
+        return [] if sealed_now is None else _keys_in(sealed_now)
+
+
+def _keys_in(sealed: Path) -> list[bytes]:
+    """Keys of a sealed shard; none of one that is damaged, which the next build says.
+
+    Raises:
+        StoreError: The system refuses to read it: nobody knows whether it is damaged.
+    """
+    try:
+        return load_index(sealed).keys()
+    except CacheDamagedError as error:
+        refuse_unreadable(error, sealed)
+        return []

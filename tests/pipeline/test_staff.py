@@ -4,7 +4,7 @@ from tiny_vae import tiny_vae
 
 from latentcache.encoders.describe import describe_model
 from latentcache.encoders.protocol import Precision
-from latentcache.errors import DeviceError, WorkerError
+from latentcache.errors import DeviceError, StoreError, WorkerError
 from latentcache.pipeline import staff as staff_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.launch import WorkerProcess, WorkerThread
@@ -57,6 +57,21 @@ def test_memory_and_threads_are_shared_out(tmp_path, monkeypatch):
     assert workers._job(workers.devices[0], "x").budget_bytes == 250
     assert workers_for(tmp_path, "cpu").decode_threads == 15
     assert workers_for(tmp_path, "cpu*4", decode_threads=2).decode_threads == 2
+
+
+def test_a_shard_that_the_system_does_not_give_is_not_called_damaged(tmp_path):
+    data = folder_of(tmp_path / "data", 3)
+    build_cache(settings(data, out=tmp_path / "cache"))
+    (sealed,) = CacheLayout(tmp_path / "cache").sealed_shards()
+    index, workers = sealed / "index.npy", workers_for(tmp_path)
+    whole = index.read_bytes()
+    index.write_bytes(whole[:-1])
+    assert workers.left_by(f"{sealed.name}.open") == []
+    index.unlink()
+    index.symlink_to(index)
+    with pytest.raises(StoreError, match="the system refuses to read") as caught:
+        workers.left_by(f"{sealed.name}.open")
+    assert caught.value.slug == "store"
 
 
 def test_what_a_dead_worker_committed_is_sealed_and_known(tmp_path):
