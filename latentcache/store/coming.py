@@ -25,7 +25,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import HASH_BYTES, checksum
 from latentcache.recipe import Recipe
 from latentcache.store.columns import StringColumn, load_columns, save_columns
-from latentcache.store.durable import as_store_error, make_folder, open_file, read_json, write_json
+from latentcache.store.durable import as_store_error, make_folder, open_file, read_json, write_json, writing
 from latentcache.store.generation import Generation, Rows, Samples
 from latentcache.store.layout import CacheLayout
 from latentcache.store.manifest import is_whole, signed
@@ -118,8 +118,14 @@ def log_path(layout: CacheLayout, number: str) -> Path:
 
 
 def withdraw(layout: CacheLayout) -> None:
-    """Take the announcement away: the build has ended, or another one begins. Readers have it in memory."""
-    (layout.coming / "manifest.json").unlink(missing_ok=True)
+    """Take the announcement away: the build has ended, or another one begins. Readers have it in memory.
+
+    Raises:
+        StoreError: The disk refuses; a reader would wait for what was announced.
+    """
+    manifest = layout.coming / "manifest.json"
+    with writing(manifest):
+        manifest.unlink(missing_ok=True)
     shutil.rmtree(layout.coming, ignore_errors=True)
 
 

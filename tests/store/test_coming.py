@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_entries import RECIPE, SQUARE, content_of
 
-from latentcache.errors import CacheDamagedError, CacheFormatError
+from latentcache.errors import CacheDamagedError, CacheFormatError, StoreError
 from latentcache.store.columns import StringColumn
 from latentcache.store.coming import (
     Announcement,
@@ -113,3 +113,12 @@ def test_a_newer_or_a_damaged_announcement_is_refused(tmp_path):
     (layout.coming / "bucket.npy").write_bytes(b"")
     with pytest.raises(CacheDamagedError, match=r"bucket\.npy"):
         load_announced(layout)
+
+
+def test_an_announcement_that_cannot_be_taken_away_is_said(tmp_path):
+    layout = CacheLayout(tmp_path)
+    withdraw(layout)  # none is there
+    (layout.coming / "manifest.json").mkdir(parents=True)
+    with pytest.raises(StoreError) as caught:
+        withdraw(layout)
+    assert "manifest.json" in caught.value.where + caught.value.why
