@@ -109,16 +109,15 @@ class CacheLayout:
         """See that the shards can be listed: what cannot be looked at must not pass for nothing.
 
         Raises:
-            CacheDamagedError: There is a folder of shards, and it may not be read.
-            StoreError: The disk refuses to read it.
+            CacheDamagedError: There is something else in the place of the folder.
+            StoreError: The system refuses to read it.
         """
         try:
             os.listdir(self.shards)  # noqa: PTH208 - nothing but the error is wanted
         except FileNotFoundError:
             return
         except OSError as error:
-            if not isinstance(error, PermissionError):
-                refuse_unreadable(error, self.shards)
+            refuse_unreadable(error, self.shards)
             raise unreadable(self.shards, error) from error
 
     def open_shards(self) -> list[Path]:
