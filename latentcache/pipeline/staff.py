@@ -17,7 +17,7 @@ from typing import Any
 
 from latentcache.encoders.describe import ModelDescription
 from latentcache.encoders.protocol import Precision
-from latentcache.errors import CacheDamagedError, WorkerError
+from latentcache.errors import WorkerError
 from latentcache.pipeline.budget import default_budget_bytes
 from latentcache.pipeline.channel import Message
 from latentcache.pipeline.devices import Device, devices_for
@@ -30,8 +30,7 @@ from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.work import Planned
 from latentcache.pipeline.worker import Job
 from latentcache.recipe import Recipe
-from latentcache.store.durable import refuse_unreadable
-from latentcache.store.index import load_index
+from latentcache.store.catalog import undamaged_index
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.salvage import salvage
 from latentcache.store.shard import recover_shard
@@ -185,10 +184,7 @@ def _keys_in(sealed: Path) -> list[bytes]:
     """Keys of a sealed shard; none of one that is damaged, which the next build says.
 
     Raises:
-        StoreError: The system refuses to read it: nobody knows whether it is damaged.
+        StoreError: The system refuses to read it.
     """
-    try:
-        return load_index(sealed).keys()
-    except CacheDamagedError as error:
-        refuse_unreadable(error, sealed)
-        return []
+    index = undamaged_index(sealed)
+    return [] if index is None else index.keys()

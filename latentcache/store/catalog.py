@@ -121,23 +121,36 @@ def load_catalog(layout: CacheLayout) -> Catalog:
     """Open the index of every sealed shard; damaged shards are named, not fatal.
 
     Raises:
-        CacheDamagedError: The shards cannot be listed, so everything would seem to be missing.
-        StoreError: The system refuses to read a shard: nobody knows whether it is damaged.
+        CacheDamagedError: There is something else in the place of the folder of shards.
+        StoreError: The system refuses to list the shards, or to read one of them.
     """
     layout.check_shards()
     indexes: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in layout.sealed_shards():
-        try:
-            indexes.append(load_index(folder))
-        except CacheDamagedError as error:
-            refuse_unreadable(error, folder)
+        index = undamaged_index(folder)
+        if index is None:
             damaged.append(folder.name)
+        else:
+            indexes.append(index)
     return Catalog(indexes, damaged)
 
 
+def undamaged_index(folder: Path) -> ShardIndex | None:
+    """The index of a sealed shard, or None where the shard is surely damaged.
+
+    Raises:
+        StoreError: The system refuses to read it: nobody knows whether it is damaged.
+    """
+    try:
+        return load_index(folder)
+    except CacheDamagedError as error:
+        refuse_unreadable(error, folder)
+        return None
+
+
 def index_or_none(folder: Path) -> ShardIndex | None:
-    """The index of a sealed shard, or None where the shard is damaged."""
+    """The index of a sealed shard, or None where it is damaged or cannot be read: for those who only look."""
     try:
         return load_index(folder)
     except CacheDamagedError:

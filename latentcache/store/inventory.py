@@ -49,7 +49,7 @@ def stored_entries(cache: Path, *, payloads: bool) -> Iterator[Stored]:
         payloads: Read every payload and check it.
 
     Raises:
-        CacheDamagedError: The folder of the shards cannot be read.
+        StoreError: The system refuses to list the shards.
     """
     layout = CacheLayout(cache)
     layout.check_shards()
