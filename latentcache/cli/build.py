@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from latentcache.cli import flags, reports, token_flags
+from latentcache.cli import build_flags, flags, reports, token_flags
 from latentcache.cli.building import carried_out, concluded, results, show_cache, show_refused
 from latentcache.cli.console import counted, human_bytes, item, out
 from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
@@ -24,58 +21,25 @@ _STAND_INS = ("demo", "stub")
 @token_flags.with_tokens
 @flags.with_recipe
 def build(
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="A folder of pictures.", readable=False)],
+    data: build_flags.Data,
     *,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The cache (DATA.latentcache).", show_default=False)
-    ] = None,
+    out_folder: build_flags.Out = None,
     recipe: RecipeSettings,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device", help="auto (all CUDA devices, else cpu)|cpu|cuda|cuda:0,cuda:1|cpu*2: a worker for each."
-        ),
-    ] = "auto",
-    no_fold: Annotated[bool, typer.Option("--no-fold", help="Keep the 3D convolutions of video VAEs.")] = False,
-    compiled: Annotated[str, typer.Option("--compile", help="auto (off today)|on|off: torch.compile.")] = "auto",
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, help="Pictures per encoder call (found by timing).", show_default=False),
-    ] = None,
-    decode_threads: Annotated[
-        int | None,
-        typer.Option(
-            "--decode-threads", min=1, help="Of each worker. Default: its share of the cores.", show_default=False
-        ),
-    ] = None,
-    host_memory: Annotated[
-        int | None,
-        typer.Option(
-            "--host-memory",
-            min=1,
-            help="Bytes for pictures in work, of all workers together (RAM / 4, at most 4 GiB).",
-            show_default=False,
-        ),
-    ] = None,
-    max_pixels: Annotated[int, typer.Option("--max-pixels", min=1, help="Larger pictures are refused.")] = MAX_PIXELS,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream", help="Let training begin before the end: open_cache(CACHE, follow=True), open_tokens."
-        ),
-    ] = False,
-    commit_every: Annotated[
-        int | None,
-        typer.Option("--commit-every", min=1, help="Entries per commit, at most.", show_default=False),
-    ] = None,
-    events: Annotated[
-        Path | None, typer.Option("--events", help="Append a JSON line per durable commit.", show_default=False)
-    ] = None,
+    device: build_flags.Device = "auto",
+    no_fold: build_flags.NoFold = False,
+    compiled: build_flags.Compile = "auto",
+    batch_size: build_flags.BatchSize = None,
+    decode_threads: build_flags.DecodeThreads = None,
+    host_memory: build_flags.HostMemory = None,
+    max_pixels: build_flags.MaxPixels = MAX_PIXELS,
+    stream: build_flags.Stream = False,
+    commit_every: build_flags.CommitEvery = None,
+    events: build_flags.Events = None,
     allow_failed: flags.AllowFailed = "0",
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Look at refused files again.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    retry_failed: build_flags.RetryFailed = False,
+    dry_run: build_flags.DryRun = False,
     report_to: reports.Report = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No plan, no progress.")] = False,
+    quiet: build_flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> int:
     """Encode what is missing and make the cache true for DATA."""

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,22 +68,9 @@ def export(
     tokens = open_tokens(cache)
     parts = _parts(tokens, validation)
     splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
-    facts: dict[str, Any] = {
-        "cache": str(cache.resolve()),
-        "cache_from_here": os.path.relpath(cache.resolve(), target.resolve()),
-        "generation": tokens.generation,
-        "documents": len(tokens),
-        "fingerprint": tokens.fingerprint,
-        "recipe_id": tokens.recipe.recipe_id.hex(),
-        "recipe": tokens.recipe.as_json(),
-        "view": view,
-        "max_length": length,
-        "overflow": overflow,
-        "padding_side": padding_side,
-        "validation": validation,
-        "tokens": {name: rows.tokens for name, rows in splits.items()},
-        "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
-    }
+    facts = _facts(tokens, cache, target, splits)
+    facts |= {"view": view, "max_length": length, "overflow": overflow}
+    facts |= {"padding_side": padding_side, "validation": validation}
     left = padding_side == "left" and view == "padded"
     settings = HfDiskSettings(out=target, trainer=trainer, view=view, left_padded=left, facts=facts)
     rows = export_hf_disk(splits, settings, _Talk(quiet=as_json).advanced)
@@ -94,6 +82,21 @@ def export(
     else:
         _show(payload)
     return 0
+
+
+def _facts(tokens: TokenCache, cache: Path, target: Path, splits: Mapping[str, TokenView]) -> dict[str, Any]:
+    """What an exported folder says of the cache that its rows were made from."""
+    return {
+        "cache": str(cache.resolve()),
+        "cache_from_here": os.path.relpath(cache.resolve(), target.resolve()),
+        "generation": tokens.generation,
+        "documents": len(tokens),
+        "fingerprint": tokens.fingerprint,
+        "recipe_id": tokens.recipe.recipe_id.hex(),
+        "recipe": tokens.recipe.as_json(),
+        "tokens": {name: rows.tokens for name, rows in splits.items()},
+        "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
+    }
 
 
 class _Talk:

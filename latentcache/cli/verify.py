@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from latentcache.cli import console, export_verify, flags, reports, token_flags, token_verify
+from latentcache.cli import console, export_verify, flags, reports, token_flags, token_verify, verify_flags
 from latentcache.cli import reencode as reencoding
 from latentcache.cli import repair as repairing
 from latentcache.cli.console import SHOWN, item, out
@@ -26,74 +24,34 @@ if TYPE_CHECKING:
 
 @flags.with_recipe
 def verify(
-    cache: Annotated[
-        Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of exported rows.", readable=False)
-    ],
+    cache: verify_flags.Cache,
     *,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Read every payload and every source.")] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Take out what is corrupt, after --full; a build makes it again.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
-    drop_stale: Annotated[
-        bool, typer.Option("--drop-stale", help="Let --repair take out stale entries too.")
-    ] = False,
+    data: verify_flags.Data = None,
+    full: verify_flags.Full = False,
+    repair: verify_flags.Repair = False,
+    yes: verify_flags.Yes = False,
+    drop_stale: verify_flags.DropStale = False,
     recipe: RecipeSettings,
     tokenizer: token_flags.Tokenizer = None,
     chat_template: token_flags.ChatTemplate = None,
     allow_failed: flags.AllowFailed = None,
     report_to: reports.Report = None,
     as_json: flags.Json = False,
-    recipe_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--recipe",
-            metavar="FILE",
-            help="Would a build by this recipe (JSON of build, info or a manifest) reuse it?",
-            show_default=False,
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            "--sample",
-            metavar="PART",
-            help="Read only n/t (the n-th of t slices), x% or N samples.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the samples that are drawn.")] = 0,
-    max_duration: Annotated[
-        float | None,
-        typer.Option("--max-duration", metavar="SECONDS", min=0, help="Stop reading then.", show_default=False),
-    ] = None,
-    reencode: Annotated[
-        int | None,
-        typer.Option(
-            "--reencode",
-            metavar="N",
-            min=1,
-            help="Encode N samples again and compare (needs the model).",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="Of --reencode: auto|cpu|cuda|cuda:N")] = "auto",
-    untrusted: Annotated[
-        bool, typer.Option("--untrusted", help="The cache is from elsewhere: believe nothing, follow nothing.")
-    ] = False,
+    recipe_file: verify_flags.RecipeFile = None,
+    sample: verify_flags.Sample = None,
+    seed: verify_flags.Seed = 0,
+    max_duration: verify_flags.MaxDuration = None,
+    reencode: verify_flags.Reencode = None,
+    device: verify_flags.Device = "auto",
+    untrusted: verify_flags.Untrusted = False,
 ) -> int:
     """Is the cache still true? With recipe flags: would a build with them reuse it?"""
     from latentcache.interop.exported import is_export
 
     if is_export(cache):
-        asked_else = (repair, yes, drop_stale, tokenizer, chat_template, recipe_file, sample, reencode, untrusted)
-        more = (max_duration, allow_failed, report_to)
-        export_verify.check_flags(
-            others=any(asked_else) or flags.any_said(recipe) or any(v is not None for v in more)
-        )
+        others = [repair, yes, drop_stale, tokenizer, chat_template, recipe_file, sample, reencode, untrusted]
+        others += [flags.any_said(recipe), *(value is not None for value in (max_duration, allow_failed, report_to))]
+        export_verify.check_flags(others=any(others))
         return export_verify.verify(cache, cache=data, full=full, as_json=as_json)
     flags.checked_allowed(allow_failed)
     reencoding.check_untrusted(reencode, untrusted=untrusted)
@@ -102,16 +60,11 @@ def verify(
     run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
     with run.told(lambda: {"cache": str(cache)}):
         limits = _foreign(cache) if untrusted else None
-    is_of_tokens = token_flags.holds_tokens(cache)
-    if is_of_tokens:
-        token_verify.check_flags(
-            pictures=bool(flags.any_said(recipe) or recipe_file), device=device, drop_stale=drop_stale
-        )
-    else:
-        token_verify.refuse_tokenizer(tokenizer, chat_template)
-        reencoding.check_device(reencode, device=device)
+    asked = token_verify.Asked(tokenizer=tokenizer, chat_template=chat_template)
+    pictures = bool(flags.any_said(recipe) or recipe_file)
+    is_of_tokens = _kind(cache, asked, pictures=pictures, device=device, drop_stale=drop_stale, reencode=reencode)
     repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
-    requested = _requested(recipe, recipe_file) if recipe_file or flags.any_said(recipe) else None
+    requested = _requested(recipe, recipe_file) if pictures else None
     with run.told(lambda: {"cache": str(cache)}):
         depth = _depth(
             full=full or repair,
@@ -123,15 +76,12 @@ def verify(
             reencode=reencode,
         )
         if is_of_tokens:
-            asked = token_verify.Asked(tokenizer=tokenizer, chat_template=chat_template)
             report, repaired = token_verify.looked(cache, data, depth, asked, repair=repair, yes=yes)
         else:
             with reencoding.opened(reencode, recipe, device) as encoder:
                 look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
                 report, repaired = _looked(cache, look, repair=repair, drop_stale=drop_stale, yes=yes)
-    said = _Said(
-        words=flags.as_words(recipe), device=device, allowed=allow_failed, kind="tokens" if is_of_tokens else ""
-    )
+    said = _Said(words=flags.as_words(recipe), device=device, allowed=allow_failed, is_of_tokens=is_of_tokens)
     return _say(run, report, repaired, said, as_json=as_json)
 
 
@@ -143,8 +93,19 @@ class _Said:
     """The recipe flags."""
     device: str
     allowed: str | None
-    kind: str
-    """``tokens``, or nothing for pictures."""
+    is_of_tokens: bool
+
+
+def _kind(
+    cache: Path, asked: token_verify.Asked, *, pictures: bool, device: str, drop_stale: bool, reencode: int | None
+) -> bool:
+    """Whether it is a cache of tokens; flags of the other kind are refused."""
+    if token_flags.holds_tokens(cache):
+        token_verify.check_flags(pictures=pictures, device=device, drop_stale=drop_stale)
+        return True
+    token_verify.refuse_tokenizer(asked.tokenizer, asked.chat_template)
+    reencoding.check_device(reencode, device=device)
+    return False
 
 
 def _foreign(cache: Path) -> Limits:
@@ -198,7 +159,7 @@ def _say(run: reports.Run, report: VerifyReport, repaired: RepairReport | None, 
     allowed = report.allow_failed if said.allowed is None else said.allowed
     exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
     payload = payload_of(run.cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
-    payload |= {"kind": said.kind} if said.kind else {}
+    payload |= {"kind": "tokens"} if said.is_of_tokens else {}
     run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)

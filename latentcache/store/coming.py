@@ -118,14 +118,9 @@ def log_path(layout: CacheLayout, number: str) -> Path:
 
 
 def withdraw(layout: CacheLayout) -> None:
-    """Take the announcement away: the build has ended, or another one begins. Readers have it in memory.
-
-    Raises:
-        StoreError: The disk refuses; a reader would wait for what was announced.
-    """
-    manifest = layout.coming / "manifest.json"
-    with writing(manifest):
-        manifest.unlink(missing_ok=True)
+    """Take the announcement away, which readers have in memory. Raises StoreError where the disk refuses."""
+    with writing(layout.coming):
+        (layout.coming / "manifest.json").unlink(missing_ok=True)
     shutil.rmtree(layout.coming, ignore_errors=True)
 
 

@@ -1,0 +1,13 @@
+from typing import get_type_hints
+
+from latentcache.cli import verify_flags
+from latentcache.cli.verify import verify
+
+
+def test_verify_has_each_of_them_with_a_word_of_help():
+    aliases = {name: alias for name, alias in vars(verify_flags).items() if hasattr(alias, "__metadata__")}
+    hints = get_type_hints(verify.__wrapped__, include_extras=True).values()
+    assert len(aliases) >= 12
+    for name, alias in aliases.items():
+        assert alias in hints, name
+        assert alias.__metadata__[0].help, name
