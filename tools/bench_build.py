@@ -50,15 +50,15 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, _cpu_seconds() - cpu
 
 
-def run_rounds(bench: Bench, rounds: int) -> dict[str, Times]:
-    """Wall and CPU seconds of every system; one round before them warms caches and is not counted."""
-    names = list(SYSTEMS)
+def run_rounds(bench: Bench, rounds: int, names: Sequence[str]) -> dict[str, Times]:
+    """Wall and CPU seconds of these systems; one round before them warms caches and is not counted."""
     times: dict[str, Times] = {"wall": {name: [] for name in names}, "cpu": {name: [] for name in names}}
     for number in range(rounds + 1):
-        turned = names[number % len(names) :] + names[: number % len(names)]
+        turned = [*names[number % len(names) :], *names[: number % len(names)]]
         for name in turned:
             bench.clear()
             wall, cpu = measured(lambda name=name: SYSTEMS[name](bench))  # type: ignore[misc]
+            print(f"{bench.name}, round {number} of {rounds}: {name} {wall:.2f} s", file=sys.stderr, flush=True)
             if number:
                 times["wall"][name].append(wall)
                 times["cpu"][name].append(cpu)
@@ -78,12 +78,12 @@ def by_command(bench: Bench) -> dict[str, Any]:
     return {"seconds": taken, "counts": json.loads(done.stdout)["counts"]}
 
 
-def measure(bench: Bench, rounds: int, *, memory: bool) -> dict[str, Any]:
+def measure(bench: Bench, rounds: int, names: Sequence[str], *, memory: bool) -> dict[str, Any]:
     """Everything about one encoder."""
     found: dict[str, Any] = {"encoder": bench.name, "pictures": bench.pictures, "threads": bench.torch_threads}
-    found |= {"seconds": run_rounds(bench, rounds), "command": by_command(bench)}
+    found |= {"seconds": run_rounds(bench, rounds, names), "command": by_command(bench)}
     if memory:
-        found["memory_bytes"] = {name: memory_of(__file__, bench, name) for name in SYSTEMS if name != PURE}
+        found["memory_bytes"] = {name: memory_of(__file__, bench, name) for name in names if name != PURE}
     return found
 
 
@@ -137,9 +137,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--encoders", default="sim10,sim2,vae,vae-all", help="default: sim10,sim2,vae,vae-all")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
     parser.add_argument("--quick", action="store_true", help="fewer pictures, no memory, no second builds")
     parser.add_argument("--alone", action="store_true", help="only the rounds and the run through the command")
-    parser.add_argument("--folder", type=Path, help="keep the pictures here, and take them from here where they are")
     parser.add_argument("--jpegs", type=int, help="only so many pictures, all JPEGs of one megapixel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times in seconds")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
@@ -152,9 +152,7 @@ def main(words: Sequence[str] | None = None) -> None:
     counts = Counts(jpegs=options.jpegs, large=0, pngs=0, odd=0) if options.jpegs else counts
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        found = run_all(
-            Path(name), counts, options.encoders.split(","), options.rounds, quick=options.quick, alone=options.alone
-        )
+        found = run_all(Path(name), counts, options)
     found |= {"rounds": options.rounds, "load": load, "counts": [counts.jpegs, counts.large, counts.pngs, counts.odd]}
     print(f"{counts.pictures} pictures, {options.rounds} rounds, load {load:.1f} before\n")
     print("\n\n".join(map(table, found["results"])))
@@ -166,22 +164,24 @@ def main(words: Sequence[str] | None = None) -> None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-def run_all(
-    folder: Path, counts: Counts, encoders: Sequence[str], rounds: int, *, quick: bool, alone: bool
-) -> dict[str, Any]:
+def run_all(folder: Path, counts: Counts, options: argparse.Namespace) -> dict[str, Any]:
     """Draw, then measure every encoder."""
-    if not (folder / "vae").exists():
-        draw_data(folder / "data", counts)
-        small_vae(folder / "vae")
+    draw_data(folder / "data", counts)
+    small_vae(folder / "vae")
+    whole = not (options.quick or options.alone)
+    names = [name for name in SYSTEMS if name == PURE or name in options.systems]
     found: dict[str, Any] = {
-        "results": [measure(bench_for(name, folder), rounds, memory=not (quick or alone)) for name in encoders],
+        "results": [
+            measure(bench_for(name, folder), options.rounds, names, memory=whole)
+            for name in options.encoders.split(",")
+        ]
     }
-    if not alone:
+    if not options.alone:
         found["stored"] = stored_as_referred(folder)
-    if not (quick or alone):
+    if whole:
         found["files"] = 4000 if counts.large else counts.jpegs
         draw_tiny(folder / "tiny", found["files"])
-        found["again"] = again(folder / "tiny", folder / "again", rounds)
+        found["again"] = again(folder / "tiny", folder / "again", options.rounds)
     return found
 
 

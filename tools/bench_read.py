@@ -40,6 +40,11 @@ COLD_MIB = 64
 PARTS = ("cold", "waiting", "start", "warm")
 
 
+def said(words: str) -> None:
+    """Progress: a whole run takes half an hour."""
+    print(words, file=sys.stderr, flush=True)
+
+
 def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epoch]]:
     """Order -> name -> what serves an epoch of batches."""
     plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
@@ -67,6 +72,7 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
         for name in list(epochs) if number % 2 else reversed(list(epochs)):
             gc.collect()
             taken = seconds_per_batch(epochs[name], plan)
+            said(f"round {number} of {rounds}: {name} {1e6 * taken:.0f} us a batch")
             if number:
                 times[name].append(taken)
     return times
@@ -90,6 +96,7 @@ def bench_cold(
             command = [sys.executable, __file__, "--cold", name, str(folder), str(count), str(size)]
             out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             rows.append([float(word) for word in out.split()[-3:]])
+            said(f"cold: {name} {1000 * rows[-1][0]:.0f} ms to the first batch")
     return found
 
 
@@ -294,10 +301,10 @@ def main(words: Sequence[str] | None = None) -> None:
         cold_child(name, Path(folder), int(count), int(size))
         return
     load = os.getloadavg()[0]
-    results = {
-        kib: measure(kib, options.megabytes, options.rounds, options.parts.split(","))
-        for kib in map(int, options.kib.split(","))
-    }
+    results: dict[int, dict[str, Any]] = {}
+    for kib in map(int, options.kib.split(",")):
+        results[kib] = measure(kib, options.megabytes, options.rounds, options.parts.split(","))
+        said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
     if options.json:

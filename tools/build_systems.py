@@ -125,7 +125,7 @@ def pillow_build(bench: Bench) -> None:
     """The same with Pillow alone: there is no flag for it, so the quick decoder is taken out."""
     torch.set_num_threads(bench.torch_threads)
     with ExitStack() as stack:
-        stack.enter_context(patch("latentcache.pipeline.decode._turbo", lambda *_: None))
+        stack.enter_context(patch("latentcache.pipeline.decode.turbo_pixels", lambda *_: None))
         bench.build("lanczos-pil")
 
 

@@ -256,7 +256,7 @@ def _whole(ready: Ready, data: Path, resample: str, count: int, batch: int | Non
 
 
 def _pillow(ready: Ready, data: Path, count: int) -> None:
-    with patch("latentcache.pipeline.decode._turbo", lambda *_: None):
+    with patch("latentcache.pipeline.decode.turbo_pixels", lambda *_: None):
         _whole(ready, data, "lanczos-pil", count)
 
 

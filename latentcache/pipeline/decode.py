@@ -13,18 +13,17 @@ converted by the plain formula. Of animations and multi-page files the first fra
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.pipeline.headers import check_png, opened, refused, refusing, stored_orientation
+from latentcache.pipeline.jpeg import turbo_pixels
+from latentcache.pipeline.scratch import Scratch
 from latentcache.pipeline.settings import MAX_PIXELS
 from latentcache.recipe import PixelProfile
 
@@ -39,17 +38,18 @@ _PROBE_STEPS = {"L": 256, "RGB": 17, "CMYK": 6}
 _STRIP = 256
 _BITS_PER_SAMPLE = 258  # TIFF 6.0
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
-# Warnings of libjpeg after which pixels are wrong; its others (stray bytes, odd versions) are harmless.
-_LOSSY = re.compile(r"premature|bad Huffman|bad arithmetic|instead of RST", re.IGNORECASE)
 
 
-def decode(data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """RGB pixels (H, W, 3) of one picture, upright, 0 to 255, C-contiguous and owned by the caller.
+def decode(
+    data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS, scratch: Scratch | None = None
+) -> NDArray[np.uint8]:
+    """RGB pixels (H, W, 3) of one picture, upright, 0 to 255, C-contiguous.
 
     Args:
         data: All bytes of the file, the same that were hashed.
         profile: Policies for orientation, colour, transparency and depth.
         max_pixels: Largest area that is not refused.
+        scratch: Where the pixels may lie; without it they are the caller's own.
 
     Raises:
         UnusableSampleError: The file cannot be used; ``slug`` is the cause word.
@@ -63,7 +63,8 @@ def decode(data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS) 
     with refusing(stream):
         picture = opened(stream, max_pixels=max_pixels)
         orientation = stored_orientation(picture, stream)
-        return upright(_pixels(picture, data, icc=profile.icc == "srgb", ground=ground), orientation)
+        pixels = _pixels(picture, data, scratch, icc=profile.icc == "srgb", ground=ground)
+        return upright(pixels, orientation)
 
 
 def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -81,32 +82,12 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(turned).view(np.uint8).reshape(*turned.shape, 3)
 
 
-@lru_cache(maxsize=1)
-def jpeg_self_test() -> bool:
-    """Whether simplejpeg and Pillow decode three small JPEGs to the same bits; asked once per process."""
-    y, x = np.mgrid[0:47, 0:61]
-    grain = (x * 37 + y * 101) % 23
-    picture = Image.fromarray(np.stack([x * 4 + grain, y * 5 + grain, (x * y) % 233], -1).astype(np.uint8))
-    options: dict[str, Any] = {"format": "JPEG", "quality": 85, "subsampling": "4:2:0"}
-    baseline = _agree(picture, **options)
-    return baseline and _agree(picture, progressive=True, **options) and _agree(picture.convert("L"), **options)
-
-
-def _agree(picture: Image.Image, **options: Any) -> bool:
-    """Whether both decoders give the same pixels for one picture saved as JPEG."""
-    buffer = BytesIO()
-    picture.save(buffer, **options)
-    try:
-        fast = simplejpeg.decode_jpeg(buffer.getvalue(), "RGB")
-    except ValueError:
-        return False
-    return bool(np.array_equal(fast, np.asarray(Image.open(buffer).convert("RGB"))))
-
-
-def _pixels(picture: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, ...]) -> NDArray[np.uint8]:
+def _pixels(
+    picture: Image.Image, data: bytes, scratch: Scratch | None, *, icc: bool, ground: tuple[int, ...]
+) -> NDArray[np.uint8]:
     """RGB pixels as stored, before orientation."""
     embedded = _embedded_profile(picture) if icc else b""
-    turbo = _turbo(picture, data)
+    turbo = turbo_pixels(picture, data, scratch)
     if turbo is None:
         colour, alpha = _split(picture, data)
     elif not (embedded and _moves_colours(embedded, picture.mode)):
@@ -116,30 +97,6 @@ def _pixels(picture: Image.Image, data: bytes, *, icc: bool, ground: tuple[int, 
     if embedded and _moves_colours(embedded, colour.mode):
         colour = _to_srgb(colour, embedded)
     return _array(_composite(_in_mode(colour, "RGB"), alpha, ground))
-
-
-def _turbo(picture: Image.Image, data: bytes) -> NDArray[np.uint8] | None:
-    """RGB pixels of a grey or YCbCr JPEG from simplejpeg; nothing for everything else.
-
-    Strict: pixels lost to damage are an error. Runs also where the self-test failed, so that what is refused
-    is the same everywhere.
-
-    Raises:
-        ValueError: The data are damaged.
-    """
-    if picture.format not in ("JPEG", "MPO") or picture.mode not in ("L", "RGB"):
-        return None
-    try:
-        _, _, space, _ = simplejpeg.decode_jpeg_header(data)
-        pixels: NDArray[np.uint8] | None = None
-        if space in ("Gray", "YCbCr"):
-            pixels = simplejpeg.decode_jpeg(data, "RGB", strict=True)
-    except ValueError as error:
-        if _LOSSY.search(str(error)):
-            raise
-        return None
-    usable = pixels is not None and pixels.shape[1::-1] == picture.size
-    return pixels if usable and jpeg_self_test() else None
 
 
 def _split(picture: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | None]:

@@ -34,6 +34,7 @@ from latentcache.pipeline.decode import decode
 from latentcache.pipeline.headers import picture_size, refused
 from latentcache.pipeline.ledger import Ledger, Seen
 from latentcache.pipeline.resize import pixel_hash, resize_crop, thread_setup
+from latentcache.pipeline.scratch import Scratch, apart, scratch_for
 from latentcache.pipeline.survey import keys_of, placements_for, stored_placements
 from latentcache.pipeline.work import Failed, Looked, Piece, Planned, refuse, refused_by
 from latentcache.recipe import Recipe
@@ -67,8 +68,8 @@ class Decoder:
     ledger: Ledger
     budget: ByteBudget
 
-    def look(self, planned: Planned) -> Looked | Failed:
-        """Read, hash and, where an entry is missing, decode one sample.
+    def look(self, planned: Planned, scratch: Scratch | None = None) -> Looked | Failed:
+        """Read, hash and, where an entry is missing, decode one sample, in ``scratch`` where there is some.
 
         On return the budget holds the pixels of the pieces and nothing else; whoever encodes them releases it.
         """
@@ -82,7 +83,7 @@ class Decoder:
             size = picture_size(data, max_pixels=self.max_pixels)
             placements = placements_for(size, self.tables)
             seen = Seen(index=planned.index, content=content, memo=memo, size=size)
-            pieces = self._pieces(data, sample.name, seen, placements)
+            pieces = self._pieces(data, sample.name, seen, placements, scratch)
         except UnusableSampleError as error:
             return Failed(index=planned.index, refusal=refused_by(sample, error, stat=memo, content=content))
         except MemoryError:
@@ -91,7 +92,9 @@ class Decoder:
             return Failed(index=planned.index, refusal=refusal)
         return Looked(index=planned.index, content=content, memo=memo, size=size, pieces=pieces)
 
-    def _pieces(self, data: bytes, name: str, seen: Seen, placements: Sequence[Placement]) -> tuple[Piece, ...]:
+    def _pieces(
+        self, data: bytes, name: str, seen: Seen, placements: Sequence[Placement], scratch: Scratch | None
+    ) -> tuple[Piece, ...]:
         """Decode once, cut for each placement whose entry is missing, mirror the cut where that one is missing.
 
         What waits for another picture with the same pixels is left out.
@@ -103,7 +106,7 @@ class Decoder:
         if not wanted:
             return ()
         failpoint("decoding", name)
-        cuts = self._cuts(data, seen, placements, wanted)
+        cuts = self._cuts(data, seen, placements, wanted, scratch)
         hashes = [pixel_hash(pixels) for pixels in cuts]
         fates = self.ledger.fates(seen.index, hashes)
         return tuple(
@@ -123,15 +126,22 @@ class Decoder:
         )
 
     def _cuts(
-        self, data: bytes, seen: Seen, placements: Sequence[Placement], wanted: Sequence[tuple[bytes, Placement]]
+        self,
+        data: bytes,
+        seen: Seen,
+        placements: Sequence[Placement],
+        wanted: Sequence[tuple[bytes, Placement]],
+        scratch: Scratch | None,
     ) -> list[Pixels]:
-        """The pixels of each wanted entry."""
-        picture = decode(data, self.recipe.pixels, max_pixels=self.max_pixels)
+        """The pixels of each wanted entry, in memory of their own."""
+        picture = decode(data, self.recipe.pixels, max_pixels=self.max_pixels, scratch=scratch)
         found = Size(picture.shape[0], picture.shape[1])
         if found != seen.size:
             raise refused("decoder-error", f"the header says {seen.size}, the decoder gives {found}")
         buckets, resample = {placement.bucket for _, placement in wanted}, self.recipe.pixels.resample
-        upright = {p.bucket: resize_crop(picture, p, resample) for p in placements if p.bucket in buckets}
+        upright = {
+            p.bucket: apart(resize_crop(picture, p, resample), picture) for p in placements if p.bucket in buckets
+        }
         return [
             np.ascontiguousarray(pixels[:, ::-1]) if key[VARIANT_BYTE] == FLIPPED else pixels
             for key, pixels in ((key, upright[placement.bucket]) for key, placement in wanted)
@@ -181,12 +191,13 @@ class DecodePool:
     def _run(self, board: Board, number: int) -> None:
         thread_setup()
         give_way()
+        scratch = scratch_for(self.decoder.budget.limit, self.num_threads)
         while not self._stop.is_set():
             planned = self._todo.get()
             if planned is None:
                 return
             try:
-                outcome = self._within_budget(planned, board, FIRST_DECODER + number)
+                outcome = self._within_budget(planned, board, FIRST_DECODER + number, scratch)
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the main loop re-raises
                 outcome = error
             if outcome is not None:
@@ -201,7 +212,9 @@ class DecodePool:
             each = _MOST_BYTES  # whoever reads it says what is wrong
         return each * planned.size.area + planned.sample.stat.size
 
-    def _within_budget(self, planned: Planned, board: Board, slot: int) -> Looked | Failed | BaseException | None:
+    def _within_budget(
+        self, planned: Planned, board: Board, slot: int, scratch: Scratch
+    ) -> Looked | Failed | BaseException | None:
         """Look at one sample while holding the bytes it needs; None when the build is ending."""
         budget = self.decoder.budget
         areas = sum(placement.bucket.area for placement in planned.placements)
@@ -212,7 +225,7 @@ class DecodePool:
         kept = 0
         try:
             with board.doing(slot, DECODING, (planned.index,)):
-                outcome = self.decoder.look(planned)
+                outcome = self.decoder.look(planned, scratch)
             if isinstance(outcome, Looked):
                 kept = sum(piece.pixels.nbytes for piece in outcome.pieces)
             return outcome

@@ -36,9 +36,9 @@ _TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreWork:
-    """An order: look at these samples too."""
+    """An order: so many samples more will be looked at. It comes before the first outcome of them."""
 
-    items: Sequence[Planned]
+    count: int
 
 
 class NoMoreWork:
@@ -47,7 +47,7 @@ class NoMoreWork:
 
 @dataclass(slots=True, kw_only=True)
 class EncodeRun:
-    """One worker's pass over the samples it is given; orders come through the queue of the decode threads."""
+    """One worker's pass over the samples its decode threads are fed with; orders come through their queue."""
 
     recipe: Recipe
     pool: DecodePool
@@ -92,8 +92,7 @@ class EncodeRun:
         while not (self.stopping.is_set() or (self._ending and self._idle() and not self._busy())):
             found = self._next()
             if isinstance(found, MoreWork):
-                self._remaining += len(found.items)
-                self.pool.feed(found.items)
+                self._remaining += found.count
             elif isinstance(found, NoMoreWork):
                 self._ending = True
             elif found is not None:

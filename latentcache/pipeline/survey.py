@@ -6,12 +6,14 @@ header is read here. Cost: one dictionary look-up per known file; about 0.1 ms p
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from latentcache.errors import UnusableSampleError
 from latentcache.geometry.buckets import BucketTable
@@ -33,8 +35,14 @@ _LOOK_AGAIN = frozenset(
     {"too-many-pixels", "out-of-memory", "entry-lost", "permission", "io-error", "changing", "vanished"}
 )
 _ANY: Mapping[str, str] = MappingProxyType({})
-#: Header reads wait for the disk, not for a core.
+#: Where header reads wait for the disk and not for a core. Where they do not, threads cost four times as much as
+#: they help: 0.11 ms a file without, 0.4 ms with eight that hand the interpreter to each other.
 _HEADER_THREADS = 8
+#: Headers between two looks whether the disk is slow, and those that are read to find out.
+_HEADER_CHUNK, _HEADER_PROBE = 1024, 32
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +211,20 @@ def _read_headers(
             return Failed(index=index, refusal=_refuse_with_content(root, sample, error))
         return Planned(index=index, sample=sample, size=size, placements=placements)
 
+    starts = range(0, len(unknown), _HEADER_CHUNK)
+    found = (_read_all(read, unknown[start : start + _HEADER_CHUNK]) for start in starts)
+    return [outcome for outcome in chain.from_iterable(found) if outcome is not None]
+
+
+def _read_all(read: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+    """``map(read, items)``, by threads where the first of them spent most of their time waiting."""
+    began, worked = time.perf_counter(), time.thread_time()
+    first, rest = [read(item) for item in items[:_HEADER_PROBE]], items[_HEADER_PROBE:]
+    elapsed, worked = time.perf_counter() - began, time.thread_time() - worked
+    if elapsed < 2 * worked:
+        return first + [read(item) for item in rest]
     with ThreadPoolExecutor(_HEADER_THREADS) as pool:
-        return [outcome for outcome in pool.map(read, unknown) if outcome is not None]
+        return [*first, *pool.map(read, rest)]
 
 
 def _refuse_with_content(root: Path, sample: Sample, error: UnusableSampleError) -> Refusal:

@@ -48,6 +48,7 @@ from latentcache.pipeline.resize import resample_self_test
 from latentcache.pipeline.run import EncodeRun, MoreWork, NoMoreWork
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.speed import StageClock
+from latentcache.pipeline.work import Planned
 from latentcache.pipeline.writing import WriterThread
 from latentcache.recipe import Recipe
 from latentcache.store.catalog import payload_of
@@ -200,20 +201,24 @@ class _Shift:
 
     def _listen(self, on_loss: Callable[[], None] | None) -> None:
         """Take orders and answers, in a thread of its own."""
-        orders = self._loop.pool.outcomes
         while (message := self._channel.receive()) is not None:
             if message["kind"] == "answer":
                 self._ledger.answered(message)
             elif message["kind"] == "unit":
-                orders.put(MoreWork(items=[as_planned(form, self._tables) for form in message["items"]]))
+                self._feed([as_planned(form, self._tables) for form in message["items"]])
             elif message["kind"] == "no-more":
-                orders.put(NoMoreWork())
+                self._loop.pool.outcomes.put(NoMoreWork())
             elif message["kind"] == "stop":
                 self._loop.stopping.set()
         self._loop.stopping.set()
         self._ledger.close()
         if on_loss is not None:
             on_loss()
+
+    def _feed(self, items: Sequence[Planned]) -> None:
+        """Decode these too, at once: the loop may be behind by many pictures, and decoders must not wait for it."""
+        self._loop.pool.outcomes.put(MoreWork(count=len(items)))
+        self._loop.pool.feed(items)
 
     def _shard(self) -> ShardWriter:
         return ShardWriter(self._job.shards / self._job.shard)

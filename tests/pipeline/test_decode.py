@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from latentcache.errors import RecipeError, UnusableSampleError, UsageError
-from latentcache.pipeline import decode as decode_module
-from latentcache.pipeline.decode import decode, jpeg_self_test, upright
+from latentcache.pipeline.decode import decode, upright
 from latentcache.pipeline.headers import picture_size
 from latentcache.recipe import PixelProfile
 
@@ -54,12 +53,6 @@ def cause(data, profile=PROFILE):
     return caught.value.slug
 
 
-def through_pillow(monkeypatch, data):
-    with monkeypatch.context() as patch:
-        patch.setattr(decode_module, "jpeg_self_test", lambda: False)
-        return decode(data, PROFILE)
-
-
 def test_result_is_owned_contiguous_rgb():
     for name in ("PNG", "JPEG"):
         pixels = decode(saved(PICTURE, format=name), PROFILE)
@@ -87,50 +80,6 @@ def test_upright_undoes_every_stored_turn():
     for orientation, turn in enumerate(("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"), 2):
         assert np.array_equal(upright(PIXELS, orientation), PICTURE.transpose(Image.Transpose[turn]))
     assert np.array_equal(upright(upright(PIXELS, 6), 8), PIXELS)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
-@pytest.mark.parametrize(
-    "options", [{"quality": 30}, {"quality": 96, "progressive": True}, {"restart_marker_blocks": 2}]
-)
-def test_both_jpeg_decoders_give_the_same_bits(monkeypatch, mode, subsampling, options):
-    data = saved(PICTURE.convert(mode), format="JPEG", subsampling=subsampling, **options)
-    assert jpeg_self_test()
-    assert np.array_equal(decode(data, PROFILE), through_pillow(monkeypatch, data))
-    assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
-
-
-def test_both_jpeg_decoders_refuse_the_same(monkeypatch):
-    data = saved(PICTURE, format="JPEG", restart_marker_blocks=1)
-    cut = data.index(b"\xff\xd2")
-    lost = data[: cut - 30] + data[cut:]
-    for damaged in (data[:-2], lost):
-        assert cause(damaged) in ("truncated", "decoder-error")
-        with pytest.raises(UnusableSampleError):
-            through_pillow(monkeypatch, damaged)
-
-
-def test_pillow_decodes_when_the_self_test_fails(monkeypatch):
-    data = saved(PICTURE, format="JPEG")
-    monkeypatch.setattr(decode_module.simplejpeg, "decode_jpeg", lambda data, space, strict: 255 - PIXELS)
-    assert np.array_equal(decode(data, PROFILE), 255 - PIXELS)
-    assert np.array_equal(through_pillow(monkeypatch, data), Image.open(BytesIO(data)))
-
-
-def test_stray_bytes_in_a_jpeg_are_harmless():
-    data = saved(PICTURE, format="JPEG")
-    stray = data[:-2] + b"\x11\x22" + data[-2:] + b"trailer"
-    assert np.array_equal(decode(stray, PROFILE), decode(data, PROFILE))
-
-
-def test_self_test_sees_a_decoder_that_differs(monkeypatch):
-    monkeypatch.setattr(decode_module.simplejpeg, "decode_jpeg", lambda data, space: np.zeros((47, 61, 3), np.uint8))
-    jpeg_self_test.cache_clear()
-    assert not jpeg_self_test()
-    monkeypatch.undo()
-    jpeg_self_test.cache_clear()
-    assert jpeg_self_test()
 
 
 def test_cmyk_palette_and_bilevel():

@@ -13,6 +13,8 @@ from latentcache.pipeline import decoding as decoding_module
 from latentcache.pipeline.budget import ByteBudget
 from latentcache.pipeline.decoding import DecodePool, Decoder, bytes_per_pixel, raise_outcome
 from latentcache.pipeline.ledger import Claims
+from latentcache.pipeline.resize import pixel_hash
+from latentcache.pipeline.scratch import Scratch
 from latentcache.pipeline.survey import Memory, survey
 from latentcache.pipeline.work import Failed, Looked
 from latentcache.sources.resolve import scan
@@ -134,6 +136,17 @@ def test_one_key_is_made_once_whoever_asks(tmp_path):
     assert len(first.pieces) == 1
     assert second.pieces == ()
     assert first.content == second.content
+
+
+def test_pieces_keep_their_pixels_when_the_next_picture_is_decoded(tmp_path):
+    """Pictures of a bucket's size are not resampled, so a piece could be the very memory they were decoded into."""
+    for number in range(4):
+        draw(tmp_path / f"{number}.jpg", number, height=64, width=64)
+    todo, decoder, scratch = planned_in(tmp_path), decoder_for(tmp_path), Scratch(1 << 20)
+    pieces = [piece for planned in todo for piece in decoder.look(planned, scratch).pieces]
+    assert len(scratch.memory(1)) == 64 * 64 * 3
+    assert len({piece.pixel_hash for piece in pieces}) == 4
+    assert [pixel_hash(piece.pixels) for piece in pieces] == [piece.pixel_hash for piece in pieces]
 
 
 def test_committed_keys_need_no_work():

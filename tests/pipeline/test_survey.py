@@ -1,4 +1,5 @@
 import os
+import threading
 import time
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
 from latentcache.identity.stat import RACY_NS
+from latentcache.pipeline import survey as survey_module
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.preflight import decoders
 from latentcache.pipeline.survey import Memory, keys_of, placements_for, survey
@@ -64,6 +66,25 @@ def test_of_a_new_folder_only_headers_are_read(tmp_path):
     assert [planned.size for planned in found.todo] == [Size(64, 64)] * 2
     assert [failed.refusal.name for failed in found.failed] == ["bad.png"]
     assert found.known == ()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_headers_are_read_by_threads_where_the_disk_is_slow(tmp_path, monkeypatch, seconds):
+    data = folder_of(tmp_path / "data", 30)
+    plain, seen, read = looked_at(data), set(), survey_module.picture_size
+
+    def reading(file, **options):
+        seen.add(threading.get_ident())
+        time.sleep(seconds)
+        return read(file, **options)
+
+    monkeypatch.setattr(survey_module, "picture_size", reading)
+    monkeypatch.setattr(survey_module, "_HEADER_PROBE", 3)
+    monkeypatch.setattr(survey_module, "_HEADER_CHUNK", 16)
+    assert looked_at(data) == plain
+    assert len(plain.todo) == 30
+    assert threading.get_ident() in seen
+    assert not seconds or len(seen) > 1  # without a wait it depends on who else has the cores
 
 
 def test_work_is_in_runs_of_one_bucket(tmp_path):

@@ -132,6 +132,44 @@ def test_a_build_that_hangs_up_is_the_end_in_order(tmp_path):
     assert len(load_index(tmp_path / "shards" / "one").keys()) == 2
 
 
+def test_decoders_go_on_with_the_next_unit_while_the_device_is_busy(tmp_path, monkeypatch):
+    """The word of a unit lies behind every picture that was decoded and not yet encoded."""
+    data, job = folder_of(tmp_path / "data", 8), job_for(tmp_path)
+    todo = survey(scan(data), job.recipe, Catalog([]), Memory({}, {}), max_pixels=10**8).todo
+    busy, go_on = threading.Event(), threading.Event()
+
+    class Waiting(StubEncoder):
+        def encode(self, pixels, *, precise=False):
+            busy.set()
+            assert go_on.wait(20)
+            return super().encode(pixels, precise=precise)
+
+    monkeypatch.setattr(worker_module, "open_encoder", lambda *_, **__: Waiting())
+    line, _ = at_work(job)
+    found = []
+
+    def hear_until(done):
+        while not done():
+            for message in line.arrived():
+                found.append(message)
+                if message["kind"] == "take":
+                    line.send("answer", to=message["ask"], wanted=[0])
+                elif message["kind"] == "decoded":
+                    line.send("answer", to=message["ask"], fates=["encode"])
+            time.sleep(0.002)
+
+    line.send("unit", items=[planned_form(planned) for planned in todo[:4]])
+    within(20, lambda: hear_until(busy.is_set))
+    line.send("unit", items=[planned_form(planned) for planned in todo[4:]])
+    within(20, lambda: hear_until(lambda: kinds(found).count("decoded") == 8))
+    assert "encoded" not in kinds(found)
+    go_on.set()
+    line.send("no-more")
+    found += within(20, lambda: all_said(line, lambda message: {"wanted": [0]}))
+    assert kinds(found)[-1] == "ended"
+    assert sum(len(message["keys"]) for message in found if message["kind"] == "committed") == 8
+
+
 def test_only_a_model_is_timed_and_only_where_no_size_was_asked_for(tmp_path):
     asked, free = BuildSettings(data=tmp_path, batch_size=3), BuildSettings(data=tmp_path)
     model = SimpleNamespace(kind="diffusers")
