@@ -18,6 +18,7 @@ from latentcache.errors import PlanError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
+from latentcache.plan.shuffle import by_bucket
 from latentcache.plan.weights import Mixture
 
 CURSOR_VERSION = 1
@@ -136,7 +137,7 @@ def recut(plan: EpochPlan, bucket: NDArray[np.integer], sizes: Sequence[Size], b
         return plan
     own = bucket[plan.rows]
     report = plan_report(own, sizes, batches)
-    grouped = np.argsort(own, kind="stable")
+    grouped = by_bucket(own, len(sizes))
     pieces, lengths, begins, start = [plan.rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
     for part in report.buckets:
         positions = grouped[start : start + part.samples]
