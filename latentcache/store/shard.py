@@ -39,6 +39,10 @@ FIRST_MAP_BYTES = 1 << 30
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
+_LOCK = "lock.mdb"
+#: LMDB maps its lock file and leaves it a hole: on a full disk the first look into it ends the process (SIGBUS). Zeros
+#: in whole pages, a few more than it would make of it for 1024 readers (``mdb_env_setup_locks``), are taken as they are.
+_LOCK_BYTES = 17 * 4096
 
 
 class ShardWriter:
@@ -60,6 +64,7 @@ class ShardWriter:
         self.num_bytes = 0
         self._environment: Any = None
         try:
+            _fill_lock(folder / _LOCK)
             # lib_version=0 pins the 0.9 format whatever LMDB_DEFAULT_LIB_VERSION says: 1.0 moves values by 8 bytes.
             self._environment = lmdb.open(
                 str(folder),
@@ -159,6 +164,22 @@ class ShardWriter:
             raise store_error(error, self.folder) from error
 
 
+def _fill_lock(path: Path) -> None:
+    """A lock file that has its place on the disk before LMDB maps it; one that is there is left alone.
+
+    Raises:
+        OSError: No space.
+    """
+    try:
+        with path.open("xb") as file:
+            file.write(bytes(_LOCK_BYTES))
+    except FileExistsError:
+        return
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def seal_folder(folder: Path, name: str = "") -> Path:
     """Index a closed shard and rename ``<id>.open`` to ``<id>``. Idempotent; safe to kill at any point.
 
@@ -179,7 +200,7 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     except CacheDamagedError as error:
         refuse_unreadable(error, folder)
         raise
-    for leftover in ("lock.mdb", _PROBE):
+    for leftover in (_LOCK, _PROBE):
         (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:
         shutil.rmtree(folder)

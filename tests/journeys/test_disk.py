@@ -117,6 +117,32 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+BEGIN = """
+import sys
+from pathlib import Path
+from latentcache.errors import DiskFullError
+from latentcache.store.shard import ShardWriter
+
+try:
+    ShardWriter(Path(sys.argv[1])).close()
+except DiskFullError as error:
+    print(error.slug)
+"""
+
+
+@pytest.mark.parametrize("pages", [0, 2, 8, 18])
+def test_a_shard_that_is_begun_where_the_disk_is_full(small_disk, pages):
+    """A mapped file with holes would end the process by a signal here."""
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    os.truncate(filler, filler.stat().st_size - 4096 * pages)
+    command = [sys.executable, "-c", BEGIN, str(small_disk / "one.open")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, "disk-full"), done.stderr
+
+
 @pytest.mark.slow
 def test_a_disk_that_somebody_else_fills_during_a_build(tmp_path, small_disk):
     """LMDB reports this as EIO. What was committed stays, and once there is room again the build goes on."""

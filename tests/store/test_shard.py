@@ -1,6 +1,8 @@
 import errno
 import os
 import random
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +153,33 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path):
     folder = recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
     found = stored(folder)
     assert found == expected(flat_entry(n, size_of(n)) for n in range(count))
+
+
+def test_the_lock_file_has_its_place_on_the_disk(tmp_path):
+    """LMDB maps it, and a hole in a mapped file on a full disk ends the process by a signal, without a word."""
+    writer = ShardWriter(tmp_path / "one.open")
+    lock = tmp_path / "one.open" / "lock.mdb"
+    found = lock.stat()
+    assert found.st_blocks * 512 >= found.st_size >= 1024 * 64
+    assert writer._environment.info()["max_readers"] >= 1024
+    writer.write([new_entry(1)])
+    assert lock.stat().st_size == found.st_size
+    assert lock.read_bytes()[:4] != bytes(4)  # LMDB has taken it
+    assert not (writer.seal() / "lock.mdb").exists()
+
+
+def test_no_place_for_the_lock_file_is_a_full_disk(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
+    try:
+        with pytest.raises(DiskFullError):
+            ShardWriter(tmp_path / "one.open")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not (tmp_path / "one.open" / "lock.mdb").exists()
+    ShardWriter(tmp_path / "one.open").close()
 
 
 def test_other_trouble_of_the_disk_is_not_called_full(tmp_path):
