@@ -41,7 +41,7 @@ _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
 _LOCK = "lock.mdb"
 #: LMDB maps its lock file and leaves it a hole: on a full disk the first look into it ends the process (SIGBUS).
-#: Zeros in whole pages, a few more than its own size for 1024 readers (``mdb_env_setup_locks``), it takes as they are.
+#: Zeros in whole pages, a few more than it makes of it for 1024 readers (``mdb_env_setup_locks``), it takes as is.
 _LOCK_BYTES = 17 * 4096
 
 
