@@ -52,7 +52,8 @@ class Pool:
         devices: One worker for each.
         staff: Starts them.
         books: Told of everything.
-        low_water: A worker with fewer samples to look at gets the next unit.
+        low_water: A worker with fewer samples to look at gets the next unit, unless it has so many and a unit more
+            that are not encoded: what a device cannot keep up with is for another one.
         deadline: Seconds that a picture may take.
         decode_threads: Of each worker.
     """
@@ -74,7 +75,7 @@ class Pool:
         self._staff, self._books, self._stop = staff, books, stop
         self._low_water, self._deadline, self._decode_threads = low_water, deadline, decode_threads
         self._advanced, self._warn = advanced, warn
-        self._queue = UnitQueue(())
+        self._queue, self._unit = UnitQueue(()), 0
         self._selector = selectors.DefaultSelector()
         self._convicted = 0
         self._looked_at = time.monotonic()
@@ -92,7 +93,7 @@ class Pool:
             DeviceError: No device is left that works.
             WorkerError: Workers keep dying, and no picture is to blame.
         """
-        self._queue = UnitQueue(units)
+        self._queue, self._unit = UnitQueue(units), max((len(unit.items) for unit in units), default=0)
         try:
             while (self._queue or self._hands()) and not self._stop.requested:
                 self._hire()
@@ -134,7 +135,7 @@ class Pool:
             idle = not hand.holding.unmade
             if idle:
                 hand.suspect = None
-            while hand.suspect is None and hand.holding.untaken < self._low_water:
+            while hand.suspect is None and self._runs_low(hand):
                 unit = self._queue.next(idle=not hand.holding.unmade)
                 if unit is None:
                     break
@@ -145,6 +146,11 @@ class Pool:
             for hand in hands:
                 hand.ending = True
                 hand.launched.line.send("no-more")
+
+    def _runs_low(self, hand: Hand) -> bool:
+        """Whether a worker gets the next unit: its decoders are nearly through, and its device keeps up."""
+        holding = hand.holding
+        return holding.untaken < self._low_water and holding.unmade < self._low_water + self._unit
 
     def _listen(self) -> None:
         """Hear everybody who has something to say."""

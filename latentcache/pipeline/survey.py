@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -211,20 +211,29 @@ def _read_headers(
             return Failed(index=index, refusal=_refuse_with_content(root, sample, error))
         return Planned(index=index, sample=sample, size=size, placements=placements)
 
-    starts = range(0, len(unknown), _HEADER_CHUNK)
-    found = (_read_all(read, unknown[start : start + _HEADER_CHUNK]) for start in starts)
-    return [outcome for outcome in chain.from_iterable(found) if outcome is not None]
-
-
-def _read_all(read: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
-    """``map(read, items)``, by threads where the first of them spent most of their time waiting."""
-    began, worked = time.perf_counter(), time.thread_time()
-    first, rest = [read(item) for item in items[:_HEADER_PROBE]], items[_HEADER_PROBE:]
-    elapsed, worked = time.perf_counter() - began, time.thread_time() - worked
-    if elapsed < 3 * worked:  # as cheap as threads would be
-        return first + [read(item) for item in rest]
     with ThreadPoolExecutor(_HEADER_THREADS) as pool:
-        return [*first, *pool.map(read, rest)]
+        starts = range(0, len(unknown), _HEADER_CHUNK)
+        found = (_read_all(pool, read, unknown[start : start + _HEADER_CHUNK]) for start in starts)
+        return [outcome for outcome in chain.from_iterable(found) if outcome is not None]
+
+
+def _read_all(pool: Executor, read: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+    """``map(read, items)``, by one thread, or by all where the first items show that it would mostly wait.
+
+    Never by the caller: a signal is not heard in a read that does not end.
+    """
+    found = pool.submit(_read_while_quick, read, items).result()
+    return [*found, *pool.map(read, items[len(found) :])]
+
+
+def _read_while_quick(read: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
+    """Of all items, or of the first alone where they are slow."""
+    began, worked = time.perf_counter(), time.thread_time()
+    first = [read(item) for item in items[:_HEADER_PROBE]]
+    elapsed, worked = time.perf_counter() - began, time.thread_time() - worked
+    if elapsed > 3 * worked:  # below that, more threads are no cheaper
+        return first
+    return first + [read(item) for item in items[_HEADER_PROBE:]]
 
 
 def _refuse_with_content(root: Path, sample: Sample, error: UnusableSampleError) -> Refusal:

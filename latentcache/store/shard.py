@@ -39,6 +39,8 @@ FIRST_MAP_BYTES = 1 << 30
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
+#: LMDB begins with two pages, which hold nothing; a disk that is full may have taken one of them.
+_EMPTY_BYTES = 2 * 4096
 _LOCK = "lock.mdb"
 #: LMDB maps its lock file and leaves it a hole: on a full disk the first look into it ends the process (SIGBUS).
 #: Zeros in whole pages, a few more than it makes of it for 1024 readers (``mdb_env_setup_locks``), it takes as is.
@@ -176,7 +178,8 @@ def _fill_lock(path: Path) -> None:
     except FileExistsError:
         return
     except OSError:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what went wrong first is what is told
+            path.unlink()
         raise
 
 
@@ -236,7 +239,7 @@ def recover_shard(
     """
     data = folder / "data.mdb"
     with writing(folder):
-        if not data.exists() or data.stat().st_size == 0:
+        if not data.exists() or data.stat().st_size < _EMPTY_BYTES:
             shutil.rmtree(folder)
             return None
         try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from small_builds import RECIPE, Talk, causes, draw, folder_of, within
@@ -15,8 +16,10 @@ from tiny_vae import tiny_vae
 from latentcache import failpoint
 from latentcache.errors import DeviceError, InterruptedBuildError, StoreError, WorkerError
 from latentcache.pipeline import pool as pool_module
+from latentcache.pipeline.books import Books
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.launch import WorkerProcess
+from latentcache.pipeline.preflight import default_threads
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.watch import VARIABLE as DEADLINE
 from latentcache.store.generation import load_generation
@@ -48,7 +51,8 @@ def hired(monkeypatch):
 
 
 def built(data, out, device="cpu*2", talk=None, **changes):
-    wanted = BuildSettings(data=data, out=out, recipe=RECIPE, device=device, **{"batch_size": 4, **changes})
+    changes = {"recipe": RECIPE, "batch_size": 4, **changes}
+    wanted = BuildSettings(data=data, out=out, device=device, **changes)
     return within(60, lambda: build_cache(wanted, observer=talk))
 
 
@@ -84,6 +88,24 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
         assert getattr(one, name) == getattr(several, name)
     assert one.encoded == 37
     assert len(load_generation(tmp_path / "several").shards) > 1
+
+
+def test_a_worker_gets_no_more_than_its_device_keeps_up_with(tmp_path, monkeypatch):
+    """Decoders are quicker than the device here: they must not take what another device could do."""
+    data, held, give = folder_of(tmp_path / "data", 160), [], Books.give
+
+    def giving(books, holding, unit):
+        give(books, holding, unit)
+        held.append((holding.unmade, len(unit.items)))
+
+    monkeypatch.setattr(Books, "give", giving)
+    slow = replace(RECIPE, model="stub:delay_ms=20")
+    report = built(data, tmp_path / "cache", recipe=slow, batch_size=2)
+    assert report.encoded == 160
+    low_water = 2 * max(2, default_threads(2))
+    largest = max(items for _, items in held)
+    assert largest == 10
+    assert max(unmade for unmade, _ in held) < low_water + 2 * largest
 
 
 def test_a_key_is_encoded_by_one_worker_only(tmp_path):
