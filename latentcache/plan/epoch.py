@@ -154,7 +154,7 @@ def interleave(
     begins = np.concatenate(([0], np.cumsum(lengths)))[:-1]
     shuffled = lengths[order]
     starts = np.concatenate(([0], np.cumsum(shuffled))).astype(np.int64)
-    if len(lengths) and (lengths == lengths[0]).all():  # a tenth of the time of the general way
+    if len(lengths) and (lengths == lengths[0]).all():  # a fifth of the time of the general way
         return EpochPlan(rows=rows.reshape(len(lengths), -1)[order].reshape(-1), starts=starts, world_size=world_size)
     within = np.arange(int(starts[-1]), dtype=np.int64) - np.repeat(starts[:-1], shuffled)
     return EpochPlan(rows=rows[np.repeat(begins[order], shuffled) + within], starts=starts, world_size=world_size)

@@ -58,7 +58,14 @@ def at_work(job):
 
 def all_said(line, answer):
     found = []
-    while not line.ended:
+    hear_until(lambda: line.ended, line, found, answer)
+    line.close()
+    return found
+
+
+def hear_until(done, line, found, answer=lambda message: {"wanted": [0]}):
+    """Answer what is asked and keep what is said."""
+    while not done():
         for message in line.arrived():
             if message["kind"] == "take":
                 line.send("answer", to=message["ask"], **answer(message))
@@ -66,8 +73,6 @@ def all_said(line, answer):
                 line.send("answer", to=message["ask"], fates=["encode"])
             found.append(message)
         time.sleep(0.002)
-    line.close()
-    return found
 
 
 def kinds(said):
@@ -118,14 +123,7 @@ def test_a_build_that_hangs_up_is_the_end_in_order(tmp_path):
     line, thread = at_work(job)
     line.send("unit", items=[planned_form(planned) for planned in todo[:2]])
     found = []
-    while "encoded" not in kinds(found):
-        for message in line.arrived():
-            found.append(message)
-            if message["kind"] == "take":
-                line.send("answer", to=message["ask"], wanted=[0])
-            elif message["kind"] == "decoded":
-                line.send("answer", to=message["ask"], fates=["encode"])
-        time.sleep(0.002)
+    hear_until(lambda: "encoded" in kinds(found), line, found)
     line.close()
     thread.join(10)
     assert not thread.is_alive()
@@ -148,20 +146,10 @@ def test_decoders_go_on_with_the_next_unit_while_the_device_is_busy(tmp_path, mo
     line, _ = at_work(job)
     found = []
 
-    def hear_until(done):
-        while not done():
-            for message in line.arrived():
-                found.append(message)
-                if message["kind"] == "take":
-                    line.send("answer", to=message["ask"], wanted=[0])
-                elif message["kind"] == "decoded":
-                    line.send("answer", to=message["ask"], fates=["encode"])
-            time.sleep(0.002)
-
     line.send("unit", items=[planned_form(planned) for planned in todo[:4]])
-    within(20, lambda: hear_until(busy.is_set))
+    within(20, lambda: hear_until(busy.is_set, line, found))
     line.send("unit", items=[planned_form(planned) for planned in todo[4:]])
-    within(20, lambda: hear_until(lambda: kinds(found).count("decoded") == 8))
+    within(20, lambda: hear_until(lambda: kinds(found).count("decoded") == 8, line, found))
     assert "encoded" not in kinds(found)
     go_on.set()
     line.send("no-more")
