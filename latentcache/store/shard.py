@@ -39,8 +39,6 @@ FIRST_MAP_BYTES = 1 << 30
 _EIO = 5
 _KEEP_FREE_BYTES = 64 << 20
 _PROBE = "probe.tmp"
-#: LMDB begins with two pages, which hold nothing; a disk that is full may have taken one of them.
-_EMPTY_BYTES = 2 * 4096
 _LOCK = "lock.mdb"
 #: LMDB maps its lock file and leaves it a hole: on a full disk the first look into it ends the process (SIGBUS).
 #: Zeros in whole pages, a few more than it makes of it for 1024 readers (``mdb_env_setup_locks``), it takes as is.
@@ -60,6 +58,7 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, *, map_bytes: int = FIRST_MAP_BYTES) -> None:
+        fresh = not folder.exists()
         make_folder(folder)
         self.folder = folder
         self.num_entries = 0
@@ -83,12 +82,12 @@ class ShardWriter:
             self._blob = self._environment.open_db(BLOB)
             sync_folder(folder)
             sync_folder(folder.parent)
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             self.close()
-            raise store_error(error, folder) from error
-        except OSError as error:
-            self.close()
-            raise as_store_error(error, folder) from error
+            told = store_error(error, folder) if isinstance(error, lmdb.Error) else as_store_error(error, folder)
+            if fresh:  # half of an empty shard would be taken for a damaged one
+                shutil.rmtree(folder, ignore_errors=True)
+            raise told from error
 
     def write(self, entries: Sequence[NewEntry]) -> None:
         """Commit a batch; all of it is durable when this returns, or none of it is there.
@@ -239,7 +238,7 @@ def recover_shard(
     """
     data = folder / "data.mdb"
     with writing(folder):
-        if not data.exists() or data.stat().st_size < _EMPTY_BYTES:
+        if not data.exists() or data.stat().st_size == 0:
             shutil.rmtree(folder)
             return None
         try:
