@@ -81,7 +81,7 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
     """What is measured from a cold page cache: everything that lies on a disk, without processes of its own."""
     names = ["loader()", "loader(mapped=True)", "warm(), loader()"]
-    names += others(folder, (data.shape[0], data.shape[1]))
+    names += [*others(folder, (data.shape[0], data.shape[1])), *peers(folder / "peers", data, BATCH)]
     return [name for name in names if "2 workers" not in name]
 
 
@@ -115,12 +115,14 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     data = np.broadcast_to(np.zeros(1, np.uint8), (count, size))
     plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
     batches = max(2, min(len(plan), (COLD_MIB << 20) // (BATCH * size)))
+    plain = others(folder, (count, size))
+    if "loader()" not in name and name not in plain:  # its library is imported now, as torch was
+        plain = peers(folder / "peers", data, BATCH, formats=name.split(",")[:1])
     before, start = disk_mib(), time.perf_counter()
     if name == "warm(), loader()":
         open_cache(folder / "cache").warm()
         name = "loader()"
-    own = ways(folder) if name.startswith("loader") else others(folder, (count, size))
-    iterator = (own | ({} if name in own else peers(folder / "peers", data, BATCH)))[name](plan)
+    iterator = (ways(folder) if name.startswith("loader") else plain)[name](plan)
     next(iterator)
     first = time.perf_counter() - start
     for _ in range(batches - 1):

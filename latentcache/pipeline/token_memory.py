@@ -14,7 +14,7 @@ import numpy as np
 
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.token_checks import is_chat
-from latentcache.pipeline.token_survey import TokenSurvey, as_refusals, survey_records
+from latentcache.pipeline.token_survey import KEEP_CHARACTERS, TokenSurvey, as_refusals, survey_records
 from latentcache.sources.records import RecordScan, RecordSource
 from latentcache.sources.sample import Refusal
 from latentcache.store.token_generation import TokenGeneration
@@ -36,7 +36,7 @@ def survey_changed(scan: RecordScan, known: TokenGeneration | None) -> TokenSurv
     """
     twice = len({file.name for file in scan.files}) < len(scan.files)  # one file may be two data sets
     unchanged = unchanged_sources(None if twice else known, scan.stats())
-    work = survey_records(scan.but(unchanged))
+    work = survey_records(scan.but(unchanged), keep=0 if twice else KEEP_CHARACTERS)
     if known is None or not unchanged:
         return work
     parts = {source.name: _part(work, number) for number, source in enumerate(work.sources)}
@@ -107,5 +107,6 @@ def _joined(parts: Sequence[TokenSurvey], work: TokenSurvey) -> TokenSurvey:
         sources=tuple(part.sources[0] for part in parts),
         refused=(*work.refused, *(refusal for part in parts for refusal in part.refused)),
         notes=work.notes,
+        kept=work.kept,
         **columns,
     )

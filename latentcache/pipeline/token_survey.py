@@ -2,14 +2,15 @@
 
 Decides which records are tokenised, and in which order: each distinct record once, where it stands first. Guarantee:
 the number of documents is known before the first is tokenised. Cost: one pass of parsing and hashing, 28 bytes of
-memory a record.
+memory a record; files that are small enough together stay in memory, the others are read again to be tokenised.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,11 @@ from latentcache.sources.records import Record, RecordScan, RecordSource
 from latentcache.sources.sample import Refusal
 from latentcache.store.documents import as_items
 
-_EMPTY = b"\0" * HASH_BYTES
+#: Text that is kept rather than read and parsed twice, 64 to 256 MiB: of a build by the fast path, its fixed part
+#: aside, the tokenizer takes 0.90 so, and 0.82 where all is read again (docs/log.md, 2026-11-22).
+KEEP_CHARACTERS = 64 << 20
+#: What a record weighs beside its text, about.
+_RECORD_WEIGHT = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +45,28 @@ class TokenSurvey:
     sources: tuple[RecordSource, ...]
     refused: tuple[Refusal, ...]
     notes: tuple[Refusal, ...]
+    kept: Mapping[str, Sequence[Record]] = field(default_factory=dict)
+    """All records of some files, by the name of the file: these need not be read again."""
 
 
-def survey_records(scan: RecordScan, met: Callable[[int], None] = lambda number: None) -> TokenSurvey:
+def survey_records(
+    scan: RecordScan, met: Callable[[int], None] = lambda number: None, *, keep: int = 0
+) -> TokenSurvey:
     """Read all records once.
 
     Args:
-        scan: Where they come from.
+        scan: Where they come from; no two files of one name where any are kept.
         met: Told now and then how many there were.
+        keep: Characters that may be kept: the first files that are not more together.
 
     Raises:
         SourceError: A file cannot be read.
     """
     content, source, line, size = bytearray(), array("i"), array("I"), array("I")
     numbers: dict[str, int] = {}
+    kept = _Kept(keep)
     for record in scan:
+        kept.take(record)
         content += record.content
         source.append(numbers.setdefault(record.source, len(numbers)))
         line.append(record.line)
@@ -71,7 +83,25 @@ def survey_records(scan: RecordScan, met: Callable[[int], None] = lambda number:
         sources=scan.sources,
         refused=scan.refused,
         notes=scan.notes,
+        kept=kept.files,
     )
+
+
+class _Kept:
+    """Records of the first files, until there are too many: of a file all are kept or none."""
+
+    def __init__(self, characters: int) -> None:
+        self.files: dict[str, list[Record]] = {}
+        self._left = characters
+
+    def take(self, record: Record) -> None:
+        """The next record of the pass."""
+        if self._left <= 0:
+            return
+        self._left -= record_size(record) + _RECORD_WEIGHT
+        self.files.setdefault(record.source, []).append(record)
+        if self._left <= 0:
+            del self.files[record.source]
 
 
 def record_size(record: Record) -> int:
@@ -125,7 +155,7 @@ def refused_rows(work: TokenSurvey, refused: Mapping[bytes, Refusal]) -> list[Re
 
 
 def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -> Iterator[Record]:
-    """The records that are to be tokenised, read again; files without any are not opened.
+    """The records that are to be tokenised, kept or read again; files without any are not opened.
 
     Raises:
         SourceError: A file is not what it was a moment ago.
@@ -134,7 +164,7 @@ def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -
     rows = np.flatnonzero(wanted[work.source]).tolist()
     last = int(np.flatnonzero(todo)[-1]) if rows else -1
     names = {source.name for number, source in enumerate(work.sources) if wanted[number]}
-    for place, record in enumerate(scan.but([file.name for file in scan.files if file.name not in names])):
+    for place, record in enumerate(_again(scan, names, work.kept)):
         row = rows[place] if place < len(rows) else -1
         if row < 0 or record.content != work.content[row].tobytes():
             raise _changed(record.source)
@@ -144,6 +174,18 @@ def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -
             return
     if rows:
         raise _changed(work.sources[int(work.source[last])].name)
+
+
+def _again(scan: RecordScan, names: Collection[str], kept: Mapping[str, Sequence[Record]]) -> Iterator[Record]:
+    """All records of the files of these names, in the order of the scan; those that were not kept are read."""
+    files = list(dict.fromkeys(file.name for file in scan.files))
+    for is_kept, group in groupby((name for name in files if name in names), key=kept.__contains__):
+        if is_kept:
+            for name in group:
+                yield from kept[name]
+        else:
+            some = set(group)
+            yield from scan.but([name for name in files if name not in some])
 
 
 def _changed(name: str) -> SourceError:

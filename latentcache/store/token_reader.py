@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,12 @@ from latentcache.store.entry import HEADER_BYTES, numpy_dtype, unpack_header
 from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import TokenGeneration
 
-#: Looked for in the bytes of a mask: a tenth of what ``any`` takes for the few pieces of a batch.
-_TRUE = b"\1"
+Ints = NDArray[np.integer]
+Read = tuple[int, int, int, int]
+"""Shard, place in it, number of bytes, and where they go, all in bytes."""
+
+#: Up to so many pieces plain numbers are quicker than arrays: for 16 padded rows 33 us instead of 52.
+_FEW = 64
 
 
 class TokenReader:
@@ -87,21 +92,11 @@ class TokenReader:
         """
         if not self._whole_checked:
             self._check_first(self.documents.block[document])
-        width = self.dtype.itemsize
-        places, shards = self._starts[document] + start.astype(np.int64) * width, self._shards[document]
-        fronts, sizes = at * np.int64(width), length * np.int64(width)
-        follow = fronts[1:] == fronts[:-1] + sizes[:-1]
-        if _TRUE in follow.tobytes():  # what lies together in the file too is read at once
-            follow &= (places[1:] == places[:-1] + sizes[:-1]) & (shards[1:] == shards[:-1])
-            if _TRUE in follow.tobytes():
-                first = np.flatnonzero(np.append(True, ~follow))
-                sizes = np.add.reduceat(sizes, first)
-                places, shards, fronts = places[first], shards[first], fronts[first]
-        memory, read, files = out.view(np.uint8).data, os.preadv, self._files
-        parts = zip(shards.tolist(), places.tolist(), sizes.tolist(), fronts.tolist(), strict=True)
+        memory, read, files, width = out.view(np.uint8).data, os.preadv, self._files, self.dtype.itemsize
+        pieces = (self._shards.take(document), self._starts.take(document), start, length, at)
         front, why = 0, "the shard ends early"
         try:
-            for shard, place, size, front in parts:
+            for shard, place, size, front in (_few if len(document) <= _FEW else _many)(*pieces, width):
                 file = files.get(shard) or self._descriptor(shard)
                 if read(file, (memory[front : front + size],), place) != size:
                     break
@@ -211,6 +206,22 @@ class TokenReader:
             where=f"{self._path(int(blocks.shard[block]))}:{int(blocks.offset[block])}",
             why=why,
         )
+
+
+def _few(shard: Ints, place: Ints, start: Ints, length: Ints, at: Ints, width: int) -> Iterator[Read]:
+    """A read for each piece."""
+    columns = (column.tolist() for column in (shard, place, start, length, at))
+    for file, begin, first, count, front in zip(*columns, strict=True):
+        yield file, begin + first * width, count * width, front * width
+
+
+def _many(shard: Ints, place: Ints, start: Ints, length: Ints, at: Ints, width: int) -> Iterator[Read]:
+    """The same, and what lies together in memory and in the file is read at once."""
+    places, sizes, fronts = (place + start.astype(np.int64) * width, length.astype(np.int64) * width, at * width)
+    follow = (fronts[1:] == fronts[:-1] + sizes[:-1]) & (places[1:] == places[:-1] + sizes[:-1])
+    first = np.flatnonzero(np.append(True, ~(follow & (shard[1:] == shard[:-1]))))
+    columns = (shard[first], places[first], np.add.reduceat(sizes, first), fronts[first])
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _close_all(files: dict[int, int]) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from small_tokens import write_texts
@@ -11,7 +13,9 @@ from latentcache.pipeline.token_survey import (
     todo_records,
     token_refusal_json,
 )
+from latentcache.sources import record_files
 from latentcache.sources.corpus import scan_records
+from latentcache.sources.lines import parse_json
 from latentcache.sources.sample import Refusal
 
 
@@ -38,6 +42,47 @@ def test_the_second_pass_gives_what_is_to_do(data):
     todo = np.array([False, True, True, False])
     assert [record.text for record in todo_records(scan, work, todo)] == ["two", "three"]
     assert list(todo_records(scan, work, ~todo & False)) == []
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Lines that were parsed."""
+    lines = []
+
+    def parse(text):
+        lines.append(text)
+        return parse_json(text)
+
+    monkeypatch.setattr(record_files, "parse_json", parse)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept", "again"),
+    [(0, [], 5), (600, [], 5), (1100, ["a.jsonl"], 2), (2062, ["a.jsonl"], 2), (1 << 20, ["a.jsonl", "b.jsonl"], 0)],
+)
+def test_the_first_files_are_kept_whole_while_there_is_room(data, parsed, keep, kept, again):
+    scan = scan_records(data)
+    work = survey_records(scan, keep=keep)
+    assert list(work.kept) == kept
+    parsed.clear()
+    records = list(todo_records(scan, work, np.ones(4, dtype=np.bool_)))
+    assert [record.text for record in records] == ["one", "two", "three", "one"]
+    assert len(parsed) == again
+    some = todo_records(scan, work, np.array([False, True, False, True]))
+    assert [record.text for record in some] == ["two", "one"]
+
+
+@pytest.mark.parametrize("kept", ["a", "b", "c", "ac", "bc"])
+def test_what_is_kept_and_what_is_read_come_in_the_order_of_the_files(data, parsed, kept):
+    write_texts(data / "c.jsonl", ["five", "six"])
+    scan = scan_records(data)
+    whole = survey_records(scan, keep=1 << 20)
+    work = replace(whole, kept={name: whole.kept[name] for name in (f"{letter}.jsonl" for letter in kept)})
+    for name in work.kept:
+        (data / name).unlink()  # whoever opens it fails
+    found = [(record.source, record.line) for record in todo_records(scan, work, np.ones(6, dtype=np.bool_))]
+    assert found == [(work.sources[s].name, line) for s, line in zip(work.source, work.line, strict=True)]
 
 
 @pytest.mark.parametrize("lines", [["three"], ["other", "one"], ["new", "three", "one"]])

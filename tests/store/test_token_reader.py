@@ -45,6 +45,32 @@ def test_pieces_come_to_their_places_and_nothing_else_is_written(made):
     assert out.tolist() == [reader.ids(3)[0], *whole[:3], 9, *whole[2:5], 9]
 
 
+@pytest.mark.parametrize("count", [1, 64, 65, 200])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_few_pieces_and_many_come_alike(made, count, shuffled):
+    _, reader = opened(made)
+    documents = np.arange(count)
+    if shuffled:
+        documents = np.random.default_rng(count).permutation(count)
+    lengths = reader.documents.length[documents]
+    at = np.cumsum(lengths, dtype=np.int64) - lengths  # side by side: those that follow each other are read at once
+    out = np.zeros(int(lengths.sum()), dtype=reader.dtype)
+    reader.gather(documents, np.zeros(count, dtype=np.uint32), lengths, out, at)
+    assert out.tolist() == [token for document in documents for token in reader.ids(document).tolist()]
+
+
+def test_many_pieces_with_gaps_leave_what_lies_between(made):
+    _, reader = opened(made)
+    documents = np.arange(100)
+    lengths = np.maximum(reader.documents.length[documents] - 1, 1).astype(np.uint32)
+    starts = (reader.documents.length[documents] - lengths).astype(np.uint32)
+    at = np.cumsum(lengths + 1, dtype=np.int64) - lengths
+    out = np.full(int(at[-1] + lengths[-1]), 60_000, dtype=reader.dtype)
+    reader.gather(documents, starts, lengths, out, at)
+    expected = [[60_000, *reader.ids(d)[s:].tolist()] for d, s in zip(documents, starts, strict=True)]
+    assert out.tolist() == [token for piece in expected for token in piece]
+
+
 def test_a_damaged_block_names_a_document_and_serves_none_of_its_ids(cache):
     tamper(cache, block=1)
     generation, reader = opened(cache)
