@@ -139,17 +139,21 @@ class Epochs(ABC):
         self.rank, self._prefetch, self._transfer = rank, prefetch, Transfer(device)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
 
-    def _serve(self, plan: EpochPlan, send: Callable[[int], Sent]) -> Iterator[dict[str, Any]]:
-        """The batches of a pass, read ahead.
+    def _ahead(self, send: Callable[[int], Sent], steps: range) -> Generator[Sent]:
+        """The batches of these steps, made ahead by threads."""
+        return read_ahead(send, steps, self._prefetch, threads=self._threads)
+
+    def _serve(self, plan: EpochPlan, batches: Generator[Sent]) -> Iterator[dict[str, Any]]:
+        """Hand out the batches of a pass.
 
         Args:
             plan: What the pass serves.
-            send: Makes the batch of a step.
+            batches: Of its steps.
 
         Raises:
             UsageError: The loader was closed in the middle.
         """
-        batches, served = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads), 0
+        served = 0
         self._passes.add(batches)
         for batch in batches:
             self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
