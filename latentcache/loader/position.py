@@ -18,7 +18,8 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
-from latentcache.plan.epoch import EpochPlan, plan_epoch
+from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.lengths import Drawn
 from latentcache.store.generation import Generation, Rows
 
 
@@ -35,6 +36,15 @@ class Entries(Protocol):
 
     def identities(self) -> tuple[str, ...]:
         """Names of these entries and their buckets: the first is saved, any of them is known again."""
+
+    def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
+        """The servings of an epoch, where they have other buckets in each; None where buckets stay.
+
+        Args:
+            seed: Of the order.
+            epoch: Number of the epoch.
+            batch: Servings of one step on all ranks, as the epoch began.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,9 @@ class Pictures:
         """See :class:`Entries`."""
         names = _by_names(self.generation)
         return (names,) if self.generation.arrivals is not None else (_by_keys(self.generation.rows), names)
+
+    def drawn(self, seed: int, epoch: int, batch: int) -> None:
+        """Buckets stay: see :class:`Entries`."""
 
 
 class Position:
@@ -108,8 +121,7 @@ class Position:
     def whole(self) -> EpochPlan:
         """The whole epoch, whatever was served of it."""
         if self._whole is None or self._whole[0] != self.epoch:
-            plan = plan_epoch(self._entries.bucket, self._report, seed=self._cursor.seed, epoch=self.epoch)
-            self._whole = self.epoch, plan
+            self._whole = self.epoch, self._planned(self._start(self._cursor.seed, self.epoch))
         return self._whole[1]
 
     def remaining(self) -> int:
@@ -144,7 +156,8 @@ class Position:
         mixture = self._report.mixture
         then, now = _said(state.get("datasets")), _said(mixture.as_json() if mixture else None)
         self._refuse_other("servings", then, now, state, "other weights of its data sets")
-        self._cursor, self._loaded, self._whole = cursor, True, None
+        legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)  # as it is saved again
+        self._cursor, self._loaded, self._whole = replace(cursor, legs=legs), True, None
 
     @property
     def _cursor(self) -> Cursor:
@@ -168,8 +181,16 @@ class Position:
         return Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=steps)
 
     def _rest(self) -> EpochPlan:
-        entries, batches = self._entries, self._report.batches
-        return rest_of_epoch(entries.bucket, entries.sizes, self._cursor, batches, self._report.mixture)
+        return self._planned(self._cursor)
+
+    def _planned(self, cursor: Cursor) -> EpochPlan:
+        """What a cursor has before it."""
+        entries, batches, begun = self._entries, self._report.batches, cursor.legs[0]
+        drawn = entries.drawn(cursor.seed, cursor.epoch, begun.batch_size * begun.world_size)
+        if drawn is None:
+            return rest_of_epoch(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
+        plan = rest_of_epoch(drawn.bucket, entries.sizes, cursor, batches)
+        return replace(plan, rows=drawn.entry[plan.rows])
 
     def _identities(self) -> tuple[str, ...]:
         """Of the entries, taken once, for a checkpoint in every step."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,48 +17,24 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
 from latentcache.loader.epochs import Epochs
 from latentcache.loader.position import Position
+from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
-from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
-from latentcache.plan.weights import Mixture
+from latentcache.plan.batches import BatchPlan, PlanReport
 
 
 class Rows(Protocol):
     """What is served: a view. Its attributes are those of ``TokenView``."""
 
-    identity: bytes
-    also: tuple[bytes, ...]
     generation: int
-    mixture: Mixture | None
 
-    @property
-    def sizes(self) -> tuple[Size, ...]:
-        """The allowed lengths as buckets."""
-
-    def bucket(self, batch: int) -> NDArray[np.int32]:
-        """(R,) for each row the allowed length it is served at."""
+    def entries(self, batch: int) -> RowEntries:
+        """The rows as a position counts them, where a step has so many on all ranks."""
 
     def batch(self, rows: Sequence[int] | NDArray[np.integer], *, width: int | None = None) -> Batch:
         """One batch of the given rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowEntries:
-    """The rows of a view as a position counts them."""
-
-    name: bytes
-    bucket: NDArray[np.int32]
-    sizes: tuple[Size, ...]
-    also: tuple[bytes, ...] = ()
-
-    def identities(self) -> tuple[str, ...]:
-        """See ``position.Entries``."""
-        bucket = self.bucket.tobytes()
-        return tuple(content_hash(name + bucket).hex() for name in (self.name, *self.also))
 
 
 class TokenLoader(Epochs):
@@ -108,17 +83,18 @@ class TokenLoader(Epochs):
     def state_dict(self) -> dict[str, Any]:
         """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
         state = super().state_dict()
-        return state | {"lengths_for": self._laid_for} if len(self.view.sizes) > 1 else state
+        return state | {"lengths_for": self._laid_for} if self._entries.laid_once else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was made, also with another batch size or number of ranks.
 
-        Rows keep the lengths they were served at when that epoch began, so with allowed lengths ``len`` may change.
+        Rows keep the lengths they were served at when that epoch began, so with allowed lengths ``len`` may change;
+        with weights they do so to its end, and ``len`` is that of the epochs after it.
 
         Raises:
             PlanError: The checkpoint belongs to other rows or another policy, or is newer than this version.
         """
-        if state.get("lengths_for", self._laid_for) != self._laid_for:
+        if self._entries.laid_once and state.get("lengths_for", self._laid_for) != self._laid_for:
             self._lay(int(state["lengths_for"]), self.seed)
         super().load_state_dict(state)
 
@@ -155,23 +131,20 @@ class TokenLoader(Epochs):
         return self._transfer.receive(self._send(self._position.whole().batch(step, self.rank)))
 
     def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
-        """One batch of the given rows, which share a length; all epochs serve them alike."""
+        """One batch of the given entries of an epoch's plan, which share a length; the epoch is known by them."""
         del epoch
         return self._transfer.receive(self._send(np.asarray(rows)))
 
-    def _send(self, rows: NDArray[np.integer]) -> Sent:
+    def _send(self, entries: NDArray[np.integer]) -> Sent:
         """A batch on its way to the device."""
-        width = self._widths[self._bucket[rows[0]]]
+        rows, width = self._entries.served(entries)
         return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
 
     def _lay(self, batch: int, seed: int) -> None:
         """Decide at which length each row is served, where a step has so many rows on all ranks."""
-        view = self.view
-        self._laid_for, self._bucket = batch, view.bucket(batch)
-        self._widths = [size.width for size in view.sizes]
-        self.report = _some_steps(plan_report(self._bucket, view.sizes, self._batches, view.mixture))
-        entries = RowEntries(view.identity, self._bucket, view.sizes, view.also)
-        self._position = Position(entries, self.report, seed=seed, generation=view.generation)
+        self._laid_for, self._entries = batch, self.view.entries(batch)
+        self.report = _some_steps(self._entries.report(self._batches, seed=seed))
+        self._position = Position(self._entries, self.report, seed=seed, generation=self.view.generation)
 
 
 def _some_steps(report: PlanReport) -> PlanReport:

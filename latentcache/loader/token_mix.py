@@ -1,7 +1,8 @@
 """Several views as one, in given shares: which rows an epoch serves is decided before training and exact.
 
 The schedule is that of ``combine_caches``: whole numbers of rows by largest remainder, turns that rotate over the
-epochs. Shares of documents or tokens are turned into shares of rows by what a row of each view holds on average.
+epochs; at which of several lengths a row is served is decided for each epoch. Shares of documents or tokens are
+turned into shares of rows by what a row of each view holds on average.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def combine_views(
     Args:
         views: Of one kind and length; of parts of one cache (``of_source``) or of several with one tokenizer.
         weights: Share of an epoch that each view gets, in any unit. Without them every row is served once. Counts of
-            rows are exact in every epoch; over the epochs all rows of a view are served equally often.
+            rows are exact in every epoch, also at several ``lengths``; over the epochs all rows of a view are served
+            equally often. Only what fills no batch at the end of an epoch is repeated or left out.
         rows: Rows in an epoch. By default the view with the most rows for its share is served exactly once.
         by: What the shares are of: ``rows``, ``documents`` or ``tokens``; the last two to the nearest row, and as
             rows hold on average.

@@ -20,12 +20,13 @@ from torch.utils.data import Dataset
 
 from latentcache.geometry.sizes import Size
 from latentcache.loader.ring import BatchRing
+from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
 from latentcache.loader.token_rows import RowArrays, RowReader, arrays_in
-from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report
-from latentcache.plan.lengths import fitting, merged_upward
+from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets
+from latentcache.plan.lengths import fitting
 from latentcache.plan.rows import begins
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
@@ -191,10 +192,17 @@ class TokenView(Dataset[Batch]):
         return {"cu_seqlens": ends, "max_seqlen": longest}
 
     def bucket(self, batch: int) -> NDArray[np.int32]:
-        """(R,) for each row the allowed length it is served at, where a step has so many rows on all ranks."""
-        if len(self.settings.lengths) == 1:
-            return np.zeros(len(self), dtype=np.int32)
-        return merged_upward(self.row_lengths, self.settings.lengths, batch)
+        """(R,) for each row the allowed length it is served at, where a step has so many rows on all ranks.
+
+        With weights it is the smallest that holds the row; each epoch may serve it at a longer one.
+        """
+        return self.entries(batch).bucket
+
+    def entries(self, batch: int) -> RowEntries:
+        """The rows and the allowed lengths they are served at, where a step has so many rows on all ranks."""
+        name, also, sizes, mixture = self.identity, self.also, self.sizes, self.mixture
+        tokens = None if len(sizes) == 1 else self.row_lengths  # a build that is under way has no lengths yet
+        return RowEntries.of(len(self), tokens, sizes, batch, name=name, also=also, mixture=mixture)
 
     @property
     def sizes(self) -> tuple[Size, ...]:
@@ -209,7 +217,7 @@ class TokenView(Dataset[Batch]):
             PlanError: The policy ``error`` met rows that do not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        return plan_report(self.bucket(batches.global_batch_size), self.sizes, batches, self.mixture)
+        return self.entries(batches.global_batch_size).report(batches)
 
     def steps(
         self, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False

@@ -76,7 +76,8 @@ class BucketPlan:
     size: Size
     samples: int
     """Its entries; with weights the servings that are due in the first epoch (in others one more or less for each
-    data set; steps stay)."""
+    data set; steps stay). With weights and several allowed lengths all numbers of a length are those of the first
+    epoch, and those of all lengths together hold in every one."""
     least: int
     """Samples in any epoch at least; the same number without weights."""
     steps: int

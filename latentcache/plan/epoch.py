@@ -26,7 +26,7 @@ _NO_STEPS = np.empty(0, dtype=np.int64)
 class EpochPlan:
     """Every batch of one epoch."""
 
-    rows: NDArray[np.int32]
+    rows: NDArray[np.integer]
     """Entries in the order they are served: step after step, within a step rank after rank."""
     starts: NDArray[np.int64]
     """(steps + 1,) where each step begins in ``rows``."""
@@ -35,7 +35,7 @@ class EpochPlan:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def batch(self, step: int, rank: int = 0) -> NDArray[np.int32]:
+    def batch(self, step: int, rank: int = 0) -> NDArray[np.integer]:
         """Entries of one rank in one step."""
         start, end = int(self.starts[step]), int(self.starts[step + 1])
         share = (end - start) // self.world_size

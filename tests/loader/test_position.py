@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -224,3 +225,23 @@ def test_the_length_is_that_of_every_epoch(halves: list[Cache]) -> None:
     for epoch in range(12):
         loader.set_epoch(epoch)
         assert len(keys(loader)) == len(loader) == loader.remaining() + len(loader)
+
+
+@pytest.mark.parametrize("legs", [[[3, 1, 0]], [[3, 1, 2], [5, 1, 0]]])
+def test_a_size_that_served_nothing_does_not_count(cache: Cache, legs: list[list[int]]) -> None:
+    """Loaded with another size, stopped, and loaded again: the second checkpoint counts in the same order."""
+    state = cache.loader(batch_size=3, seed=1, small_buckets="partial").state_dict()
+    served = []
+    if legs[0][2]:
+        begun = cache.loader(batch_size=3, seed=1, small_buckets="partial")
+        served = keys(islice(begun, 2))
+    middle = cache.loader(batch_size=2, small_buckets="partial")
+    middle.load_state_dict(state | {"legs": legs})
+    passing = iter(middle)
+    served += keys(next(passing) for _ in range(3))
+    last = cache.loader(batch_size=2, small_buckets="partial")
+    last.load_state_dict(json.loads(json.dumps(middle.state_dict())))
+    served += keys(last)
+    counts = Counter(key for batch in served for key in batch)
+    assert set(counts.values()) == {1}
+    assert len(counts) == len(SIZES)

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import UsageError
-from latentcache.plan.lengths import checked_lengths, fitting, merged_upward
+from latentcache.plan.lengths import checked_lengths, drawn, fitting, merged_upward, row_and_length
+from latentcache.plan.weights import mixture, servings
 
 ALLOWED = (4, 8, 16, 32)
 rows = st.lists(st.integers(1, 32), max_size=60).map(lambda some: np.array(some, dtype=np.int64))
@@ -31,6 +32,22 @@ def test_what_fills_no_batch_moves_up_and_nothing_is_lost(tokens, batch):
     for row in moved.tolist():  # the longest of their length move
         stayed = tokens[(bucket < bucket[row]) & (fitting(tokens, ALLOWED) == fitting(tokens, ALLOWED)[row])]
         assert stayed.max(initial=0) <= tokens[row]
+
+
+@given(
+    st.lists(st.integers(1, 32), min_size=4, max_size=60), st.integers(1, 12), st.integers(2, 90), st.integers(0, 5)
+)
+def test_servings_of_any_epoch_fill_the_steps_of_one_length(lengths, batch, samples, epoch):
+    tokens = np.array(lengths)
+    mix = mixture([3, len(tokens) - 3], [1, 2], samples=samples)
+    laid = drawn(tokens, ALLOWED, mix, batch, seed=7, epoch=epoch)
+    rows, length = row_and_length(laid.entry, len(tokens))
+    assert length.tolist() == laid.bucket.tolist()
+    assert (np.array(ALLOWED)[length] >= tokens[rows]).all()
+    assert [(rows < 3).sum(), (rows >= 3).sum()] == [data.samples for data in mix.datasets]
+    times = servings(fitting(tokens, ALLOWED), mix, seed=7, epoch=epoch)
+    assert np.bincount(rows, minlength=len(tokens)).tolist() == times.tolist()
+    assert sum(-(-count // batch) for count in np.bincount(length).tolist()) == -(-samples // batch)
 
 
 def test_one_length_moves_nowhere():

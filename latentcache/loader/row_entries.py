@@ -1,0 +1,102 @@
+"""Rows of tokens as entries of a position: at which length each is served, and what a checkpoint calls them.
+
+Guarantee: without weights a row has one length in all epochs; with weights and several lengths they are decided for
+each epoch (``plan.lengths``), so that the shares and the steps of every epoch are those of rows of one length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
+from latentcache.plan.lengths import Drawn, drawn, fitting, merged_upward, row_and_length
+from latentcache.plan.weights import Mixture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEntries:
+    """The rows of a view as a position counts them."""
+
+    name: bytes
+    bucket: NDArray[np.int32]
+    """(R,) the allowed length of each row; with :attr:`tokens` the smallest that holds it."""
+    sizes: tuple[Size, ...]
+    also: tuple[bytes, ...] = ()
+    mixture: Mixture | None = None
+    tokens: NDArray[np.integer] | None = None
+    """(R,) tokens of each row, where each epoch has its own lengths."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: int,
+        tokens: NDArray[np.integer] | None,
+        sizes: tuple[Size, ...],
+        batch: int,
+        *,
+        name: bytes,
+        also: tuple[bytes, ...] = (),
+        mixture: Mixture | None = None,
+    ) -> RowEntries:
+        """Decide at which length rows are served.
+
+        Args:
+            rows: How many there are.
+            tokens: (R,) tokens of each row; None where they have one length.
+            sizes: The allowed lengths, rising.
+            batch: Rows of one step on all ranks.
+            name: Names what the rows are.
+            also: Other names of the same rows.
+            mixture: How often each part is served, where they have weights.
+        """
+        own = None
+        if tokens is None:
+            bucket = np.zeros(rows, dtype=np.int32)
+        elif mixture is None:
+            bucket = merged_upward(tokens, _widths(sizes), batch)
+        else:
+            bucket, own = fitting(tokens, _widths(sizes)), tokens
+        return cls(name=name, bucket=bucket, sizes=sizes, also=also, mixture=mixture, tokens=own)
+
+    @property
+    def laid_once(self) -> bool:
+        """Whether there are several lengths, and a row has the same one in all epochs."""
+        return len(self.sizes) > 1 and self.tokens is None
+
+    def identities(self) -> tuple[str, ...]:
+        """See ``position.Entries``."""
+        facts = self.bucket.tobytes() + (b"" if self.tokens is None else b"drawn")
+        return tuple(content_hash(name + facts).hex() for name in (self.name, *self.also))
+
+    def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
+        """See ``position.Entries``."""
+        if self.tokens is None or self.mixture is None:
+            return None
+        return drawn(self.tokens, _widths(self.sizes), self.mixture, batch, seed=seed, epoch=epoch)
+
+    def report(self, batches: BatchPlan, *, seed: int = 0) -> PlanReport:
+        """What an epoch does; the lengths are those of the first one, where each epoch has its own.
+
+        Raises:
+            PlanError: The policy ``error`` met rows that do not divide.
+        """
+        first = self.drawn(seed, 0, batches.global_batch_size)
+        if first is None:
+            return plan_report(self.bucket, self.sizes, batches, self.mixture)
+        return replace(plan_report(first.bucket, self.sizes, batches), mixture=self.mixture)
+
+    def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
+        """The rows of entries of one batch, and how many tokens wide they are served."""
+        if self.tokens is None:
+            return entries, self.sizes[self.bucket[entries[0]]].width
+        rows, length = row_and_length(entries, len(self.bucket))
+        return rows, self.sizes[length[0]].width
+
+
+def _widths(sizes: tuple[Size, ...]) -> list[int]:
+    return [size.width for size in sizes]

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from made_tokens import cache_of, texts
+
+from latentcache.errors import PlanError
+from latentcache.geometry.sizes import Size
+from latentcache.loader.row_entries import RowEntries
+from latentcache.loader.token_mix import combine_views
+from latentcache.plan.batches import BatchPlan
+from latentcache.plan.lengths import fitting, merged_upward
+from latentcache.plan.weights import mixture
+
+SIZES = (Size(1, 4), Size(1, 8))
+TOKENS = np.array([3, 3, 4, 7, 2, 8, 8, 1, 2, 3])
+MIX = mixture([6, 4], [1, 1], samples=8)
+
+
+def entries(tokens=TOKENS, sizes=SIZES, *, batch=4, name=b"rows", **words):
+    return RowEntries.of(len(TOKENS), tokens, sizes, batch, name=name, **words)
+
+
+def test_without_weights_a_row_has_one_length():
+    once = entries()
+    assert once.laid_once
+    assert once.drawn(0, 0, 4) is None
+    assert np.bincount(once.bucket).tolist() == [4, 6]
+    assert once.served(np.array([7, 4]))[0].tolist() == [7, 4]
+    assert [once.served(np.array([row]))[1] for row in (7, 5)] == [4, 8]
+
+
+def test_a_view_says_the_lengths_of_its_rows():
+    view = cache_of(texts(30, 60)).padded(64, lengths=[16, 32, 64])
+    assert view.bucket(4).tolist() == merged_upward(view.row_lengths, [16, 32, 64], 4).tolist()
+    mixed = combine_views([view], weights=[1], rows=20)
+    assert mixed.bucket(4).tolist() == fitting(view.row_lengths, [16, 32, 64]).tolist()
+
+
+@pytest.mark.parametrize("mix", [None, MIX])
+def test_one_length_asks_for_no_tokens(mix):
+    one = entries(None, SIZES[1:], mixture=mix)
+    assert not one.laid_once
+    assert one.drawn(0, 0, 4) is None
+    assert one.report(BatchPlan(batch_size=4)).mixture == mix
+
+
+def test_with_weights_an_epoch_has_its_own_lengths():
+    mixed = entries(mixture=MIX)
+    assert not mixed.laid_once
+    report = mixed.report(BatchPlan(batch_size=4, small_buckets="error"))
+    assert (report.steps, report.samples_repeated, report.mixture) == (2, 0, MIX)
+    laid = mixed.drawn(0, 1, 4)
+    rows, width = mixed.served(laid.entry[laid.bucket == 1][:2])
+    assert width == 8
+    assert set(rows.tolist()) <= set(range(10))
+    with pytest.raises(PlanError):
+        mixed.report(BatchPlan(batch_size=3, small_buckets="error"))
+
+
+def test_names_tell_what_a_checkpoint_counts():
+    names = [entries(), entries(mixture=MIX), entries(batch=10), entries(name=b"other")]
+    assert len({some.identities() for some in names}) == 4
+    assert entries(also=(b"other",)).identities()[1:] == entries(name=b"other").identities()
