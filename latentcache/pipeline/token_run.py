@@ -38,6 +38,7 @@ class TokenRun:
     refused: dict[bytes, Refusal]
     """Filled with what the tokenizer refuses, by content hash."""
     advanced: Callable[[TokenProgress], None]
+    warned: Callable[[str], None] = lambda message: None
     told: Callable[[bytes], None] = lambda content: None
     """Told the content of each record that the tokenizer refuses."""
 
