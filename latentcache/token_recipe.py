@@ -15,6 +15,7 @@ from typing import Any
 from latentcache.errors import RecipeError
 from latentcache.identity.content import json_hash
 from latentcache.identity.key import RECIPE_BYTES
+from latentcache.identity.tokenizer import differing_parts
 
 #: Bumped when the same record and tokenizer would give other ids or labels.
 TOKEN_RULE = 1
@@ -86,11 +87,26 @@ class TokenRecipe:
             ) from error
 
 
-def token_differences(cached: TokenRecipe, requested: TokenRecipe) -> list[tuple[str, Any, Any]]:
-    """The fields of the identity in which two recipes differ: (field, cached, requested)."""
+def token_differences(
+    cached: TokenRecipe,
+    requested: TokenRecipe,
+    *,
+    cached_parts: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] | None = None,
+) -> list[tuple[str, Any, Any]]:
+    """The fields of the identity in which two recipes differ: (field, cached, requested).
+
+    Args:
+        cached: Of the cache.
+        requested: What is asked for.
+        cached_parts: Hash of each part of the tokenizer of ``cached``, where they are known.
+        parts: Of ``requested``. With both, a tokenizer that differs is given by its parts that differ.
+    """
     mine, theirs = cached.identity(), requested.identity()
     names = [field.name for field in fields(TokenRecipe) if field.name in mine]
-    return [(name, mine[name], theirs[name]) for name in names if mine[name] != theirs[name]]
+    different = [(name, mine[name], theirs[name]) for name in names if mine[name] != theirs[name]]
+    found = differing_parts(cached_parts, parts) if cached_parts and parts else []
+    return [one for row in different for one in (found if found and row[0] == "tokenizer" else [row])]
 
 
 def short(value: Any) -> str:

@@ -32,6 +32,18 @@ def test_what_moves_ids_or_labels_moves_the_id(change):
     assert [name for name, _, _ in token_differences(a_recipe(), a_recipe(**change))] == list(change)
 
 
+def test_a_tokenizer_that_differs_is_given_by_its_parts_where_both_are_known():
+    mine, theirs = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
+    pair = a_recipe(), a_recipe(tokenizer="cd" * 16, loss="assistant")
+    loss = ("loss", "all", "assistant")
+    found = token_differences(*pair, cached_parts=mine, parts=theirs)
+    assert found == [("merges", "2", "3"), ("normalizer", "", "4"), loss]
+    whole = [("tokenizer", "ab" * 16, "cd" * 16), loss]
+    assert token_differences(*pair, cached_parts={}, parts=theirs) == token_differences(*pair, parts=theirs) == whole
+    assert token_differences(*pair, cached_parts=mine, parts=mine) == whole
+    assert token_differences(pair[0], pair[0], cached_parts=mine, parts=theirs) == []
+
+
 def test_the_filling_is_a_matter_of_reading():
     assert a_recipe(pad_id=0).recipe_id == a_recipe().recipe_id
     assert token_differences(a_recipe(pad_id=0), a_recipe()) == []

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from latentcache.encoders.tokenising import Tokeniser, TokeniserDescription
     from latentcache.sources.records import Record, RecordScan
     from latentcache.store.token_generation import TokenGeneration
-    from latentcache.token_recipe import TokenRecipe
     from latentcache.verify.findings import VerifyReport
     from latentcache.verify.removals import RepairReport
     from latentcache.verify.selection import Depth
+    from latentcache.verify.token_run import AskedTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +85,16 @@ class _Tokenizer:
     description: TokeniserDescription | None = None
     opened: Tokeniser | None = None
 
-    def recipe(self, generation: TokenGeneration) -> TokenRecipe | None:
-        """What it makes of records; None where the recorded one is not there, or a stranger would say which."""
+    def recipe(self, generation: TokenGeneration) -> AskedTokens | None:
+        """What it makes of records, with its parts; None where it is gone, or a stranger would say which."""
+        from latentcache.verify.token_run import AskedTokens
+
         if self.depth.untrusted and self.asked.tokenizer is None:
             return None
         self.description = _description(self.cache, generation, self.asked, self.depth)
-        return None if self.description is None else self.description.recipe
+        if self.description is None:
+            return None
+        return AskedTokens(recipe=self.description.recipe, parts=dict(self.description.parts))
 
     def tokenise(self, records: Sequence[Record]) -> list[Any]:
         """Ids and runs of each record; None for one that it refuses."""

@@ -16,7 +16,7 @@ import numpy as np
 from latentcache.encoders.describe_tokens import noted
 from latentcache.encoders.opening_tokens import open_both
 from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
-from latentcache.sources.records import Record, text_record
+from latentcache.sources.records import Record, record_size, text_record
 
 _FIRST_BYTES = 1 << 20
 _RANDOM_DOCUMENTS = 200
@@ -95,6 +95,6 @@ def _first(records: Iterable[Record]) -> Iterator[Record]:
     size = 0
     for record in islice(records, 100_000):
         yield record
-        size += len(record.text or "") + sum(len(message.content) for message in record.messages or ())
+        size += record_size(record)
         if size >= _FIRST_BYTES:
             return

@@ -208,6 +208,7 @@ class _Build:
                 progress=self.progress,
                 refused=self.refused,
                 advanced=self.observer.advanced,
+                warned=self.observer.warned,
             )
             doing = TokenWork(scan=scan, survey=work, todo=todo, before=old.number if old else 0)
             description = make_documents(doing, plan, run)

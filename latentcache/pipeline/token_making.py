@@ -6,7 +6,7 @@ will publish if the tokenizer refuses none of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from latentcache.pipeline.token_inputs import token_marker
 from latentcache.pipeline.token_report import TokenPlan
 from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_survey import TokenSurvey, todo_records
-from latentcache.sources.records import RecordScan
+from latentcache.sources.records import Record, RecordScan
 from latentcache.store.documents import as_items
 from latentcache.store.durable import write_json, writing
 from latentcache.store.token_coming import TokenAnnouncement, announce_tokens
@@ -67,11 +67,24 @@ def make_documents(work: TokenWork, plan: TokenPlan, run: TokenRun) -> Tokeniser
             coming = token_announcement(work, run)
             followers.begin(announce_tokens(run.layout, coming), numbers_of(coming.content))
         if plan.characters >= FAST_CHARACTERS:
-            first = todo_records(work.scan, work.survey, work.todo)
-            run.description = with_fast_path(run.description, first)
+            try_fast_path(run, todo_records(work.scan, work.survey, work.todo))
         run.told = followers.refused
         run(todo_records(work.scan, work.survey, work.todo), plan.workers)
     return run.description
+
+
+def try_fast_path(run: TokenRun, first: Iterable[Record]) -> None:
+    """Turn the fast engine on where it is right, and say why where it is not: nothing else explains a slow build.
+
+    Args:
+        run: Its description is replaced by the one that was found.
+        first: The first records to tokenise.
+    """
+    tried = with_fast_path(run.description, first)
+    if not tried.fast:
+        for note in tried.notes[len(run.description.notes) :]:
+            run.warned(note)
+    run.description = tried
 
 
 def token_announcement(work: TokenWork, run: TokenRun) -> TokenAnnouncement:

@@ -21,7 +21,6 @@ from typing import Any, Self
 from latentcache.encoders.opening_tokens import open_tokeniser
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import EncoderError, WorkerError
-from latentcache.pipeline.token_survey import record_size
 from latentcache.pipeline.token_worker import (
     Result,
     get_frame,
@@ -30,7 +29,7 @@ from latentcache.pipeline.token_worker import (
     put_frame,
     unpack_results,
 )
-from latentcache.sources.records import Record
+from latentcache.sources.records import Record, record_size
 
 UNIT_CHARACTERS, UNIT_RECORDS = 1 << 20, 1024
 #: Text for which a further worker is worth its start: 0.5 s of tokenising.

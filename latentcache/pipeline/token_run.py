@@ -16,10 +16,9 @@ from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.token_pool import TokenPool, units
 from latentcache.pipeline.token_report import TokenProgress
 from latentcache.pipeline.token_settings import TokenSettings
-from latentcache.pipeline.token_survey import record_size
 from latentcache.pipeline.token_worker import Result
 from latentcache.pipeline.writing import WriterThread
-from latentcache.sources.records import Record
+from latentcache.sources.records import Record, record_size
 from latentcache.sources.sample import Refusal
 from latentcache.store.blocks import BlockFiller, Tokenised
 from latentcache.store.entry import HEADER_BYTES, NewEntry, unpack_header
@@ -39,6 +38,7 @@ class TokenRun:
     refused: dict[bytes, Refusal]
     """Filled with what the tokenizer refuses, by content hash."""
     advanced: Callable[[TokenProgress], None]
+    warned: Callable[[str], None] = lambda message: None
     told: Callable[[bytes], None] = lambda content: None
     """Told the content of each record that the tokenizer refuses."""
 

@@ -149,6 +149,14 @@ class RecordScan:
         return tuple(self._log.notes)
 
 
+def record_size(record: Record) -> int:
+    """Characters of what is tokenised, templates aside."""
+    if record.messages is None:
+        return len(record.text or "")
+    more = sum(len(value) for message in record.messages for _, value in message.fields)
+    return sum(len(message.content) for message in record.messages) + more + len(record.tools)
+
+
 def text_record(source: str, line: int, text: str) -> Record:
     """A text as a record.
 

@@ -2,8 +2,8 @@
 
 A record's content is known from the start, so a block of any build by the same recipe will do, also one that another
 build than the announced one made. Guarantee: a document that has a place lies in a block of a sealed shard that
-passed its check now, or that the generation before uses; a process checks a block again when it first reads from it.
-Cost: one read of each new block, and 8 bytes of memory a run.
+passed its check now, or that the generation before uses whole; a process checks a block again when it first reads
+from it. Cost: one read of each block that is new or used in part, and 8 bytes of memory a run.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ExpectedDocuments:
         header = unpack_header(row["header"].tobytes(), key)
         if header.recipe_id != self._recipe.recipe_id:
             return
-        table = self._known(key) or self._read(folder, key, row)
+        table = self._known(key, header.original_size.height) or self._read(folder, key, row)
         if table is None:
             return
         rows, which = self._wanted(table.content)
@@ -149,10 +149,10 @@ class ExpectedDocuments:
         absent = self.place[rows] < 0
         return rows[absent], which[absent]
 
-    def _known(self, key: bytes) -> _Table | None:
-        """A block of the generation before, by its columns."""
+    def _known(self, key: bytes, documents: int) -> _Table | None:
+        """A block that the generation before uses whole, by its columns; of another they name some documents only."""
         rows, before = self._rows_before.get(key), self._before
-        if rows is None or before is None:
+        if rows is None or before is None or len(rows) != documents:
             return None
         ends, spans = take_spans(before.documents.span_ends, before.documents.spans, rows)
         columns = {name: getattr(before.documents, name)[rows] for name in ("content", "start", "length")}

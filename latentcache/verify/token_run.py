@@ -8,7 +8,7 @@ them needs a tokenizer; only tokenising again does, and who asks for that brings
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,20 @@ from latentcache.verify.verdict import Seen, decide, looked_at, side_by_side, ve
 
 #: Opens the records of a data folder, read with the options that the manifest names.
 OpenRecords = Callable[[Path, Mapping[str, Any]], RecordScan]
-#: A recipe that a trainer is about to ask for, or what makes it of the generation; None where nothing is asked for.
-Requested = TokenRecipe | Callable[[TokenGeneration], TokenRecipe | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTokens:
+    """A recipe, and the tokenizer behind it in its parts."""
+
+    recipe: TokenRecipe
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each, so that those that differ are named; empty where nobody knows."""
+
+
+Asked = AskedTokens | TokenRecipe | None
+#: What a trainer is about to ask for, or what makes it of the generation; None where nothing is asked for.
+Requested = Asked | Callable[[TokenGeneration], Asked]
 
 
 def verify_tokens(
@@ -93,6 +105,7 @@ class _Look:
         limits = limits_of(layout, self.depth)
         generation = open_held(self.cache, load_tokens)
         asked = self.requested(generation) if callable(self.requested) else self.requested
+        different = asked_differences(generation, asked)
         place = find_data(self.cache, generation, self.depth, data)
         drawn, rows = chosen_by(generation, self.depth.selection)
         chosen = every(generation, drawn)
@@ -112,12 +125,12 @@ class _Look:
             data=place,
             chosen=chosen,
             looked=looked,
-            own=_by_document(generation, asked, chosen, looked, entries, records),
+            own=_by_document(generation, different, chosen, looked, entries, records),
             entries=entries,
             deep=deep,
             others=records.others,
             checked={"records": records.records, "reencoded": again},
-            recipe_diff=tuple(token_differences(generation.recipe, asked)) if asked else (),
+            recipe_diff=tuple(different),
             claim=confidence(again, len(chosen)) if again and again == len(wanted) else "",
         )
         return verdict(self.cache, self.depth, seen, self.started)
@@ -182,27 +195,47 @@ class _Look:
 
 def _by_document(
     generation: TokenGeneration,
-    asked: TokenRecipe | None,
+    different: Sequence[tuple[str, Any, Any]],
     chosen: NDArray[np.bool_],
     looked: NDArray[np.bool_],
     entries: Checked,
     records: RecordsChecked,
 ) -> dict[int, Finding]:
     """What each document comes to that is not fine."""
-    recipe = recipe_sides(generation.recipe, asked)[:1]
+    recipe = recipe_sides(different)
 
     def findings(number: int, path: str) -> list[Finding]:
         of_entry, of_source = entries.damage.get(number, ()), records.by_document.get(number)
-        of_recipe = [Finding(category="stale", reason=f"recipe:{name}", path=path, **sides) for name, sides in recipe]
+        of_recipe = [Finding(category="stale", reason=reason, path=path, **sides) for reason, sides in recipe]
         return [*of_entry, *([of_source] if of_source else ()), *of_recipe]
 
     numbers = np.flatnonzero(chosen).tolist() if recipe else sorted({*entries.damage, *records.by_document})
     return decide(((number, generation.documents.where(number)) for number in numbers), looked, findings)
 
 
-def recipe_sides(cached: TokenRecipe, requested: TokenRecipe | None) -> list[tuple[str, dict[str, str]]]:
-    """Field and both sides for each field that differs: what was asked for, and what the cache has."""
-    if requested is None:
+def asked_differences(generation: TokenGeneration, asked: Asked) -> list[tuple[str, Any, Any]]:
+    """(field, as it is cached, as it is asked for) of all that differs; of a tokenizer its parts, if known.
+
+    Args:
+        generation: Of the cache.
+        asked: What it is held against.
+    """
+    if asked is None or isinstance(asked, TokenRecipe):
+        return token_differences(generation.recipe, asked) if asked else []
+    made = generation.manifest.get("provenance")
+    parts = made.get("parts") if isinstance(made, Mapping) else None
+    known = parts if isinstance(parts, Mapping) else None
+    return token_differences(generation.recipe, asked.recipe, cached_parts=known, parts=asked.parts)
+
+
+def recipe_sides(different: Sequence[tuple[str, Any, Any]]) -> list[tuple[str, dict[str, str]]]:
+    """What is said of each document where the recipe differs: one reason, of the first field, and all fields."""
+    if not different:
         return []
-    rows = token_differences(cached, requested)
-    return [(name, {"expected": short(asked), "found": short(mine)}) for name, mine, asked in rows]
+    sides = {
+        side: ", ".join(
+            f"{row[0]} {short(row[column])}" if len(different) > 1 else short(row[column]) for row in different
+        )
+        for side, column in (("expected", 2), ("found", 1))
+    }
+    return [(f"recipe:{different[0][0]}", sides)]

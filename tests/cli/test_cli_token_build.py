@@ -1,4 +1,5 @@
 import pytest
+from made_tokenizers import save, unigram
 from small_tokens import write_texts
 
 from latentcache.cli.token_build import show_accounts
@@ -31,6 +32,17 @@ def test_what_people_see(run, data):
     assert "3 records of 1 file" in found.err
     assert "2 documents to tokenise" in found.err
     assert "dry run: 0 documents would be tokenised, 2 reused" in run("build", data, "--dry-run").out
+
+
+@pytest.mark.parametrize("flag", ["--json", "--quiet", "--workers=0"])
+def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, flag, monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.token_making.FAST_CHARACTERS", 1)
+    folder = save(unigram(), data.parent / "model", roles={"eos_token": "</s>"})
+    found = run("build", data, "--tokenizer", folder, "--allow-failed", "1", flag)
+    assert found.status == 0
+    assert "warning: no fast tokenisation: " in found.err
+    assert "no fast tokenisation" not in found.out
+    assert (found.json if flag == "--json" else {"kind": "tokens"})["kind"] == "tokens"
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_tokenizers import byte_level, save
 from small_tokens import flip, opened, tamper, texts, write_texts
 
 from latentcache.encoders.stub_tokeniser import StubTokeniser
+from latentcache.errors import StaleCacheError
+from latentcache.loader.token_opening import open_tokens
 from latentcache.store.durable import write_json
 from latentcache.store.manifest import signed
 
@@ -71,6 +74,32 @@ def test_another_tokenizer_names_the_field(run, cache, tmp_path):
     assert (status, counts) == (1, {"stale": 200})
     assert (items[0]["reason"], items[0]["found"]) == ("recipe:tokenizer", recorded)
     assert items[0]["expected"] != recorded
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        ({"tokenizer.json": {"normalizer": {"type": "NFC"}}}, ["normalizer"]),
+        ({"tokenizer_config.json": {"pad_token": "<|im_end|>"}}, ["special_tokens"]),
+        (
+            {"tokenizer.json": {"normalizer": {"type": "NFC"}}, "tokenizer_config.json": {"pad_token": "<|im_end|>"}},
+            ["normalizer", "special_tokens"],
+        ),
+    ],
+)
+def test_a_tokenizer_that_was_changed_names_its_parts_as_an_opening_does(run, tmp_path, files, parts):
+    model = save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    run("build", write_texts(tmp_path / "a.jsonl", ["one"]), "--tokenizer", model, "--out", tmp_path / "cache")
+    for name, change in files.items():
+        (model / name).write_text(json.dumps(json.loads((model / name).read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(StaleCacheError) as caught:
+        open_tokens(tmp_path / "cache", model)
+    done = run("verify", tmp_path / "cache", "--json").json
+    found = tuple((one["field"], one["cached"], one["requested"]) for one in done["recipe_diff"])
+    assert ([name for name, *_ in found], found) == (parts, caught.value.differences)
+    (item,) = done["items"]
+    assert item["reason"] == f"recipe:{parts[0]}"
+    assert all(name in item["expected"] and name in item["found"] for name in parts[1:])
 
 
 def test_damage_is_found_and_repaired_and_built_again(run, data, cache):

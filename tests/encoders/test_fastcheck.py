@@ -2,6 +2,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 
 from latentcache.encoders import bpe, fastcheck
@@ -9,7 +10,7 @@ from latentcache.encoders.describe_tokens import describe_tokeniser
 from latentcache.encoders.fastcheck import with_fast_path
 from latentcache.encoders.opening_tokens import open_tokeniser
 from latentcache.encoders.stub_tokeniser import stub_description
-from latentcache.sources.records import text_record
+from latentcache.sources.records import Message, chat_record, text_record
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,21 @@ def test_no_more_than_a_megabyte_is_looked_at(description):
             yield text_record("a", number, "word " * 20_000)
 
     assert with_fast_path(description, records()).fast
+    assert len(taken) == 11
+
+
+def test_a_megabyte_has_what_turns_carry_beside_their_text(tmp_path):
+    taken = []
+
+    def records():
+        for number in range(100):
+            taken.append(number)
+            fields = (("tool_calls", f'[{{"arguments": "{"word " * 20_000}"}}]'),)
+            said = Message(role="assistant", content="", learned=True, fields=fields)
+            yield chat_record("a", number, (Message(role="user", content="q"), said))
+
+    folder = save(byte_level(), tmp_path, template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
+    with_fast_path(describe_tokeniser(str(folder), chat=True), records())
     assert len(taken) == 11
 
 

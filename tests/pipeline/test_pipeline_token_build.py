@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from latentcache.errors import (
     UsageError,
 )
 from latentcache.pipeline import token_checks
+from latentcache.pipeline.token_making import make_documents
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
 from latentcache.store.token_generation import Blocks
@@ -250,3 +252,32 @@ def test_a_real_tokenizer_from_end_to_end(tmp_path):
         assert ids == [*tokenizer.encode(lines[number]).ids, end]
     assert np.count_nonzero(reader.ids(20) == end) == 1
     assert generation.manifest["provenance"]["parts"]["vocab"]
+
+
+def test_a_token_costs_little_more_than_its_two_bytes(tmp_path):
+    """Documents of about 1050 tokens; all files as long as they are, without the ends of file system blocks."""
+    draw = random.Random(0)
+    lines = [f"{number}: {'x' * draw.randint(900, 1200)}" for number in range(600)]
+    build(write_texts(tmp_path / "a.jsonl", lines), tmp_path / "cache")
+    tokens = opened(tmp_path / "cache")[0].manifest["tokens"]["tokens"]
+    assert tokens > 600_000
+    size = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file())
+    assert size / tokens < 2.2
+
+
+def test_a_file_that_changes_after_the_survey_is_built_as_it_was_and_seen_by_the_next_build(tmp_path, monkeypatch):
+    """Its records are kept, so nothing reads it again; its stat is of what was read, so the change is not missed."""
+    data = write_texts(tmp_path / "a.jsonl", ["one", "two"])
+
+    def make(doing, plan, run):
+        assert list(doing.survey.kept) == ["a.jsonl"]
+        write_texts(data, ["one", "other", "new"])
+        return make_documents(doing, plan, run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("latentcache.pipeline.token_build.make_documents", make)
+        build(data, tmp_path / "cache")
+    assert spoken(opened(tmp_path / "cache")[1]) == ["one", "two"]
+    report = build(data, tmp_path / "cache")
+    assert (report.encoded, report.cached) == (2, 1)
+    assert spoken(opened(tmp_path / "cache")[1]) == ["one", "other", "new"]

@@ -7,7 +7,7 @@ from latentcache.encoders.stub_tokeniser import stub_description
 from latentcache.errors import EncoderError, WorkerError
 from latentcache.pipeline import token_pool
 from latentcache.pipeline.token_pool import TokenPool, default_workers, units
-from latentcache.sources.records import text_record
+from latentcache.sources.records import Message, chat_record, text_record
 
 
 def records(count):
@@ -22,6 +22,14 @@ def test_units_are_in_order_and_bounded(monkeypatch):
     assert [one for unit in found for one in unit] == made
     assert max(map(len, found)) == 5
     assert list(units([])) == []
+
+
+def test_what_turns_carry_beside_their_text_fills_a_unit():
+    """Such records are a megabyte in four; as 1024 they would be 256 MB, in this process and in a worker."""
+    said = Message(role="assistant", content="", fields=(("tool_calls", "z" * (token_pool.UNIT_CHARACTERS // 4)),))
+    asked = Message(role="user", content="q")
+    found = list(units(chat_record("a", number, (asked, said)) for number in range(10)))
+    assert [len(unit) for unit in found] == [4, 4, 2]
 
 
 def test_few_texts_need_no_workers():

@@ -1,3 +1,5 @@
+import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +73,39 @@ def test_the_first_files_are_kept_whole_while_there_is_room(data, parsed, keep, 
     assert len(parsed) == again
     some = todo_records(scan, work, np.array([False, True, False, True]))
     assert [record.text for record in some] == ["two", "one"]
+
+
+TURNS = {
+    "many": [{"role": role, "content": "ok"} for _ in range(30) for role in ("user", "assistant")],
+    "thought": [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "4", "reasoning_content": "y" * 9_000},
+    ],
+    "called": [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "w", "arguments": {"file": "z" * 9_000}}}]},
+        {"role": "tool", "content": "ok"},
+        {"role": "assistant", "content": "done"},
+    ],
+    "named": [{"role": role, "content": "ok", "name": "joe"} for _ in range(30) for role in ("user", "assistant")],
+}
+
+
+@pytest.mark.parametrize("turns", TURNS)
+def test_what_is_kept_of_conversations_is_what_there_is_room_for(tmp_path, turns):
+    """The second file has three times what there is room for and more; no turn has more than two letters of text."""
+    line, keep = f"{json.dumps({'messages': TURNS[turns]})}\n", 1 << 20
+    (tmp_path / "a.jsonl").write_text(20 * line)
+    (tmp_path / "b.jsonl").write_text(350 * line)
+    scan, peaks = scan_records(tmp_path), []
+    survey_records(scan)  # what is imported and made once is no part of it
+    for room in (0, keep):
+        tracemalloc.start()
+        work = survey_records(scan, keep=room)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert list(work.kept) == (["a.jsonl"] if room else [])
+    assert peaks[1] - peaks[0] < 1.2 * keep
 
 
 @pytest.mark.parametrize("kept", ["a", "b", "c", "ac", "bc"])

@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.records import Message, RecordScan, RecordSource, chat_record, text_record
+from latentcache.sources.records import Message, RecordScan, RecordSource, chat_record, record_size, text_record
 
 
 def turns(**changes):
@@ -35,6 +35,13 @@ def test_tools_and_their_order_are_part_of_the_content():
     one, two = json.dumps([{"a": 1, "b": 2}]), json.dumps([{"b": 2, "a": 1}])
     contents = {chat_record("a", 1, turns(), tools).content for tools in ("", one, two)}
     assert len(contents) == 3
+
+
+def test_the_size_of_a_record_has_all_that_a_template_may_write():
+    assert record_size(text_record("a", 1, "hello")) == 5
+    assert record_size(chat_record("a", 1, turns())) == 7
+    fields = (("reasoning_content", "y" * 20), ("tool_calls", "z" * 300))
+    assert record_size(chat_record("a", 1, turns(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
 
 
 def test_a_text_is_no_conversation():

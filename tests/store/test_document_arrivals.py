@@ -85,6 +85,16 @@ def test_blocks_of_the_generation_before_are_known_unread_and_checked_when_they_
         read(reader, [0])
 
 
+def test_a_block_that_the_generation_before_uses_in_part_has_its_other_documents_too(built, tmp_path):
+    """The columns name those in use only; a line that comes back is none of them, and nobody tokenises it again."""
+    shutil.copytree(built, tmp_path / "cache")
+    build(write_texts(tmp_path / "a.jsonl", ["one", "three"]), tmp_path / "cache")
+    layout, _ = announced(built, tmp_path / "cache", more=1, before=2)
+    generation = follow_tokens(layout, timeout_s=0.0)
+    assert read(TokenReader(layout, generation), range(4)) == TEXTS
+    assert generation.arrivals.arrived == 4
+
+
 def test_a_damaged_block_of_an_unfinished_build_has_not_come(built, tmp_path):
     shutil.copytree(built, tmp_path / "damaged")
     tamper(tmp_path / "damaged")

@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.token_recipe import TokenRecipe, short
 from latentcache.verify.selection import Depth, Selection
 from latentcache.verify.token_repair import repair_tokens
-from latentcache.verify.token_run import recipe_sides, verify_tokens
+from latentcache.verify.token_run import AskedTokens, asked_differences, recipe_sides, verify_tokens
 
 
 def opened_records(data, options):
@@ -67,11 +68,24 @@ def test_a_recipe_that_differs(cache):
     other = TokenRecipe.from_json(recipe.as_json() | {"chat_template": "9b17" * 8, "loss": "assistant"})
     report = looked(cache, requested=other)
     assert report.counts["stale"] == 2
-    assert (report.findings[0].reason, report.findings[0].expected) == ("recipe:chat_template", "9b179b17")
+    found = report.findings[0]
+    assert (found.reason, found.expected) == ("recipe:chat_template", "chat_template 9b179b17, loss assistant")
+    assert found.found == "chat_template none, loss all"
     assert [name for name, *_ in report.recipe_diff] == ["chat_template", "loss"]
     assert looked(cache, requested=lambda generation: other).counts["stale"] == 2
-    assert recipe_sides(recipe, None) == []
+    assert recipe_sides([]) == asked_differences(opened(cache)[0], None) == []
+    assert recipe_sides([("loss", "all", "assistant")]) == [
+        ("recipe:loss", {"expected": "assistant", "found": "all"})
+    ]
     assert (short("a"), short(True), short(""), short("ab" * 16)) == ("a", "True", "none", "abababab")
+
+
+@pytest.mark.parametrize("made", [None, {}, {"parts": None}, {"parts": {}}, {"parts": ["x"]}])
+def test_a_manifest_without_parts_names_the_tokenizer(cache, made):
+    generation = opened(cache)[0]
+    generation = replace(generation, manifest={**generation.manifest, "provenance": made})
+    asked = AskedTokens(recipe=replace(generation.recipe, tokenizer="9b17" * 8), parts={"vocab": "9b17" * 8})
+    assert [name for name, *_ in asked_differences(generation, asked)] == ["tokenizer"]
 
 
 def test_a_cache_of_pictures_is_none_of_tokens(tmp_path):
