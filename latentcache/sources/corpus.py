@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,12 @@ def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan
         _need_pyarrow(data)
     alone = data.is_file()
 
-    def read(log: RecordLog, without: Collection[str]) -> Iterator[Record]:
+    def read(log: RecordLog, without: Collection[str], first: bool) -> Iterator[Record]:
         log.refused += listing.refused
         log.notes += listing.notes
         for file in listing.files:
             if file.name not in without:
-                yield from _read(file, log, alone=alone)
+                yield from islice(_read(file, log, alone=alone), 1 if first else None)
 
     return RecordScan(root, read, tuple(file.unread() for file in listing.files))
 
