@@ -159,7 +159,8 @@ def _by_info(folder: Path, options: RecordOptions) -> _Listing:
         for each in inside:
             kind = KINDS.get(extension_of(each.name), "json")
             name = each.relative_to(folder).as_posix()
-            files.append(RecordFile(path=each, name=name, kind=kind, form=dataset.form))
+            # Each line of a text is a row to LLaMA-Factory.
+            files.append(RecordFile(path=each, name=name, kind=kind, form=dataset.form, text_lines=True))
     return _Listing(files=tuple(files), refused=tuple(refused), notes=tuple(notes))
 
 

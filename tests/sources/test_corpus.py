@@ -109,6 +109,15 @@ def test_dataset_info(tmp_path):
         scan_records(tmp_path, RecordOptions(datasets=("far",)))
 
 
+def test_a_dataset_info_of_texts(tmp_path):
+    (tmp_path / "c4_demo.jsonl").write_text(ONE)
+    (tmp_path / "wiki_demo.txt").write_text("two\n\nthree\n")
+    info = {name: {"file_name": name, "columns": {"prompt": "text"}} for name in ("c4_demo.jsonl", "wiki_demo.txt")}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    found, scan = texts(tmp_path)
+    assert (found, scan.refused, scan.notes) == (["one", "two", "three"], (), ())
+
+
 def test_names_without_a_dataset_info_are_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text(ONE)
     with pytest.raises(UsageError, match="dataset_info"):
