@@ -28,7 +28,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
 
     Raises:
         UnusableSampleError: ``slug`` is the cause, ``where`` the field: ``record-field``, ``record-empty``,
-            ``record-unicode``, ``role-order``, ``no-answer``, ``no-json``.
+            ``record-unicode``, ``role-order``, ``no-answer``.
     """
     if not isinstance(record, dict):
         raise fault("record-field", f"expected an object, found {shown(record)}")
@@ -38,7 +38,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         messages = tuple(_conversation(record, form))
         return chat_record(source, line, messages, _tools(record, form.tools))
     except UnicodeEncodeError as error:
-        raise fault("record-unicode", f"half of a surrogate pair, {error.object[error.start]!r}") from error
+        found = f"half of a surrogate pair, {error.object[error.start]!r}"
+        raise fault("record-unicode", found, _place_of_half(record, form)) from error
 
 
 def _conversation(record: Mapping[str, Any], form: RecordFormat) -> Sequence[Message]:
@@ -95,9 +96,9 @@ def _sharegpt_message(turn: Mapping[str, Any], role: str, form: RecordFormat, nu
     content = _content(turn, form, number)
     if role == form.function_tag:
         where = f"{form.messages}[{number}].{form.content_tag}"
-        calls = parse_json(content)
+        calls = _json_in(content, where)
         calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        fields = (("tool_calls", _tool_calls(calls, where)),)
+        fields = (("tool_calls", _tool_calls(calls, where, "")),)
         return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
     if role == form.assistant_tag:
         return Message(role="assistant", content=content, learned=_learned(turn, form, number))
@@ -194,7 +195,7 @@ def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
 def _tools(record: Mapping[str, Any], name: str) -> str:
     """The list of tools, given as a list or as JSON text, as JSON; empty without any."""
     tools = record.get(name) if name else None
-    tools = parse_json(tools) if isinstance(tools, str) and tools.strip() else tools
+    tools = _json_in(tools, name) if isinstance(tools, str) and tools.strip() else tools
     if not tools:
         return ""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -202,8 +203,14 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
     return _spelled(tools, name)
 
 
-def _tool_calls(calls: Any, where: str) -> str:
-    """Calls with their arguments as objects: OpenAI has them as text, templates write them as JSON."""
+def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
+    """Calls with their arguments as objects: OpenAI has them as text, templates write them as JSON.
+
+    Args:
+        calls: As they stand.
+        where: Their field.
+        inside: Where in a call the record has name and arguments.
+    """
     if not isinstance(calls, list):
         raise fault("record-field", f"expected a list of calls, found {shown(calls)}", where)
     opened = []
@@ -211,14 +218,46 @@ def _tool_calls(calls: Any, where: str) -> str:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise fault("record-field", f"expected a function with a name, found {shown(call)}", f"{where}[{number}]")
-        arguments = function.get("arguments", {})
-        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
+        arguments, place = function.get("arguments", {}), f"{where}[{number}]{inside}.arguments"
+        arguments = _json_in(arguments, place) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
-            raise fault(
-                "record-field", f"expected an object, found {shown(arguments)}", f"{where}[{number}].arguments"
-            )
+            raise fault("record-field", f"expected an object, found {shown(arguments)}", place)
         opened.append({**call, "function": {**function, "arguments": arguments}})
     return _spelled(opened, where)
+
+
+def _json_in(text: str, where: str) -> Any:
+    """What a field holds as JSON; its line is well formed, so a fault of it is the field's."""
+    try:
+        return parse_json(text)
+    except UnusableSampleError as error:
+        found = error.what.removeprefix("no JSON: ")
+        raise fault("record-field", f"expected JSON as text: {found}", where) from error
+
+
+def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
+    """The first field with half a surrogate pair; one that holds it as an escape in JSON only where no other does."""
+    columns = {
+        "text": (form.text,),
+        "alpaca": (form.system, form.history, form.prompt, form.query, form.response, form.tools),
+    }.get(form.form, (form.system, form.messages, form.tools))
+    texts = [pair for name in columns if name in record for pair in _texts(record[name], name)]
+    halves = (place for place, text in texts if any("\ud800" <= letter <= "\udfff" for letter in text))
+    escaped = (place for place, text in texts if "\\ud" in text.lower())
+    return next(halves, "") or next(escaped, "")
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of every text in a value, names of objects included."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{place}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield place, name
+            yield from _texts(item, f"{place}.{name}")
 
 
 def _spelled(value: Any, where: str) -> str:
