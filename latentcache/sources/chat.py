@@ -63,7 +63,8 @@ def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
             raise fault("record-field", f"expected a question and an answer, found {shown(pair)}", where)
         yield Message(role="user", content=pair[0])
         yield Message(role="assistant", content=pair[1], learned=True)
-    query = [_string(record, form.prompt, form.prompt)] if form.prompt else []
+    is_null = form.prompt in record and record[form.prompt] is None
+    query = [_string(record, form.prompt, form.prompt)] if form.prompt and not is_null else []
     query.append(_optional_string(record, form.query))
     yield Message(role="user", content="\n".join(filter(None, query)))
     if not isinstance(record.get(form.response), str):
@@ -93,23 +94,28 @@ def _sharegpt(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
 
 
 def _sharegpt_message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
-    content = _content(turn, form, number)
     if role == form.function_tag:
-        where = f"{form.messages}[{number}].{form.content_tag}"
-        calls = _json_in(content, where)
-        calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        fields = (("tool_calls", _tool_calls(calls, where, "")),)
-        return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
+        return _called(turn, form, number)
+    content = _content(turn, form, number)
     if role == form.assistant_tag:
         return Message(role="assistant", content=content, learned=_learned(turn, form, number))
     return Message(role="tool" if role == form.observation_tag else "user", content=content)
 
 
+def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message:
+    """A turn whose content is one call as JSON, or a list of them."""
+    where = f"{form.messages}[{number}].{form.content_tag}"
+    calls = _json_in(_content(turn, form, number), where)
+    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    fields = (("tool_calls", _tool_calls(calls, where, "")),)
+    return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
+
+
 def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     """Roles as they are; the template says which orders it takes beyond what cannot be meant."""
     turns = _turns(record, form)
-    names = {form.user_tag: "user", form.assistant_tag: "assistant", form.observation_tag: "tool"}
-    names |= {form.system_tag: "system", "developer": "developer"}
+    names = {form.function_tag: "assistant", form.user_tag: "user", form.assistant_tag: "assistant"}
+    names |= {form.observation_tag: "tool", form.system_tag: "system", "developer": "developer"}
     names.pop("", None)
     messages: list[Message] = []
     for number, turn in enumerate(turns):
@@ -120,7 +126,9 @@ def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
             raise fault("role-order", f"{role} may only be the first turn", where)
         if names[role] == "tool" and not any(message.role == "assistant" for message in messages):
             raise fault("role-order", "a tool answers before the assistant asked", where)
-        messages.append(_openai_message(turn, names[role], form, number))
+        is_call = role == form.function_tag != form.assistant_tag and not turn.get("tool_calls")
+        message = _called(turn, form, number) if is_call else _openai_message(turn, names[role], form, number)
+        messages.append(message)
     _check_end(messages, form)
     return [*([] if messages[0].role in _FIRST_ROLES else _system(record, form)), *messages]
 

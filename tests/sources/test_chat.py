@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,13 @@ def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers(
         ("user", "do\nthis", False),
         ("assistant", "done", True),
     ]
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_instruction_that_is_empty_adds_no_line(empty):
+    assert turns({"instruction": empty, "input": "this", "output": "x"}, ALPACA)[0] == ("user", "this", False)
+    form = RecordFormat(form="alpaca", prompt="q")
+    assert cause({"input": "this", "output": "x"}, form) == ("record-field", "q")
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -101,6 +109,28 @@ def test_openai_messages():
     assert dict(messages[3].fields) == {"tool_call_id": '"c1"'}
     assert dict(messages[4].fields) == {"reasoning_content": '"hm"'}
     assert messages[6].fields == ()
+
+
+def test_openai_turns_by_the_tag_of_functions():
+    form = replace(OPENAI, function_tag="function")
+    call = {"name": "look", "arguments": {"x": 1}}
+    calls = [{"type": "function", "function": call}]
+    for turn in (
+        {"content": json.dumps(call)},
+        {"content": json.dumps([call])},
+        {"content": "", "tool_calls": calls},
+    ):
+        record = said(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
+        record["messages"][1] |= turn
+        assert turns(record, form)[1:] == [
+            ("assistant", "", True),
+            ("tool", "rain", False),
+            ("assistant", "rain", True),
+        ]
+        ((name, spelled),) = mapped(record, form).messages[1].fields
+        assert (name, json.loads(spelled)) == ("tool_calls", calls)
+    assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
+    assert cause(said(("user", "a"), ("function", "{")), OPENAI) == ("role-order", "messages[1].role")
 
 
 def said(*turns_, **more):
