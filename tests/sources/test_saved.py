@@ -32,5 +32,5 @@ def test_a_saved_dict_without_train_names_its_splits(tmp_path):
 
 def test_what_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "state.json").write_text("{")
-    with pytest.raises(SourceError, match="state.json"):
+    with pytest.raises(SourceError, match=r"state\.json"):
         list(saved_files(tmp_path))
