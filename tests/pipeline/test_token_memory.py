@@ -188,6 +188,7 @@ def test_conversations_that_come_to_texts_learn_what_assistants_say(tmp_path, re
     build(tmp_path / "data", tmp_path / "fresh")
     generation, fresh = (opened(tmp_path / name)[0] for name in ("cache", "fresh"))
     assert generation.recipe == fresh.recipe
+    assert generation.recipe.loss == "assistant"
     assert generation.fingerprint == fresh.fingerprint
 
 
@@ -219,9 +220,9 @@ def test_plain_text_files_are_not_opened_for_their_kind(tmp_path, read):
 
 def test_texts_beside_conversations_need_their_ends(tmp_path):
     tokenizer = str(save(byte_level(), tmp_path / "model", template=untagged(CHATML)))
-    data = mixed(tmp_path / "data")
+    data = mixed(tmp_path / "data", "b.jsonl", "a.jsonl")
     with pytest.raises(UsageError, match="eos_token"):
         build(data, tmp_path / "cache", tokenizer=tokenizer)
     build(data, tmp_path / "cache", tokenizer=tokenizer, add_eos=False)
-    (data / "a.jsonl").unlink()
+    (data / "b.jsonl").unlink()
     build(data, tmp_path / "chats", tokenizer=tokenizer)
