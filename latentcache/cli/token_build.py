@@ -116,12 +116,12 @@ def _show(report: TokenReport, excess: str) -> None:
         out(f"{report.encoded} tokenised, {report.cached} reused, {quarantined} in {speed}")
     else:
         out(f"nothing to tokenise: {counted(report.cached, 'document')} reused, {quarantined}")
-    show_accounts(report.accounts)
+    show_accounts(report.accounts, split_control=report.plan.recipe.split_control)
     show_cache(report.plan.cache, report.generation, report.encoded + report.cached, "record")
 
 
-def show_accounts(accounts: Any) -> None:
-    """Documents, tokens and lengths for people."""
+def show_accounts(accounts: Any, *, split_control: bool) -> None:
+    """Documents, tokens and lengths for people; ``split_control`` is the recipe's."""
     if not accounts.get("documents"):
         out("no document: no record could be used")
         return
@@ -135,7 +135,8 @@ def show_accounts(accounts: Any) -> None:
         out(f"{counted(accounts['without_loss'], 'document')} without a token that carries loss")
     if accounts["control_strings"]:
         texts = counted(accounts["documents_with_control"], "record")
-        out(f"{counted(accounts['control_strings'], 'control string')} in {texts}: taken as plain text")
+        taken = "plain text" if split_control else "control tokens"
+        out(f"{counted(accounts['control_strings'], 'control string')} in {texts}: taken as {taken}")
     rows: list[tuple[object, ...]] = [("tokens up to", "documents", "tokens")]
     rows += [(one["up_to"], one["documents"], f"{one['tokens']:,}") for one in accounts["lengths"]]
     for line in table(rows):

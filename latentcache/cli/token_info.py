@@ -209,7 +209,7 @@ def _show(payload: dict[str, Any]) -> None:
         template = f", chat template {recipe['chat_template'][:8]}" if recipe["chat_template"] else ""
         out(f"  tokenizer  {payload['tokenizer']} ({recipe['tokenizer'][:8]}{template}), loss on {recipe['loss']}")
     if "tokens" in payload:
-        show_accounts(payload["tokens"])
+        show_accounts(payload["tokens"], split_control=payload["recipe"]["split_control"])
         rows: list[tuple[object, ...]] = [("rows of", "padded", "filled", "too long", "packed, at least", "blocks")]
         for one in payload["rows"]:
             fill = f"{one['padded_fill']:.1%}"

@@ -76,7 +76,8 @@ def describe_tokeniser(
         add_eos=add_eos,
         split_control=split_control,
     )
-    _check_ends(recipe, tokenizer)
+    if not chat:
+        check_ends(recipe, tokenizer)
     return TokeniserDescription(
         recipe=recipe,
         tokenizer=text,
@@ -161,9 +162,18 @@ def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
     return bos is not None and ids[:1] == [bos]
 
 
-def _check_ends(recipe: TokenRecipe, word: str) -> None:
+def check_ends(recipe: TokenRecipe, word: str) -> None:
+    """Check that the tokenizer has the tokens that texts begin and end with; conversations need none.
+
+    Args:
+        recipe: Of data with texts in them.
+        word: What the user calls the tokenizer.
+
+    Raises:
+        UsageError: One is wanted and not there.
+    """
     for name, wanted, found in (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id)):
-        if wanted and found is None and not recipe.chat_template:
+        if wanted and found is None:
             raise UsageError(
                 f"the tokenizer {word} has no {name}_token, and texts shall have one",
                 where=word,

@@ -89,7 +89,7 @@ class TokenCache:
         return dict(zip(documents.sources, counts.tolist(), strict=False))
 
     def of_source(self, *names: str) -> TokenCache:
-        """The documents of some source files.
+        """The documents of some source files; of a file that several data sets name, those of all of them.
 
         Raises:
             UsageError: There is no such file.
@@ -98,7 +98,7 @@ class TokenCache:
         unknown = [name for name in names if name not in known]
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.name}", fix=f"use one of {', '.join(known)}")
-        numbers = [known.index(name) for name in names]
+        numbers = [number for number, name in enumerate(known) if name in names]
         return self._part(np.isin(self.store.documents.source[self._corpus.documents], numbers))
 
     def split(self, validation: float) -> tuple[TokenCache, TokenCache]:

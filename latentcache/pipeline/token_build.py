@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from latentcache.encoders.describe_tokens import check_ends
 from latentcache.encoders.tokenising import TokeniserDescription
 from latentcache.errors import EmptySourceError, InterruptedBuildError, SourceNotFoundError
 from latentcache.pipeline.events import EventLog
@@ -177,6 +178,8 @@ class _Build:
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
             )
+        if work.has_texts:  # beside conversations too: only now is it known
+            check_ends(recipe, self.settings.tokenizer or "")
         if not self.settings.dry_run:
             self.recover(before)
         catalog = load_catalog(self.layout)

@@ -25,13 +25,16 @@ from latentcache.token_recipe import TokenRecipe
 
 
 def is_chat(scan: RecordScan) -> bool:
-    """Whether the records are conversations, as the first of them is.
+    """Whether there are conversations, as the first usable record of any file is one.
+
+    A file is of one form, so its first record speaks for it; no file speaks for another. Files are opened until one
+    holds conversations.
 
     Raises:
         SourceError: A file cannot be read.
     """
-    first = next(iter(scan), None)
-    return first is not None and first.messages is not None
+    candidates = scan.but([file.name for file in scan.files if file.only_texts])
+    return any(record.messages is not None for record in candidates.firsts())
 
 
 def nothing_changed(before: TokenBefore, listing: Listing, settings: TokenSettings, layout: CacheLayout) -> bool:

@@ -101,7 +101,8 @@ def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
         return said
     return replace(
         said,
-        loss=said.loss or recipe.loss,
+        # Texts alone carry loss everywhere, so their recipe says nobody's choice for conversations that come later.
+        loss=said.loss or (recipe.loss if recipe.chat_template or recipe.loss != "all" else None),
         add_bos=recipe.add_bos if said.add_bos is None and same else said.add_bos,
         template_options=said.template_options or recipe.template_options,
         add_eos=recipe.add_eos if said.add_eos is None else said.add_eos,

@@ -49,16 +49,27 @@ def survey_changed(scan: RecordScan, known: TokenGeneration | None) -> TokenSurv
 
 
 def is_chat_data(scan: RecordScan, known: TokenGeneration | None) -> bool:
-    """Whether the records are conversations; the first file is opened only where it may have changed.
+    """Whether there are conversations in any file; what is known of unchanged files is not looked up again.
+
+    Texts and conversations may stand side by side: the template is in the recipe once there is one conversation.
+    Texts come out the same with it and without it, as they never meet the template: their ids are those of the text
+    and its ends, and all of them carry loss whatever ``loss`` says. Their keys differ, as the recipe does, so the
+    first conversation among texts has them tokenised once more.
 
     Raises:
-        SourceError: It cannot be read.
+        SourceError: A file that may have changed cannot be read.
     """
     unchanged = unchanged_sources(known, scan.stats())
-    first = unchanged.get(scan.files[0].name) if scan.files else None
-    if known is None or first is None or not (known.documents.source == first).any():
+    if known is None or not unchanged:
         return is_chat(scan)
-    return bool(known.recipe.chat_template)
+    used = set(np.unique(known.documents.source).tolist())
+    remembered = {name for name, number in unchanged.items() if number in used}
+    if is_chat(scan.but(remembered)):
+        return True
+    if not known.recipe.chat_template or len(unchanged) == len(known.sources):
+        return bool(known.recipe.chat_template)
+    # The conversations of the last build may have been in a file that is gone or another one now.
+    return is_chat(scan.but({file.name for file in scan.files} - remembered))
 
 
 def _part(work: TokenSurvey, number: int) -> TokenSurvey:
@@ -108,5 +119,6 @@ def _joined(parts: Sequence[TokenSurvey], work: TokenSurvey) -> TokenSurvey:
         refused=(*work.refused, *(refusal for part in parts for refusal in part.refused)),
         notes=work.notes,
         kept=work.kept,
+        has_texts=work.has_texts,
         **columns,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from latentcache.errors import UsageError
 from latentcache.pipeline.settings import at_least, beside
+from latentcache.sources.record_format import RECORD_RULE
 from latentcache.token_recipe import LOSSES
 
 
@@ -63,4 +64,4 @@ class TokenSettings:
 
 def options_json(settings: TokenSettings) -> dict[str, Any]:
     """How DATA is read, as JSON values: other options make other records of the same files."""
-    return {"datasets": list(settings.datasets), "text_lines": settings.text_lines}
+    return {"datasets": list(settings.datasets), "text_lines": settings.text_lines, "rule": RECORD_RULE}

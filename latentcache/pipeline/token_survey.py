@@ -48,6 +48,8 @@ class TokenSurvey:
     notes: tuple[Refusal, ...]
     kept: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     """All records of some files, by the name of the file: these need not be read again."""
+    has_texts: bool = False
+    """Whether any of the records that were read is a text."""
 
 
 def survey_records(
@@ -65,9 +67,10 @@ def survey_records(
     """
     content, source, line, size = bytearray(), array("i"), array("I"), array("I")
     numbers: dict[str, int] = {}
-    kept = _Kept(keep)
+    kept, has_texts = _Kept(keep), False
     for record in scan:
         kept.take(record)
+        has_texts = has_texts or record.messages is None
         content += record.content
         source.append(numbers.setdefault(record.source, len(numbers)))
         line.append(record.line)
@@ -85,6 +88,7 @@ def survey_records(
         refused=scan.refused,
         notes=scan.notes,
         kept=kept.files,
+        has_texts=has_texts,
     )
 
 

@@ -63,6 +63,7 @@ HINTS: Mapping[str, str] = {
     "not-records": "expected one JSON object a line, or one list of objects",
     "hub-dataset": "download it, e.g. `hf download --repo-type dataset NAME --local-dir FOLDER`, and give its folder",
     "script-dataset": "a script is never run: save what it gives as JSON lines and name the file as file_name",
+    "unread-form": "save it as JSON lines or parquet, and name that file in dataset_info.json",
     "not-for-sft": "this form of data is not read: leave it out, or write it as prompts with answers",
     # tokenisation
     "template": "correct the record, or give another template with --chat-template FILE",

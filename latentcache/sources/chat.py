@@ -28,7 +28,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
 
     Raises:
         UnusableSampleError: ``slug`` is the cause, ``where`` the field: ``record-field``, ``record-empty``,
-            ``record-unicode``, ``role-order``, ``no-answer``, ``no-json``.
+            ``record-unicode``, ``role-order``, ``no-answer``.
     """
     if not isinstance(record, dict):
         raise fault("record-field", f"expected an object, found {shown(record)}")
@@ -38,7 +38,8 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
         messages = tuple(_conversation(record, form))
         return chat_record(source, line, messages, _tools(record, form.tools))
     except UnicodeEncodeError as error:
-        raise fault("record-unicode", f"half of a surrogate pair, {error.object[error.start]!r}") from error
+        found = f"half of a surrogate pair, {error.object[error.start]!r}"
+        raise fault("record-unicode", found, _place_of_half(record, form)) from error
 
 
 def _conversation(record: Mapping[str, Any], form: RecordFormat) -> Sequence[Message]:
@@ -62,7 +63,8 @@ def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
             raise fault("record-field", f"expected a question and an answer, found {shown(pair)}", where)
         yield Message(role="user", content=pair[0])
         yield Message(role="assistant", content=pair[1], learned=True)
-    query = [_string(record, form.prompt, form.prompt)] if form.prompt else []
+    is_null = form.prompt in record and record[form.prompt] is None
+    query = [_string(record, form.prompt, form.prompt)] if form.prompt and not is_null else []
     query.append(_optional_string(record, form.query))
     yield Message(role="user", content="\n".join(filter(None, query)))
     if not isinstance(record.get(form.response), str):
@@ -92,23 +94,28 @@ def _sharegpt(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
 
 
 def _sharegpt_message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
-    content = _content(turn, form, number)
     if role == form.function_tag:
-        where = f"{form.messages}[{number}].{form.content_tag}"
-        calls = parse_json(content)
-        calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-        fields = (("tool_calls", _tool_calls(calls, where)),)
-        return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
+        return _called(turn, form, number)
+    content = _content(turn, form, number)
     if role == form.assistant_tag:
         return Message(role="assistant", content=content, learned=_learned(turn, form, number))
     return Message(role="tool" if role == form.observation_tag else "user", content=content)
 
 
+def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message:
+    """A turn whose content is one call as JSON, or a list of them."""
+    where = f"{form.messages}[{number}].{form.content_tag}"
+    calls = _json_in(_content(turn, form, number), where)
+    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    fields = (("tool_calls", _tool_calls(calls, where, "")),)
+    return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
+
+
 def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
     """Roles as they are; the template says which orders it takes beyond what cannot be meant."""
     turns = _turns(record, form)
-    names = {form.user_tag: "user", form.assistant_tag: "assistant", form.observation_tag: "tool"}
-    names |= {form.system_tag: "system", "developer": "developer"}
+    names = {form.function_tag: "assistant", form.user_tag: "user", form.assistant_tag: "assistant"}
+    names |= {form.observation_tag: "tool", form.system_tag: "system", "developer": "developer"}
     names.pop("", None)
     messages: list[Message] = []
     for number, turn in enumerate(turns):
@@ -119,7 +126,9 @@ def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
             raise fault("role-order", f"{role} may only be the first turn", where)
         if names[role] == "tool" and not any(message.role == "assistant" for message in messages):
             raise fault("role-order", "a tool answers before the assistant asked", where)
-        messages.append(_openai_message(turn, names[role], form, number))
+        is_call = role == form.function_tag != form.assistant_tag and not turn.get("tool_calls")
+        message = _called(turn, form, number) if is_call else _openai_message(turn, names[role], form, number)
+        messages.append(message)
     _check_end(messages, form)
     return [*([] if messages[0].role in _FIRST_ROLES else _system(record, form)), *messages]
 
@@ -194,7 +203,7 @@ def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
 def _tools(record: Mapping[str, Any], name: str) -> str:
     """The list of tools, given as a list or as JSON text, as JSON; empty without any."""
     tools = record.get(name) if name else None
-    tools = parse_json(tools) if isinstance(tools, str) and tools.strip() else tools
+    tools = _json_in(tools, name) if isinstance(tools, str) and tools.strip() else tools
     if not tools:
         return ""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -202,8 +211,14 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
     return _spelled(tools, name)
 
 
-def _tool_calls(calls: Any, where: str) -> str:
-    """Calls with their arguments as objects: OpenAI has them as text, templates write them as JSON."""
+def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
+    """Calls with their arguments as objects: OpenAI has them as text, templates write them as JSON.
+
+    Args:
+        calls: As they stand.
+        where: Their field.
+        inside: Where in a call the record has name and arguments.
+    """
     if not isinstance(calls, list):
         raise fault("record-field", f"expected a list of calls, found {shown(calls)}", where)
     opened = []
@@ -211,14 +226,46 @@ def _tool_calls(calls: Any, where: str) -> str:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise fault("record-field", f"expected a function with a name, found {shown(call)}", f"{where}[{number}]")
-        arguments = function.get("arguments", {})
-        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
+        arguments, place = function.get("arguments", {}), f"{where}[{number}]{inside}.arguments"
+        arguments = _json_in(arguments, place) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
-            raise fault(
-                "record-field", f"expected an object, found {shown(arguments)}", f"{where}[{number}].arguments"
-            )
+            raise fault("record-field", f"expected an object, found {shown(arguments)}", place)
         opened.append({**call, "function": {**function, "arguments": arguments}})
     return _spelled(opened, where)
+
+
+def _json_in(text: str, where: str) -> Any:
+    """What a field holds as JSON; its line is well formed, so a fault of it is the field's."""
+    try:
+        return parse_json(text)
+    except UnusableSampleError as error:
+        found = error.what.removeprefix("no JSON: ")
+        raise fault("record-field", f"expected JSON as text: {found}", where) from error
+
+
+def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
+    """The first field with half a surrogate pair; one that holds it as an escape in JSON only where no other does."""
+    columns = {
+        "text": (form.text,),
+        "alpaca": (form.system, form.history, form.prompt, form.query, form.response, form.tools),
+    }.get(form.form, (form.system, form.messages, form.tools))
+    texts = [pair for name in columns if name in record for pair in _texts(record[name], name)]
+    halves = (place for place, text in texts if any("\ud800" <= letter <= "\udfff" for letter in text))
+    escaped = (place for place, text in texts if "\\ud" in text.lower())
+    return next(halves, "") or next(escaped, "")
+
+
+def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of every text in a value, names of objects included."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _texts(item, f"{place}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield place, name
+            yield from _texts(item, f"{place}.{name}")
 
 
 def _spelled(value: Any, where: str) -> str:

@@ -8,24 +8,22 @@ Names that begin with a dot, caches and links are not followed. Cost: one listin
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UnusableSampleError, UsageError
 from latentcache.sources.causes import as_refusal, refusal
 from latentcache.sources.dataset_info import INFO_NAME, is_dataset_info, read_dataset_info
 from latentcache.sources.record_files import RecordFile, read_file
-from latentcache.sources.record_format import RecordFormat
+from latentcache.sources.record_format import TEXT, RecordFormat
 from latentcache.sources.records import Record, RecordLog, RecordScan
-from latentcache.sources.rows import listed
 from latentcache.sources.sample import Refusal
+from latentcache.sources.saved import is_saved, saved_files
 from latentcache.sources.sorting import CACHE_SUFFIX, extension_of
 
 #: Extension in lower case -> kind of file.
@@ -34,7 +32,6 @@ KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parq
 _UNREAD = (".csv", ".tsv", ".arrow")
 _PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
 _CACHE_MARKS = frozenset(("CURRENT", "generations"))
-_SPLIT = "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +70,12 @@ def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan
         _need_pyarrow(data)
     alone = data.is_file()
 
-    def read(log: RecordLog, without: Collection[str]) -> Iterator[Record]:
+    def read(log: RecordLog, without: Collection[str], first: bool) -> Iterator[Record]:
         log.refused += listing.refused
         log.notes += listing.notes
         for file in listing.files:
             if file.name not in without:
-                yield from _read(file, log, alone=alone)
+                yield from islice(_read(file, log, alone=alone), 1 if first else None)
 
     return RecordScan(root, read, tuple(file.unread() for file in listing.files))
 
@@ -88,7 +85,7 @@ def is_corpus(data: Path) -> bool:
     try:
         if data.is_file():
             return extension_of(data.name) in KINDS or data.name == INFO_NAME
-        return data.is_dir() and (_saved(data) or is_dataset_info(data))
+        return data.is_dir() and (is_saved(data) or is_dataset_info(data))
     except OSError:  # whoever reads it has the words for it
         return False
 
@@ -105,8 +102,11 @@ def _list(data: Path, options: RecordOptions) -> tuple[Path, _Listing]:
         raise UsageError(
             f"{data} has no {INFO_NAME}", where=str(data), fix=f"leave --dataset out, or put {INFO_NAME} there"
         )
-    if _saved(data):
-        return data, _Listing(files=tuple(_saved_files(data, options)))
+    if is_saved(data):
+        files = (
+            RecordFile(path=path, name=name, kind="arrow", form=options.form) for path, name in saved_files(data)
+        )
+        return data, _Listing(files=tuple(files))
     return data, _by_info(data, options) if is_dataset_info(data) else _by_walk(data, options)
 
 
@@ -154,12 +154,42 @@ def _by_info(folder: Path, options: RecordOptions) -> _Listing:
     files: list[RecordFile] = []
     for dataset in datasets:
         path = folder / dataset.file
-        inside = [path / name for name in _walk(path).names] if path.is_dir() else [path]
-        for each in inside:
-            kind = KINDS.get(extension_of(each.name), "json")
-            name = each.relative_to(folder).as_posix()
-            files.append(RecordFile(path=each, name=name, kind=kind, form=dataset.form))
+        named = _named_folder if path.is_dir() else _named_file
+        listing = named(path, folder, dataset.form)
+        files += listing.files
+        refused += listing.refused
+        notes += listing.notes
     return _Listing(files=tuple(files), refused=tuple(refused), notes=tuple(notes))
+
+
+def _named_file(path: Path, folder: Path, form: RecordFormat) -> _Listing:
+    """A file that an entry names; one of a form that is not read is refused as a whole."""
+    name, extension = path.relative_to(folder).as_posix(), extension_of(path.name)
+    kind = KINDS.get(extension)
+    if extension in _PACKED:
+        return _Listing(files=(), refused=(refusal(name, "compressed", f"{name} is packed"),))
+    if kind is None:
+        detail = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
+        return _Listing(files=(), refused=(refusal(name, "unread-form", f"{name}: {detail}"),))
+    if kind == "text" and (form.form, form.text) != (TEXT.form, TEXT.text):
+        detail = f"{name} holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
+        return _Listing(files=(), refused=(refusal(name, "unread-form", detail),))
+    # Each line of a text is a row to LLaMA-Factory.
+    return _Listing(files=(RecordFile(path=path, name=name, kind=kind, form=form, text_lines=True),))
+
+
+def _named_folder(path: Path, folder: Path, form: RecordFormat) -> _Listing:
+    """The files of a folder that an entry names; what lies beside its records, as a README does, is noted."""
+    walk, place = _walk(path), path.relative_to(folder).as_posix()
+    each = [_named_file(path / name, folder, form) for name in walk.names]
+    refused = [item for listing in each for item in listing.refused]
+    notes = [replace(note, name=f"{place}/{note.name}") for note in walk.notes]
+    notes += [refusal(item.name, "table-unused", item.detail) for item in refused if item.cause == "unread-form"]
+    return _Listing(
+        files=tuple(file for listing in each for file in listing.files),
+        refused=tuple(item for item in refused if item.cause != "unread-form"),
+        notes=tuple(notes),
+    )
 
 
 @dataclass(slots=True)
@@ -214,38 +244,6 @@ def _by_walk(folder: Path, options: RecordOptions) -> _Listing:
     packed = [name for name in walk.names if extension_of(name) in _PACKED]
     refused = tuple(refusal(name, "compressed", f"{name} is packed") for name in packed)
     return _Listing(files=files, refused=refused, notes=tuple(walk.notes))
-
-
-def _saved(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
-
-
-def _saved_files(folder: Path, options: RecordOptions) -> Iterator[RecordFile]:
-    """The Arrow files that ``state.json`` names, in its order; of a dict of data sets, those of ``train``."""
-    root = folder
-    if not (folder / "state.json").is_file():
-        splits = [str(name) for name in _json(folder / "dataset_dict.json").get("splits", [])]
-        if _SPLIT not in splits:
-            raise UsageError(
-                f"{folder} has no split called {_SPLIT}",
-                where=str(folder / "dataset_dict.json"),
-                why=f"it has {listed(splits) or 'none'}",
-                fix=f"give the folder of one split, e.g. {shlex.quote(str(folder / (splits or ['train'])[0]))}",
-            )
-        folder = folder / _SPLIT
-    for entry in _json(folder / "state.json").get("_data_files", []):
-        path = folder / Path(entry["filename"]).name
-        yield RecordFile(path=path, name=path.relative_to(root).as_posix(), kind="arrow", form=options.form)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise SourceError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix="save it again"
-        ) from error
-    return value if isinstance(value, dict) else {}
 
 
 def _need_pyarrow(data: Path) -> None:

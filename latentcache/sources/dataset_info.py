@@ -2,6 +2,7 @@
 
 Its rule for names (its ``data/parser.py``) is followed: where an entry has ``columns``, a column it does not name
 is not used, and where it has ``tags``, a tag it does not name does not exist; the defaults hold only without them.
+Columns that name a prompt alone are what it trains on as text.
 Entries that need the network, a script or another kind of training are refused by name.
 """
 
@@ -140,6 +141,9 @@ def _missing_file(folder: Path, file: str) -> tuple[str, str]:
 def _format(entry: Mapping[str, Any]) -> RecordFormat:
     """Names of an entry, by the rule of the module's docstring."""
     form = str(entry.get("formatting", "alpaca"))
+    used = {name: column for name, column in entry.get("columns", {}).items() if column}
+    if form == "alpaca" and used.keys() == {"prompt"}:  # as its own c4_demo: nobody answers
+        return RecordFormat(form="text", text=used["prompt"])
     names: dict[str, str] = {}
     if "columns" in entry:
         names |= {name: entry["columns"].get(name) or "" for name in (*_SHARED_COLUMNS, *_COLUMNS[form])}

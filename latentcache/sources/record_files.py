@@ -18,8 +18,8 @@ from latentcache.sources.causes import refusal
 from latentcache.sources.chat import map_record
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, has_bom, parse_json, parse_json_at
 from latentcache.sources.reading import MAX_SOURCE_BYTES, unusable
-from latentcache.sources.record_format import EXPECTED, TEXT, RecordFormat, detect_format
-from latentcache.sources.records import RECORD_RULE, Record, RecordLog, RecordSource, UnreadFile
+from latentcache.sources.record_format import EXPECTED, RECORD_RULE, TEXT, RecordFormat, detect_format
+from latentcache.sources.records import Record, RecordLog, RecordSource, UnreadFile
 from latentcache.sources.rows import listed
 from latentcache.sources.sample import Refusal
 
@@ -46,7 +46,8 @@ class RecordFile:
         """The file by its name, and how it is read."""
         form = None if self.form is None else asdict(self.form)
         said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE}
-        return UnreadFile(name=self.name, path=self.path, reading=json_hash(said))
+        only_texts = self.kind == "text" or (self.form is not None and self.form.form == "text")
+        return UnreadFile(name=self.name, path=self.path, reading=json_hash(said), only_texts=only_texts)
 
 
 class FileCounter:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+#: Bumped when the same bytes, read alike, would make other records, or other refusals.
+RECORD_RULE = 2
 #: text: one field. alpaca: instruction, input, output. sharegpt: from and value in turn. openai: role and content.
 FORMS = ("text", "alpaca", "sharegpt", "openai")
 

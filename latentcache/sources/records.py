@@ -16,9 +16,6 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.sample import Refusal
 
-#: Bumped when the same bytes, read alike, would make other records.
-RECORD_RULE = 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -75,6 +72,8 @@ class UnreadFile:
     path: Path
     reading: bytes
     """16 bytes: the hash of how it is read. Equal bytes read alike make equal records."""
+    only_texts: bool = False
+    """Whether no conversation can be in it, as its name or its form says."""
 
 
 @dataclass(slots=True)
@@ -95,7 +94,8 @@ class RecordScan:
 
     Args:
         root: The folder that names of sources are relative to.
-        read: Yields the records and logs the rest; passes over the files that are named to it.
+        read: Yields the records and logs the rest; passes over the files that are named to it, and, where it is
+            told so, over what comes after the first record of each file.
         files: The files, in their order.
         without: Names of files to pass over.
     """
@@ -103,7 +103,7 @@ class RecordScan:
     def __init__(
         self,
         root: Path,
-        read: Callable[[RecordLog, Collection[str]], Iterator[Record]],
+        read: Callable[[RecordLog, Collection[str], bool], Iterator[Record]],
         files: tuple[UnreadFile, ...] = (),
         without: Collection[str] = (),
     ) -> None:
@@ -122,7 +122,17 @@ class RecordScan:
             SourceError: A file cannot be read, is no text, or changed while it was read.
         """
         self._log = RecordLog()
-        return self._read(self._log, self._without)
+        return self._read(self._log, self._without, False)
+
+    def firsts(self) -> Iterator[Record]:
+        """The first usable record of each file; a file is opened when its record is asked for.
+
+        Nothing of it is in ``sources``, ``refused`` and ``notes``.
+
+        Raises:
+            SourceError: A file cannot be read as far as that.
+        """
+        return self._read(RecordLog(), self._without, True)
 
     def stats(self) -> Iterator[tuple[str, StatMemo | None, bytes]]:
         """(name, stat, hash of how it is read) of each file now; no stat of one that has none."""

@@ -235,18 +235,20 @@ def _refused(generation: TokenGeneration, scan: RecordScan, seen: _Pass, checked
 
     Of what was not read, what the build refused counts as refused still.
     """
-    found: dict[str, Finding] = {}
+    # Not by their paths: a line is a record of each data set that names its file, and each may be refused.
+    found = []
     for refusal in scan.refused:
         path = f"{refusal.name}:{refusal.line}" if refusal.line else refusal.name
         parts = {"field": refusal.field, "found": refusal.detail, "hint": refusal.hint}
-        found[path] = Finding(category="quarantined", reason=refusal.cause, path=path, **parts)
+        found.append(Finding(category="quarantined", reason=refusal.cause, path=path, **parts))
+    paths = {finding.path for finding in found}
     for one in generation.refused:
         content = bytes.fromhex(str(one.get("content", "")))
         met = content and content.rstrip(b"\0") in seen.met
-        if met or seen.cut or one["name"] in seen.unread:
-            finding = _as_quarantined(one)
-            found.setdefault(finding.path, finding)
-    checked.others += found.values()
+        finding = _as_quarantined(one)
+        if met or one["name"] in seen.unread or (seen.cut and finding.path not in paths):
+            found.append(finding)
+    checked.others += found
 
 
 def _as_quarantined(refusal: Mapping[str, Any]) -> Finding:

@@ -1,5 +1,5 @@
 import pytest
-from made_tokenizers import save, unigram
+from made_tokenizers import byte_level, save, unigram
 from small_tokens import write_texts
 
 from latentcache.cli.token_build import show_accounts
@@ -67,5 +67,14 @@ def test_events_name_every_block(run, data, tmp_path):
 
 
 def test_accounts_without_a_document(capsys):
-    show_accounts({})
+    show_accounts({}, split_control=True)
     assert "no document" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "taken"), [([], "plain text"), (["--control-tokens"], "control tokens")])
+def test_what_became_of_control_strings_is_said(run, tmp_path, words, taken):
+    tokenizer = save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>"})
+    data = write_texts(tmp_path / "a.jsonl", ["one <|im_end|>", "two"])
+    said = f"1 control string in 1 record: taken as {taken}"
+    assert said in run("build", data, "--tokenizer", tokenizer, "--workers", "0", *words).out
+    assert said in run("info", tmp_path / "a.jsonl.latentcache").out

@@ -1,5 +1,7 @@
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_tokens import EOS, cache_of, chats, texts
 
@@ -69,6 +71,15 @@ def test_parts_do_not_cross():
     assert cache.of_source("memory").tokens == cache.tokens
     with pytest.raises(UsageError, match="no source 'x'"):
         cache.of_source("x")
+
+
+def test_a_file_of_two_data_sets_is_one_source():
+    cache = cache_of(TEXTS)
+    store = cache.store
+    source = np.arange(len(TEXTS), dtype=np.int32) % 3
+    store.documents = replace(store.documents, source=source, sources=("a", "b", "a"))
+    assert len(cache.of_source("a")) == int((source != 1).sum())
+    assert len(cache.of_source("a", "b")) == len(TEXTS)
 
 
 def test_it_travels():

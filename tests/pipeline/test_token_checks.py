@@ -57,13 +57,29 @@ def test_other_terms_are_a_no(built):
     assert not nothing_changed(before, other, TokenSettings(data=data, out=cache), CacheLayout(cache))
 
 
-def test_the_first_record_tells_the_kind(tmp_path):
+TURNS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+
+
+def test_the_first_record_tells_the_kind_of_a_file(tmp_path):
     texts = write_texts(tmp_path / "a.jsonl", ["one"])
     assert not is_chat(scan_records(texts))
-    turns = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
-    chat = write_texts(tmp_path / "b.jsonl", [(turns,)])
+    chat = write_texts(tmp_path / "b.jsonl", [("{bad",), (TURNS,)])
     assert is_chat(scan_records(chat))
     assert not is_chat(scan_records(write_texts(tmp_path / "c.jsonl", [("{bad",)])))
+
+
+@pytest.mark.parametrize("names", [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
+def test_any_file_of_conversations_makes_the_folder_one(tmp_path, names):
+    write_texts(tmp_path / names[0], ["one", "two"])
+    write_texts(tmp_path / names[1], [(TURNS,)])
+    assert is_chat(scan_records(tmp_path))
+    write_texts(tmp_path / names[1], ["three"])
+    assert not is_chat(scan_records(tmp_path))
+
+
+def test_a_build_by_another_rule_of_reading_is_a_no(built, monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.token_settings.RECORD_RULE", 99)
+    assert not still(*built)
 
 
 def test_refusals_of_another_recipe_do_not_count(built):

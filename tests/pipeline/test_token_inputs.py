@@ -26,12 +26,20 @@ RECIPE = describe(replace(SETTINGS, add_eos=False, add_bos=True), chat=False).re
 def test_what_was_not_said_is_that_of_the_cache():
     before = TokenBefore(recipe=RECIPE, tokenizer="stub", chat_template="/t.jinja")
     found = completed(TokenSettings(data=Path("a")), before)
-    assert (found.tokenizer, found.add_bos, found.add_eos, found.loss) == ("stub", True, False, "all")
+    assert (found.tokenizer, found.add_bos, found.add_eos) == ("stub", True, False)
     assert found.chat_template == Path("/t.jinja")
     other = completed(TokenSettings(data=Path("a"), tokenizer="stub:delay_ms=1"), before)
     assert (other.chat_template, other.add_bos) == (None, None)
     with pytest.raises(UsageError):
         completed(TokenSettings(data=Path("a")), TokenBefore())
+
+
+@pytest.mark.parametrize(
+    ("chat", "said", "expected"), [(False, "all", None), (False, "assistant", "assistant"), (True, "all", "all")]
+)
+def test_the_loss_of_texts_alone_is_no_word_on_conversations(chat, said, expected):
+    recipe = describe(replace(SETTINGS, loss=said), chat=chat).recipe
+    assert completed(TokenSettings(data=Path("a")), TokenBefore(recipe=recipe, tokenizer="stub")).loss == expected
 
 
 def test_a_build_that_has_not_ended_is_remembered(tmp_path):

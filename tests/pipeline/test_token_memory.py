@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 from small_tokens import build, opened, spoken, tamper, write_texts
 
+from latentcache.errors import UsageError
 from latentcache.pipeline.token_memory import is_chat_data, survey_changed
 from latentcache.pipeline.token_survey import survey_records
 from latentcache.sources import lines
@@ -147,3 +149,80 @@ def test_conversations_are_known_without_opening_them(tmp_path, read):
     read.clear()
     assert build(tmp_path / "data", tmp_path / "cache").encoded == 1
     assert {*read} == {"b.jsonl"}
+
+
+def mixed(folder, text="a.jsonl", chat="b.jsonl"):
+    folder.mkdir(exist_ok=True)
+    write_texts(folder / text, ["one"])
+    (folder / chat).write_text(CHAT + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("names", [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
+def test_texts_and_conversations_stand_in_one_folder(tmp_path, names):
+    tokenizer = save(byte_level(), tmp_path / "model", template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
+    data = mixed(tmp_path / "data", *names)
+    report = build(data, tmp_path / "c", tokenizer=str(tokenizer))
+    generation, reader = opened(tmp_path / "c")
+    assert (report.encoded, report.refused, generation.recipe.loss) == (2, (), "assistant")
+    assert generation.recipe.chat_template
+    text, chat = (generation.documents.sources.index(name) for name in names)
+    (whole,) = generation.documents.runs(text).tolist()
+    assert whole == [0, len(reader.ids(text))]
+    (start, length), *_ = generation.documents.runs(chat).tolist()
+    assert 0 < start < start + length <= len(reader.ids(chat))
+    (data / names[1]).unlink()
+    build(data, tmp_path / "texts", tokenizer=str(tokenizer))
+    alone, other = opened(tmp_path / "texts")
+    assert alone.recipe.recipe_id != generation.recipe.recipe_id
+    assert np.array_equal(other.ids(0), reader.ids(text))  # the template is nothing to a text
+    assert alone.documents.runs(0).tolist() == [whole]
+
+
+def test_conversations_that_come_to_texts_learn_what_assistants_say(tmp_path, read):
+    (tmp_path / "data").mkdir()
+    write_texts(tmp_path / "data" / "a.jsonl", ["one"])
+    build(tmp_path / "data", tmp_path / "cache")
+    mixed(tmp_path / "data")
+    build(tmp_path / "data", tmp_path / "cache")
+    build(tmp_path / "data", tmp_path / "fresh")
+    generation, fresh = (opened(tmp_path / name)[0] for name in ("cache", "fresh"))
+    assert generation.recipe == fresh.recipe
+    assert generation.recipe.loss == "assistant"
+    assert generation.fingerprint == fresh.fingerprint
+
+
+def test_unchanged_files_are_believed_where_one_of_them_must_be_the_conversations(tmp_path, read):
+    data = mixed(tmp_path / "data")
+    build(data, tmp_path / "cache")
+    write_texts(data / "c.jsonl", ["more"])
+    known = opened(tmp_path / "cache")[0]
+    read.clear()
+    assert is_chat_data(scan_records(data), known)
+    assert {*read} == {"c.jsonl"}
+
+
+def test_conversations_that_go_take_the_template_with_them(tmp_path, read):
+    data = mixed(tmp_path / "data")
+    build(data, tmp_path / "cache")
+    (data / "b.jsonl").unlink()
+    known = opened(tmp_path / "cache")[0]
+    assert not is_chat_data(scan_records(data), known)
+    mixed(data, "a.jsonl", "d.jsonl")
+    assert is_chat_data(scan_records(data), known)
+
+
+def test_plain_text_files_are_not_opened_for_their_kind(tmp_path, read):
+    (tmp_path / "a.txt").write_text("one")
+    assert not is_chat_data(scan_records(tmp_path), None)
+    assert read == []
+
+
+def test_texts_beside_conversations_need_their_ends(tmp_path):
+    tokenizer = str(save(byte_level(), tmp_path / "model", template=untagged(CHATML)))
+    data = mixed(tmp_path / "data", "b.jsonl", "a.jsonl")
+    with pytest.raises(UsageError, match="eos_token"):
+        build(data, tmp_path / "cache", tokenizer=tokenizer)
+    build(data, tmp_path / "cache", tokenizer=tokenizer, add_eos=False)
+    (data / "b.jsonl").unlink()
+    build(data, tmp_path / "chats", tokenizer=tokenizer)

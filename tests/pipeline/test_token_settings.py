@@ -4,6 +4,7 @@ import pytest
 
 from latentcache.errors import UsageError
 from latentcache.pipeline.token_settings import TokenSettings, options_json
+from latentcache.sources.record_format import RECORD_RULE
 
 
 @pytest.mark.parametrize("bad", [{"loss": "some"}, {"workers": -1}, {"commit_every": 0}])
@@ -19,4 +20,4 @@ def test_the_cache_lies_beside_the_data(tmp_path):
 
 def test_how_data_is_read():
     found = options_json(TokenSettings(data=Path("a"), datasets=("x",), text_lines=True))
-    assert found == {"datasets": ["x"], "text_lines": True}
+    assert found == {"datasets": ["x"], "text_lines": True, "rule": RECORD_RULE}

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +36,13 @@ def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers(
         ("user", "do\nthis", False),
         ("assistant", "done", True),
     ]
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_instruction_that_is_empty_adds_no_line(empty):
+    assert turns({"instruction": empty, "input": "this", "output": "x"}, ALPACA)[0] == ("user", "this", False)
+    form = RecordFormat(form="alpaca", prompt="q")
+    assert cause({"input": "this", "output": "x"}, form) == ("record-field", "q")
 
 
 @pytest.mark.parametrize("empty", ["", None])
@@ -103,6 +111,28 @@ def test_openai_messages():
     assert messages[6].fields == ()
 
 
+def test_openai_turns_by_the_tag_of_functions():
+    form = replace(OPENAI, function_tag="function")
+    call = {"name": "look", "arguments": {"x": 1}}
+    calls = [{"type": "function", "function": call}]
+    for turn in (
+        {"content": json.dumps(call)},
+        {"content": json.dumps([call])},
+        {"content": "", "tool_calls": calls},
+    ):
+        record = said(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
+        record["messages"][1] |= turn
+        assert turns(record, form)[1:] == [
+            ("assistant", "", True),
+            ("tool", "rain", False),
+            ("assistant", "rain", True),
+        ]
+        ((name, spelled),) = mapped(record, form).messages[1].fields
+        assert (name, json.loads(spelled)) == ("tool_calls", calls)
+    assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
+    assert cause(said(("user", "a"), ("function", "{")), OPENAI) == ("role-order", "messages[1].role")
+
+
 def said(*turns_, **more):
     return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
 
@@ -114,7 +144,7 @@ def said(*turns_, **more):
         ({"text": ""}, TEXT, "record-empty", "text"),
         ({"text": 5}, TEXT, "record-field", "text"),
         ({"body": "a"}, TEXT, "record-field", "text"),
-        ({"text": "\ud800"}, TEXT, "record-unicode", ""),
+        ({"text": "\ud800"}, TEXT, "record-unicode", "text"),
         ({"instruction": "a", "output": None}, ALPACA, "no-answer", "output"),
         ({"instruction": "a", "output": ["x", "y"]}, ALPACA, "no-answer", "output"),
         ({"instruction": ["a"], "output": "b"}, ALPACA, "record-field", "instruction"),
@@ -139,7 +169,7 @@ def said(*turns_, **more):
             "messages[0].content[0]",
         ),
         (said(("user", "a"), ("assistant", "b"), tools={"a": 1}), OPENAI, "record-field", "tools"),
-        (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "no-json", ""),
+        (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "record-field", "tools"),
         ({"conversations": [{"from": "gpt", "value": "a"}]}, SHAREGPT, "role-order", "conversations[0].from"),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "a"}]},
@@ -162,13 +192,60 @@ def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
         ({"train": "no"}, "messages[1].train"),
         ({"tool_calls": {}}, "messages[1].tool_calls"),
         ({"tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
-        ({"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}, "messages[1].tool_calls[0].arguments"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
         ({"reasoning_content": float("inf")}, "messages[1]"),
     ],
 )
 def test_fields_of_a_turn_are_checked(turn, where):
     record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **turn}]}
     assert cause(record, OPENAI) == ("record-field", where)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("not json", "conversations[1].value"),
+        ('{"name": "f", "arguments": "{bad"}', "conversations[1].value[0].arguments"),
+        ('[{"name": "f"}, {"name": 5}]', "conversations[1].value[1]"),
+    ],
+)
+def test_a_call_that_is_none_is_refused_with_its_field(value, where):
+    record = {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]}
+    assert cause(record, SHAREGPT) == ("record-field", where)
+
+
+def test_what_is_wrong_with_json_in_a_field_is_said():
+    with pytest.raises(UnusableSampleError, match="expected JSON as text: Expecting value at column 2"):
+        mapped(said(("user", "a"), ("assistant", "b"), tools="["), OPENAI)
+
+
+HALF = "\ud800"
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udfff"}'}}
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "where"),
+    [
+        (said(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "messages[1].content"),
+        (said(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI, "tools[0]"),
+        (said(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI, "tools"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]},
+            OPENAI,
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "history[0][1]"),
+    ],
+)
+def test_the_field_of_half_a_surrogate_pair(record, form, where):
+    assert cause(record, form) == ("record-unicode", where)
 
 
 def test_a_user_cannot_be_learned():

@@ -109,17 +109,58 @@ def test_dataset_info(tmp_path):
         scan_records(tmp_path, RecordOptions(datasets=("far",)))
 
 
+def test_a_dataset_info_of_texts(tmp_path):
+    (tmp_path / "c4_demo.jsonl").write_text(ONE)
+    (tmp_path / "wiki_demo.txt").write_text("two\n\nthree\n")
+    info = {name: {"file_name": name, "columns": {"prompt": "text"}} for name in ("c4_demo.jsonl", "wiki_demo.txt")}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    found, scan = texts(tmp_path)
+    assert (found, scan.refused, scan.notes) == (["one", "two", "three"], (), ())
+
+
+@pytest.mark.parametrize(
+    ("file", "cause", "words"),
+    [
+        ("d.csv", "unread-form", "found .csv"),
+        ("d", "unread-form", "no extension"),
+        ("d.jsonl.gz", "compressed", "packed"),
+        ("d.txt", "unread-form", "names others"),
+    ],
+)
+def test_a_named_file_of_a_form_that_is_not_read_is_refused_once(tmp_path, file, cause, words):
+    (tmp_path / file).write_text("instruction,output\na,b\n")
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"file_name": file}}))
+    found, scan = texts(tmp_path)
+    (item,) = scan.refused
+    assert (found, item.name, item.line, item.cause) == ([], file, 0, cause)
+    assert words in item.detail
+    assert item.hint
+
+
+def test_what_lies_beside_records_in_a_named_folder_is_noted(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts/1.jsonl").write_text('{"instruction": "i", "output": "o"}\n')
+    for name in ("README.md", "LICENSE.txt", "more.csv", "2.jsonl.gz"):
+        (tmp_path / "parts" / name).write_text("one\ntwo\n")
+    (tmp_path / "parts/3.jsonl").symlink_to(tmp_path / "parts/1.jsonl")
+    (tmp_path / "dataset_info.json").write_text('{"d": {"file_name": "parts"}}')
+    found, scan = texts(tmp_path)
+    assert (len(found), [(item.name, item.cause) for item in scan.refused]) == (
+        1,
+        [("parts/2.jsonl.gz", "compressed")],
+    )
+    assert {(note.name, note.cause) for note in scan.notes} == {
+        ("parts/3.jsonl", "link"),
+        ("parts/LICENSE.txt", "table-unused"),
+        ("parts/README.md", "table-unused"),
+        ("parts/more.csv", "table-unused"),
+    }
+
+
 def test_names_without_a_dataset_info_are_an_error(tmp_path):
     (tmp_path / "a.jsonl").write_text(ONE)
     with pytest.raises(UsageError, match="dataset_info"):
         scan_records(tmp_path, RecordOptions(datasets=("x",)))
-
-
-def test_a_saved_dict_without_train_names_its_splits(tmp_path):
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
-    with pytest.raises(UsageError) as caught:
-        scan_records(tmp_path)
-    assert "test" in caught.value.fix
 
 
 @pytest.mark.parametrize(("name", "words"), [("a.csv", "expected one of"), ("a.jsonl.gz", "packed")])

@@ -58,6 +58,23 @@ def test_columns_and_tags_that_are_not_named_are_none(folder):
     assert (form.messages, form.role_tag, form.user_tag, form.system_tag) == ("messages", "role", "user", "")
 
 
+@pytest.mark.parametrize(
+    ("columns", "form", "text"),
+    [
+        ({"prompt": "body"}, "text", "body"),
+        ({"prompt": "body", "response": "", "query": None}, "text", "body"),
+        ({"prompt": "body", "query": "more"}, "alpaca", "text"),
+        ({"prompt": "body", "system": "said"}, "alpaca", "text"),
+        ({}, "alpaca", "text"),
+    ],
+)
+def test_a_prompt_alone_is_text(tmp_path, columns, form, text):
+    (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.json", "columns": columns}}))
+    ((found,), _, _) = read_dataset_info(tmp_path)
+    assert (found.form.form, found.form.text) == (form, text)
+
+
 def test_names_give_the_order(folder):
     assert [d.name for d in read_dataset_info(folder, ["talk", "plain"])[0]] == ["talk", "plain"]
 

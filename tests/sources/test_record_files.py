@@ -42,7 +42,7 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
         (8, "record-field", "text"),
         (9, "no-json", ""),
         (10, "record-field", ""),
-        (11, "record-unicode", ""),
+        (11, "record-unicode", "text"),
     ]
     assert all(item.name == "a" and f"a:{item.line}" not in item.detail and item.hint for item in log.refused)
     assert [note.cause for note in log.notes] == ["bom"]

@@ -63,7 +63,7 @@ def test_records_travel_between_processes():
 def test_a_scan_can_be_read_twice(tmp_path):
     memo = StatMemo(size=1, mtime_ns=0, ctime_ns=0, inode=0, device=0)
 
-    def read(log, without):
+    def read(log, without, first):
         if "a" not in without:
             yield text_record("a", 1, "x")
             log.sources.append(RecordSource(name="a", stat=memo, content=bytes(16), records=1, refused=0))

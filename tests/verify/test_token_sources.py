@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 from made_tokenizers import byte_level, save
 from small_tokens import build, opened, write_texts
@@ -56,3 +58,16 @@ def test_files_that_are_the_same_are_believed_unless_all_are_to_be_read(tmp_path
     assert found[False, 0] == found[True, 0] == found[False, 1]
     assert {("stale", "source-changed", "b.jsonl:3"), ("quarantined", "no-json", "a.jsonl:2")} <= found[False, 0]
     assert len(found[False, 0]) == 3
+
+
+def test_a_line_that_two_data_sets_refuse_is_two_refusals(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.jsonl").write_text('{"q": "one", "a": "two"}\n{"q": 5, "a": 6}\n')
+    columns = [{"prompt": "q", "response": "a"}, {"prompt": "a", "response": "q"}]
+    info = {str(number): {"file_name": "a.jsonl", "columns": some} for number, some in enumerate(columns)}
+    (data / "dataset_info.json").write_text(json.dumps(info))
+    report = build(data, tmp_path / "cache", allow_failed="2")
+    checked = check_records(opened(tmp_path / "cache")[0], scan_records(data))
+    assert [(one.path, one.field) for one in checked.others] == [("a.jsonl:2", "q"), ("a.jsonl:2", "a")]
+    assert len(report.refused) == 2
