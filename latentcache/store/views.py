@@ -6,6 +6,7 @@ Each is a generation in memory, so that whatever takes a generation takes it too
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,9 @@ from latentcache.store.generation import Generation, Rows, Samples
 from latentcache.store.layout import CacheLayout
 from latentcache.store.variants import alike, moved, names_of
 
-#: ``10_cats``: every picture below counts ten times (the folder names of kohya's sd-scripts).
-_REPEATS = re.compile(r"([1-9][0-9]{0,5})_")
+#: ``10_cats``: every picture below counts ten times, ``0_cats`` none; what a number is decides ``int``
+#: (``extract_dreambooth_params`` in ``library/config_util.py`` of kohya's sd-scripts).
+_REPEATS = re.compile(r"([0-9]{1,6})_")
 #: What must be equal for entries of two caches to stand in one batch.
 _SHARED = ("channels", "posterior", "factor", "storage_dtype", "normalisation", "family", "fingerprint", "config")
 
@@ -34,10 +36,16 @@ def select(generation: Generation, entries: NDArray[Any]) -> Generation:
 
 
 def folder_repeats(generation: Generation) -> NDArray[np.int64]:
-    """(N,) how often each entry counts by the name of its top folder: ``10_cats/a.png`` ten times, others once."""
+    """(N,) how often each entry counts by the name of its top folder: ``10_cats/a.png`` ten times, others once.
+
+    Entries of folders that count 0 times are left out, with a warning that says how many.
+    """
     found = (_REPEATS.match(name) if "/" in name else None for name in generation.samples.names)
     by_sample = np.array([int(match[1]) if match else 1 for match in found], dtype=np.int64)
-    return np.asarray(by_sample[generation.rows.sample])
+    repeats = np.asarray(by_sample[generation.rows.sample])
+    if left := int(np.count_nonzero(repeats == 0)):
+        warnings.warn(f"{left} of {len(repeats)} entries lie in folders that count 0 times (0_...)", stacklevel=3)
+    return repeats
 
 
 def combine(caches: Sequence[tuple[CacheLayout, Generation]]) -> Generation:
