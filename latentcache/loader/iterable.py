@@ -40,7 +40,8 @@ class IterableBatches(IterableDataset[Batch]):
         self._skip: int | None = None
         self._loaded = False
         # shared with workers that outlive an epoch: they see a later set_epoch; and whether there was one
-        self._epoch, self._named = torch.tensor([_shared(loader.epoch), 0]).share_memory_()  # type: ignore[no-untyped-call]
+        shared = torch.tensor([_shared(loader.epoch), 0]).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch, self._named = shared[0], shared[1]
         self._seen = loader.epoch
 
     def __len__(self) -> int:

@@ -95,6 +95,20 @@ def test_the_last_epoch_that_workers_can_be_told_of(opened):
     assert keys(data) == expected(opened, 2**63 - 1)
 
 
+def test_workers_that_stay_hear_of_an_epoch_only_in_the_iterable_form(opened):
+    """As the how-to says; without persistent workers the loader itself is right too."""
+    loader = opened.loader(batch_size=3, seed=1)
+    told = as_iterable(opened.loader(batch_size=3, seed=1))
+    stay = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
+    kept, fresh = DataLoader(loader, **stay), DataLoader(loader, batch_size=None, num_workers=2)
+    hearing = DataLoader(told, **stay)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        told.set_epoch(epoch)
+        assert keys(hearing) == keys(fresh) == expected(opened, epoch)
+        assert keys(kept) == expected(opened, 0)
+
+
 def stateful(opened, workers, **options):
     data = as_iterable(opened.loader(batch_size=3, seed=1, **options))
     return data, StatefulDataLoader(data, batch_size=None, num_workers=workers)
