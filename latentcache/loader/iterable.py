@@ -18,7 +18,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from latentcache.errors import UsageError
 from latentcache.loader.epochs import Epochs
 from latentcache.loader.loader import Batch
+from latentcache.plan.batches import is_whole
 from latentcache.plan.epoch import EpochPlan
+
+#: Most that the memory shared with workers holds.
+_LAST_EPOCH = 2**63 - 1
 
 #: Classes of accelerate that deal batches out to ranks (``accelerate/data_loader.py``).
 _SPLITTERS = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
@@ -35,8 +39,9 @@ class IterableBatches(IterableDataset[Batch]):
         self._loader = loader
         self._skip: int | None = None
         self._loaded = False
-        # shared with workers that outlive an epoch: they see a later set_epoch
-        self._epoch = torch.tensor(loader.epoch).share_memory_()  # type: ignore[no-untyped-call]
+        # shared with workers that outlive an epoch: they see a later set_epoch; and whether there was one
+        shared = torch.tensor([_shared(loader.epoch), 0]).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch, self._named = shared[0], shared[1]
         self._seen = loader.epoch
 
     def __len__(self) -> int:
@@ -44,9 +49,14 @@ class IterableBatches(IterableDataset[Batch]):
         return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on."""
-        self._epoch.fill_(epoch)
-        self._turn(epoch)
+        """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on.
+
+        Raises:
+            UsageError: It is no whole number from 0, or none of 64 bits.
+        """
+        self._turn(_shared(epoch))  # first: it refuses, and workers must not see what was refused
+        self._epoch.fill_(self._seen)
+        self._named.fill_(1)
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's position, and how many batches other workers serve before this one's next."""
@@ -60,7 +70,11 @@ class IterableBatches(IterableDataset[Batch]):
             PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
         """
         self._loader.load_state_dict(state)
-        self._skip, self._loaded = state.get("skip"), True
+        self._skip, self._loaded, self._seen = state.get("skip"), True, self._loader.epoch
+        if get_worker_info() is None:
+            self._named.fill_(0)
+        if not self._named:  # torchdata loads in the workers of one pass: those of the next must hear of it
+            self._epoch.fill_(_shared(self._seen))
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve this worker's share of the epoch, or of what is left of it.
@@ -71,7 +85,7 @@ class IterableBatches(IterableDataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         self._refuse_a_second_split()
-        if self._seen != int(self._epoch):
+        if not self._loaded and self._seen != int(self._epoch):
             self._turn(int(self._epoch))
         loaded, self._loaded = self._loaded, False
         if loaded and not self._loader.remaining():
@@ -96,10 +110,11 @@ class IterableBatches(IterableDataset[Batch]):
 
     def _turn(self, epoch: int) -> None:
         """Go to an epoch; the place in the one it is in already stays."""
-        if epoch != self._loader.epoch:
-            self._skip, self._loaded = None, False
+        before = self._loader.epoch
         self._loader.set_epoch(epoch)
-        self._seen = epoch
+        self._seen = self._loader.epoch
+        if self._seen != before:
+            self._skip, self._loaded = None, False
 
     def _refuse_a_second_split(self) -> None:
         """The loader serves one rank's share; dealing that share out to all ranks would lose samples in silence."""
@@ -119,6 +134,18 @@ def as_iterable(loader: Epochs) -> IterableBatches:
         loader: Made for this rank; it is used by the result from now on.
     """
     return IterableBatches(loader)
+
+
+def _shared(epoch: int) -> int:
+    """An epoch that workers can be told of.
+
+    Raises:
+        UsageError: It has more than 64 bits.
+    """
+    if is_whole(epoch, _LAST_EPOCH + 1):
+        why = f"workers are told of an epoch in 64 bits, up to {_LAST_EPOCH}"
+        raise UsageError(f"epoch {epoch!r}", why=why, fix="number the epochs from 0: set_epoch(0)")
+    return epoch
 
 
 def _is_split_by_accelerate() -> bool:

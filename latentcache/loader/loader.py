@@ -175,6 +175,9 @@ class CacheLoader(Epochs):
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
 
+        Workers that stay (``persistent_workers=True``) keep the epoch they began with, and do not hear of
+        ``set_epoch``: give them ``as_iterable(loader)``, which tells them.
+
         Raises:
             IndexError: No such step.
             CorruptEntryError: An entry fails its check.

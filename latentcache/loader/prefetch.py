@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 #: Less than this between two results is no work to hide behind: what it costs to hand over a result and the
@@ -51,7 +51,9 @@ class _Desk(Generic[Item, Made]):
                 self.results.put((position, self.make(self.items[position]), None))
             except BaseException as error:  # noqa: BLE001 -- the caller raises it
                 self.results.put((position, None, error))
-                return
+                break
+        if self.closed:  # else the caller still wants them
+            self.clear()
 
     def permit(self, start: int, end: int) -> None:
         """Let threads make what was not permitted yet, from ``start`` to before ``end``."""
@@ -79,6 +81,13 @@ class _Desk(Generic[Item, Made]):
         for _ in range(threads):
             self.permits.put(None)
 
+    def clear(self) -> None:
+        """Let go of what nobody takes any more, in a thread that is in nobody's way and is waited for at the end."""
+        self.early.clear()
+        with contextlib.suppress(Empty):
+            while True:
+                self.results.get_nowait()
+
 
 def read_ahead(
     make: Callable[[Item], Made], items: Sequence[Item], depth: int, *, threads: int = 1
@@ -96,8 +105,10 @@ def read_ahead(
         return
     desk, forks, hasty = _Desk(make, items), _forks, 0
     desk.permit(0, depth)
-    started = [_started(desk) for _ in range(min(threads, depth))]
+    started: list[threading.Thread] = []
     try:
+        for _ in range(min(threads, depth)):
+            started.append(_started(desk))  # noqa: PERF401 -- the second may fail to start
         for position, item in enumerate(items):
             ahead = forks == _forks
             ready = [desk.take(position) if ahead and position < desk.permitted else make(item)]
@@ -108,7 +119,8 @@ def read_ahead(
             hasty = hasty + 1 if time.perf_counter() - delivered < _HAND_OVER_S else 0
     finally:
         if forks == _forks:
-            desk.close(len(started))
+            desk.close(min(threads, depth))
+            desk.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # what they read from is in nobody's hands now
 
@@ -134,22 +146,32 @@ def ask_ahead(
 
 
 def _started(desk: _Desk[Any, Any]) -> threading.Thread:
+    for thread, its in list(_RUNNING.items()):
+        if its() is None and not thread.is_alive():  # without a desk it has begun, and has nothing left to do
+            _RUNNING.pop(thread, None)
     thread = threading.Thread(target=desk.work, name="latentcache-read-ahead", daemon=True)
-    _RUNNING[thread] = desk
-    thread.start()
+    _RUNNING[thread] = weakref.ref(desk)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads
+        _RUNNING.pop(thread, None)
+        raise
     return thread
 
 
 #: How often this process was forked off from another on the way from its interpreter's start.
 _forks = 0
-_RUNNING: weakref.WeakKeyDictionary[threading.Thread, _Desk[Any, Any]] = weakref.WeakKeyDictionary()
+#: Threads are held until they are dead, so that the end of the process waits for each; a desk is held by its thread
+#: until that has done its work, and not longer: it refers to files and tensors.
+_RUNNING: dict[threading.Thread, weakref.ref[_Desk[Any, Any]]] = {}
 
 
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
     running = list(_RUNNING.items())
-    for _, desk in running:  # all of them first: threads of one desk take what is meant for each other
-        desk.close(1)
+    for _, its in running:  # all of them first: threads of one desk take what is meant for each other
+        if (desk := its()) is not None:
+            desk.close(1)
     for thread, _ in running:
         with contextlib.suppress(RuntimeError):  # not started
             thread.join()

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from small_cache import build, draw
@@ -72,6 +73,42 @@ def test_workers_that_stay_see_the_next_epoch(opened, method):
         assert keys(batches) == expected(opened, epoch)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_refused_changes_nothing(opened, workers):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.set_epoch(2)
+    passing = iter(data)
+    head = keys([next(passing)])
+    data.load_state_dict(data.state_dict())
+    for epoch in (-1, 1.7, "x", None, True, 2**63, 2**70):
+        with pytest.raises(UsageError, match="epoch") as caught:
+            data.set_epoch(epoch)
+        assert "whole numbers" in str(caught.value) or "64 bits" in str(caught.value)
+    assert head + keys(DataLoader(data, batch_size=None, num_workers=workers)) == expected(opened, 2)
+    data.set_epoch(np.int64(3))
+    assert keys(DataLoader(data, batch_size=None, num_workers=workers)) == expected(opened, 3)
+
+
+def test_the_last_epoch_that_workers_can_be_told_of(opened):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.set_epoch(2**63 - 1)
+    assert keys(data) == expected(opened, 2**63 - 1)
+
+
+def test_workers_that_stay_hear_of_an_epoch_only_in_the_iterable_form(opened):
+    """As the how-to says; without persistent workers the loader itself is right too."""
+    loader = opened.loader(batch_size=3, seed=1)
+    told = as_iterable(opened.loader(batch_size=3, seed=1))
+    stay = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
+    kept, fresh = DataLoader(loader, **stay), DataLoader(loader, batch_size=None, num_workers=2)
+    hearing = DataLoader(told, **stay)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        told.set_epoch(epoch)
+        assert keys(hearing) == keys(fresh) == expected(opened, epoch)
+        assert keys(kept) == expected(opened, 0)
+
+
 def stateful(opened, workers, **options):
     data = as_iterable(opened.loader(batch_size=3, seed=1, **options))
     return data, StatefulDataLoader(data, batch_size=None, num_workers=workers)
@@ -92,6 +129,39 @@ def test_a_stateful_data_loader_goes_on_exactly(opened, workers, done):
     fresh.set_epoch(2)
     assert head + keys(again) == expected(opened, 2)
     fresh.set_epoch(3)
+    assert keys(again) == expected(opened, 3)
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_after_a_resumed_epoch_that_nobody_names_a_pass_repeats_it(opened, more):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    batches = StatefulDataLoader(data, batch_size=None, **more)
+    data.set_epoch(2)
+    passing = iter(batches)
+    head = keys(next(passing) for _ in range(2))
+    state = copy.deepcopy(batches.state_dict())
+    del passing
+    fresh = as_iterable(opened.loader(batch_size=3, seed=1))
+    again = StatefulDataLoader(fresh, batch_size=None, **more)
+    again.load_state_dict(state)
+    assert head + keys(again) == expected(opened, 2)
+    assert keys(again) == expected(opened, 2)
+    fresh.set_epoch(0)
+    assert keys(again) == expected(opened, 0)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_was_named_before_workers_resume_comes_after_the_resumed_one(opened, persistent):
+    _, batches = stateful(opened, 2)
+    passing = iter(batches)
+    head = keys([next(passing)])
+    state = copy.deepcopy(batches.state_dict())
+    del passing
+    fresh = as_iterable(opened.loader(batch_size=3, seed=1))
+    again = StatefulDataLoader(fresh, batch_size=None, num_workers=2, persistent_workers=persistent)
+    again.load_state_dict(state)
+    fresh.set_epoch(3)
+    assert head + keys(again) == expected(opened, 0)
     assert keys(again) == expected(opened, 3)
 
 

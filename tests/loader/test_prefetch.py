@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -191,3 +192,87 @@ if sys.argv[1] == "raise":
 def test_the_interpreter_ends_with_an_iterator_in_the_middle(how, status):
     done = subprocess.run([sys.executable, "-c", LEAVE, how], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (status, "left\n", "")
+
+
+LEAVE_WITH_TENSORS = """
+import sys, time
+import numpy as np
+import torch
+from latentcache.loader.prefetch import read_ahead
+
+class Lasting(np.ndarray):
+    def __del__(self):
+        time.sleep(0.4)
+
+def make(number):
+    time.sleep(float(sys.argv[1]) * (number > 0))
+    return torch.from_numpy(np.zeros(4).view(Lasting))
+
+for _ in read_ahead(make, range(100), 2, threads=2):
+    time.sleep(0.1)
+    break
+time.sleep(0.2)
+print("left")
+"""
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.2"], ids=["waiting", "being-made"])
+def test_the_interpreter_ends_while_tensors_that_nobody_took_are_freed(seconds):
+    """A tensor that takes long to free, in a thread that nobody waits for, would abort the process."""
+    command = [sys.executable, "-c", LEAVE_WITH_TENSORS, seconds]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
+
+
+class Noted:
+    """Says in which thread it is freed."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def __del__(self):
+        self.found.append(threading.current_thread().name)
+
+
+def test_what_waits_is_freed_by_the_caller_who_leaves():
+    found = []
+    iterator = read_ahead(lambda _: Noted(found), range(100), 2, threads=2)
+    next(iterator)
+    wait_until(lambda: found == ["MainThread"])
+    time.sleep(0.05)  # two wait now
+    iterator.close()
+    assert found == ["MainThread"] * 3
+    wait_until(lambda: not running())
+
+
+def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
+    class Reader:
+        def make(self, number):
+            return number
+
+    for _ in range(20):
+        reader = Reader()
+        forgotten = weakref.ref(reader)
+        for _ in read_ahead(reader.make, range(100), 2, threads=2):
+            assert set(running()) <= set(prefetch._RUNNING)
+            break
+        del reader
+        wait_until(lambda: forgotten() is None)  # noqa: B023 -- waited for at once
+        wait_until(lambda: not running())
+    assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
+
+
+def test_a_thread_that_cannot_start_leaves_no_other_behind(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def once(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    with pytest.raises(RuntimeError, match="can't start"):
+        next(read_ahead(str, range(100), 2, threads=2))
+    wait_until(lambda: not running())
+    assert set(prefetch._RUNNING) >= set(started)
