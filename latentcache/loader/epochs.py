@@ -147,16 +147,18 @@ class Epochs(ABC):
         """Hand out the batches of a pass.
 
         Args:
-            plan: What the pass serves.
+            plan: What the pass serves; it began just now.
             batches: Of its steps.
 
         Raises:
             UsageError: The loader was closed in the middle.
         """
-        served = 0
+        served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:
-            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            self._position.advance(
+                of=passing
+            )  # before it is handed out: whoever saves a checkpoint now has this batch
             served += 1
             yield self._transfer.receive(batch)
         if served < len(plan):

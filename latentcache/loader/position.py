@@ -84,6 +84,7 @@ class Position:
 
     def __init__(self, entries: Entries, report: PlanReport, *, seed: int, generation: int) -> None:
         self._entries, self._report, self._generation = entries, report, generation
+        self._passing = 0
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
@@ -99,10 +100,16 @@ class Position:
         """Number of the epoch."""
         return self._counted.epoch
 
+    @property
+    def passing(self) -> int:
+        """Names the pass whose batches count: another one after :meth:`begin`, another epoch and :meth:`load`."""
+        return self._passing
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the one it is in already keeps its place (a trainer that resumes says it)."""
         if epoch != self._cursor.epoch:
             self._cursor, self._loaded = self._start(self._cursor.seed, epoch), False
+            self._passing += 1
 
     def begin(self) -> EpochPlan:
         """What the next pass serves: the rest of a loaded epoch, once; else the whole epoch again.
@@ -110,6 +117,7 @@ class Position:
         A loaded epoch that is complete is served again too, so that a pass never yields nothing.
         """
         loaded, self._loaded = self._loaded, False
+        self._passing += 1
         if not loaded or not self.remaining():
             self._cursor = self._start(self._cursor.seed, self._cursor.epoch)
         rest = self._rest()
@@ -131,9 +139,15 @@ class Position:
             return self._report.steps - last.steps  # without planning it
         return len(self._rest())
 
-    def advance(self, batches: int = 1) -> None:
-        """So many batches were delivered."""
-        self._delivered += batches  # no more than this while a training step waits
+    def advance(self, batches: int = 1, of: int | None = None) -> None:
+        """So many batches were delivered.
+
+        Args:
+            batches: Their number.
+            of: The pass that delivered them, by :attr:`passing` after it began; one that is over counts nothing.
+        """
+        if of is None or of == self._passing:
+            self._delivered += batches  # no more than this while a training step waits
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
@@ -158,6 +172,7 @@ class Position:
         self._refuse_other("servings", then, now, state, "other weights of its data sets")
         legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)  # as it is saved again
         self._cursor, self._loaded, self._whole = replace(cursor, legs=legs), True, None
+        self._passing += 1
 
     @property
     def _cursor(self) -> Cursor:

@@ -93,6 +93,36 @@ def test_a_pass_that_was_broken_off_starts_again(cache: Cache) -> None:
     assert len(keys(loader)) == len(loader)
 
 
+def test_a_pass_that_is_over_does_not_count_in_the_next_epoch(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    passing = iter(loader)
+    next(passing)
+    loader.set_epoch(1)
+    assert len(keys(passing)) == len(loader) - 1  # it serves its epoch to the end
+    assert loader.state_dict()["legs"] == [[3, 1, 0]]
+    assert loader.remaining() == len(loader)
+    resumed = cache.loader(batch_size=3)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(keys(resumed)) == len(loader)
+
+
+def test_a_pass_does_not_count_where_a_checkpoint_was_loaded(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    _, state = interrupted(cache, 2, batch_size=3)
+    passing = iter(loader)
+    next(passing)
+    loader.load_state_dict(state)
+    next(passing)
+    assert loader.state_dict() == state
+
+
+def test_of_two_passes_at_once_the_later_counts(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    for delivered, _ in enumerate(zip(loader, loader, strict=True), start=1):
+        assert loader.remaining() == len(loader) - delivered
+    assert loader.state_dict()["legs"] == [[3, 1, len(loader)]]
+
+
 def test_another_world_size_serves_the_rest_of_every_sample(cache: Cache) -> None:
     head, state = interrupted(cache, 3, batch_size=2, small_buckets="partial")
     ranks = [cache.loader(batch_size=1, rank=rank, world_size=3, small_buckets="partial") for rank in range(3)]
