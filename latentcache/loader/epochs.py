@@ -104,7 +104,7 @@ class Epochs(ABC):
         The next pass serves the rest of that epoch; ``len`` stays the whole epoch.
 
         Raises:
-            PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
+            PlanError: The checkpoint belongs to other entries or another policy, is of a newer version, or cannot be.
         """
         self._position.load(state)
 

@@ -147,6 +147,7 @@ class CacheLoader(Epochs):
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
+            EmptyPlanError: What is left of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
             CacheDamagedError: More samples are bad than may be replaced.
         """

@@ -22,7 +22,8 @@ from latentcache.loader.position import Position
 from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
-from latentcache.plan.batches import BatchPlan, PlanReport
+from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
+from latentcache.plan.cursor import Cursor, unreadable
 
 
 class Rows(Protocol):
@@ -92,10 +93,13 @@ class TokenLoader(Epochs):
         with weights they do so to its end, and ``len`` is that of the epochs after it.
 
         Raises:
-            PlanError: The checkpoint belongs to other rows or another policy, or is newer than this version.
+            PlanError: The checkpoint belongs to other rows or another policy, is of a newer version, or cannot be.
         """
-        if self._entries.laid_once and state.get("lengths_for", self._laid_for) != self._laid_for:
-            self._lay(int(state["lengths_for"]), self.seed)
+        Cursor.from_json(state)  # before lengths change for it
+        if self._entries.laid_once and (laid_for := state.get("lengths_for", self._laid_for)) != self._laid_for:
+            if not is_whole(laid_for, 1):
+                raise unreadable(f"lengths_for {laid_for!r}, where it counts rows of a step")
+            self._lay(int(laid_for), self.seed)
         super().load_state_dict(state)
 
     def close(self) -> None:
@@ -109,6 +113,7 @@ class TokenLoader(Epochs):
         Raises:
             CorruptEntryError: A document fails its check; it is named with its file and line.
             MissingEntryError: A shard is gone.
+            EmptyPlanError: What is left of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
         """
         plan = self._position.begin()
