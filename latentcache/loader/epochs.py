@@ -128,15 +128,17 @@ class Epochs(ABC):
         """What every loader has.
 
         Raises:
-            UsageError: No such rank or device, or a negative number of batches to read ahead.
+            UsageError: No such rank or device, or no such number of batches to read ahead.
             DeviceError: The device is not there.
         """
-        if not 0 <= rank < batches.world_size:
-            what = f"rank {rank} of {batches.world_size}"
-            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
-        if prefetch < 0:
-            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
-        self.rank, self._prefetch, self._transfer = rank, prefetch, Transfer(device)
+        if not is_whole(rank, 0) or rank >= batches.world_size:
+            what = f"rank {rank!r} of {batches.world_size}"
+            raise UsageError(
+                what, why="ranks are whole numbers that count from 0", fix="pass rank and world_size of this process"
+            )
+        if not is_whole(prefetch, 0):
+            raise UsageError(f"prefetch={prefetch!r}", why="that many batches cannot wait", fix="0, 1, 2 or more")
+        self.rank, self._prefetch, self._transfer = int(rank), int(prefetch), Transfer(device)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
 
     def _ahead(self, send: Callable[[int], Sent], steps: range) -> Generator[Sent]:
@@ -173,3 +175,14 @@ class Epochs(ABC):
         for batches in list(self._passes):
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
+
+
+def checked_seed(seed: int) -> int:
+    """A seed as a plain number: one of numpy is too small for what is computed with it, and no JSON.
+
+    Raises:
+        UsageError: It is no whole number.
+    """
+    if not is_whole(seed):
+        raise UsageError(f"seed={seed!r}", why="seeds are whole numbers", fix="seed=0, or seed=int(...) of yours")
+    return int(seed)

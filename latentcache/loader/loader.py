@@ -19,7 +19,7 @@ import torch
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
-from latentcache.loader.epochs import Epochs
+from latentcache.loader.epochs import Epochs, checked_seed
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather, Rows
@@ -69,7 +69,7 @@ class CacheLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, type, format, policy or device, a negative number of batches to read ahead, or
+        UsageError: No such seed, rank, type, format, policy, device or number of batches to read ahead, or
             a draw or mirrored pictures from what holds none.
         DeviceError: The device is not there.
     """
@@ -95,7 +95,8 @@ class CacheLoader(Epochs):
     ) -> None:
         self._begin(report.batches, rank=rank, prefetch=prefetch, device=device)
         self.report = report
-        self._position = Position(Pictures(reader.generation), report, seed=seed, generation=reader.generation.number)
+        pictures, seed, prefetch = Pictures(reader.generation), checked_seed(seed), self._prefetch
+        self._position = Position(pictures, report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
             copy.copy(reader), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError
-from latentcache.loader.epochs import Epochs
+from latentcache.loader.epochs import Epochs, checked_seed
 from latentcache.loader.position import Position
 from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
@@ -53,7 +53,7 @@ class TokenLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, form or device, or a negative number of batches to read ahead.
+        UsageError: No such seed, rank, form, device or number of batches to read ahead.
         DeviceError: The device is not there.
         EmptyPlanError: An epoch would have no step.
         PlanError: The policy ``error`` met rows that do not divide.
@@ -74,7 +74,7 @@ class TokenLoader(Epochs):
         self._begin(batches, rank=rank, prefetch=prefetch, device=device)
         self.view, self._batches = view, batches
         self.format = checked_token_format(format, isolated=isolated)
-        self._lay(batches.global_batch_size, seed)
+        self._lay(batches.global_batch_size, checked_seed(seed))
 
     @property
     def seed(self) -> int:
