@@ -62,8 +62,13 @@ class Epochs(ABC):
         Args:
             epochs: Passes over the data, also a fraction.
             grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: Fewer epochs than none, or no such number of batches.
         """
-        return math.ceil(epochs * math.ceil(len(self) / grad_accum))
+        if not 0 <= epochs < math.inf:
+            raise UsageError(f"steps of {epochs!r} epochs", why="epochs are counted from 0", fix="steps(2), or 0.5")
+        return math.ceil(epochs * self._steps_of_epoch(grad_accum))
 
     def epoch_at(self, step: int, grad_accum: int = 1) -> float:
         """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
@@ -71,9 +76,20 @@ class Epochs(ABC):
         Args:
             step: Optimizer steps since the start of training.
             grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: No such step, or no such number of batches.
         """
-        whole, part = divmod(step, math.ceil(len(self) / grad_accum))
+        if not is_whole(step, 0):
+            raise UsageError(f"step {step!r}", why="steps are whole numbers that count from 0", fix="epoch_at(0)")
+        whole, part = divmod(step, self._steps_of_epoch(grad_accum))
         return whole + part * grad_accum / len(self)
+
+    def _steps_of_epoch(self, grad_accum: int) -> int:
+        """Optimizer steps of an epoch."""
+        if not is_whole(grad_accum, 1):
+            raise UsageError(f"grad_accum={grad_accum!r}", why="a step takes whole batches", fix="1 or more")
+        return math.ceil(len(self) / grad_accum)
 
     @property
     def epoch(self) -> int:

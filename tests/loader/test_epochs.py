@@ -69,3 +69,19 @@ def test_what_is_no_number_is_refused_in_words(loading, words, said):
     with pytest.raises(UsageError, match=said) as caught:
         loading(**{"batch_size": 1, "world_size": 2} | words)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("words", [(2, 0), (2, -1), (2, 1.5), (-1,), (float("nan"),), (float("inf"),)])
+def test_steps_that_cannot_be_are_refused_in_words(words):
+    loader = cache_of(texts(13)).padded(64).loader(batch_size=2)
+    with pytest.raises(UsageError, match=r"epochs|grad_accum"):
+        loader.steps(*words)
+    assert (loader.steps(0), loader.steps(np.float32(0.5), np.int64(2))) == (0, 2)
+
+
+@pytest.mark.parametrize("words", [(3, 0), (3, 1.5), (-1,), (1.5,), (None,)])
+def test_an_epoch_of_no_step_is_refused_in_words(words):
+    loader = cache_of(texts(13)).padded(64).loader(batch_size=2)
+    with pytest.raises(UsageError, match=r"step|grad_accum"):
+        loader.epoch_at(*words)
+    assert loader.epoch_at(0) == 0
