@@ -62,8 +62,13 @@ class Epochs(ABC):
         Args:
             epochs: Passes over the data, also a fraction.
             grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: Fewer epochs than none, or no such number of batches.
         """
-        return math.ceil(epochs * math.ceil(len(self) / grad_accum))
+        if not 0 <= epochs < math.inf:
+            raise UsageError(f"steps of {epochs!r} epochs", why="epochs are counted from 0", fix="steps(2), or 0.5")
+        return math.ceil(epochs * self._steps_of_epoch(grad_accum))
 
     def epoch_at(self, step: int, grad_accum: int = 1) -> float:
         """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
@@ -71,9 +76,20 @@ class Epochs(ABC):
         Args:
             step: Optimizer steps since the start of training.
             grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: No such step, or no such number of batches.
         """
-        whole, part = divmod(step, math.ceil(len(self) / grad_accum))
+        if not is_whole(step, 0):
+            raise UsageError(f"step {step!r}", why="steps are whole numbers that count from 0", fix="epoch_at(0)")
+        whole, part = divmod(step, self._steps_of_epoch(grad_accum))
         return whole + part * grad_accum / len(self)
+
+    def _steps_of_epoch(self, grad_accum: int) -> int:
+        """Optimizer steps of an epoch."""
+        if not is_whole(grad_accum, 1):
+            raise UsageError(f"grad_accum={grad_accum!r}", why="a step takes whole batches", fix="1 or more")
+        return math.ceil(len(self) / grad_accum)
 
     @property
     def epoch(self) -> int:
@@ -104,7 +120,7 @@ class Epochs(ABC):
         The next pass serves the rest of that epoch; ``len`` stays the whole epoch.
 
         Raises:
-            PlanError: The checkpoint belongs to other entries or another policy, or is newer than this version.
+            PlanError: The checkpoint belongs to other entries or another policy, is of a newer version, or cannot be.
         """
         self._position.load(state)
 
@@ -128,15 +144,17 @@ class Epochs(ABC):
         """What every loader has.
 
         Raises:
-            UsageError: No such rank or device, or a negative number of batches to read ahead.
+            UsageError: No such rank or device, or no such number of batches to read ahead.
             DeviceError: The device is not there.
         """
-        if not 0 <= rank < batches.world_size:
-            what = f"rank {rank} of {batches.world_size}"
-            raise UsageError(what, why="ranks count from 0", fix="pass rank and world_size of this process")
-        if prefetch < 0:
-            raise UsageError(f"prefetch={prefetch}", why="that many batches cannot wait", fix="0 or more")
-        self.rank, self._prefetch, self._transfer = rank, prefetch, Transfer(device)
+        if not is_whole(rank, 0) or rank >= batches.world_size:
+            what = f"rank {rank!r} of {batches.world_size}"
+            raise UsageError(
+                what, why="ranks are whole numbers that count from 0", fix="pass rank and world_size of this process"
+            )
+        if not is_whole(prefetch, 0):
+            raise UsageError(f"prefetch={prefetch!r}", why="that many batches cannot wait", fix="0, 1, 2 or more")
+        self.rank, self._prefetch, self._transfer = int(rank), int(prefetch), Transfer(device)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
 
     def _ahead(self, send: Callable[[int], Sent], steps: range) -> Generator[Sent]:
@@ -147,16 +165,18 @@ class Epochs(ABC):
         """Hand out the batches of a pass.
 
         Args:
-            plan: What the pass serves.
+            plan: What the pass serves; it began just now.
             batches: Of its steps.
 
         Raises:
             UsageError: The loader was closed in the middle.
         """
-        served = 0
+        served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:
-            self._position.advance()  # before it is handed out: whoever saves a checkpoint now has this batch
+            self._position.advance(
+                of=passing
+            )  # before it is handed out: whoever saves a checkpoint now has this batch
             served += 1
             yield self._transfer.receive(batch)
         if served < len(plan):
@@ -171,3 +191,14 @@ class Epochs(ABC):
         for batches in list(self._passes):
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
+
+
+def checked_seed(seed: int) -> int:
+    """A seed as a plain number: one of numpy is too small for what is computed with it, and no JSON.
+
+    Raises:
+        UsageError: It is no whole number.
+    """
+    if not is_whole(seed):
+        raise UsageError(f"seed={seed!r}", why="seeds are whole numbers", fix="seed=0, or seed=int(...) of yours")
+    return int(seed)

@@ -19,7 +19,7 @@ import torch
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
 from latentcache.loader.described import described
-from latentcache.loader.epochs import Epochs
+from latentcache.loader.epochs import Epochs, checked_seed
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather, Rows
@@ -39,6 +39,9 @@ from latentcache.store.variants import doubled
 Batch = dict[str, Any]
 """``latents`` (B, C, h, w); ``original_size``, ``crop_top_left``, ``target_size`` (B, 2) int64, height or top
 first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
+
+Turn = tuple[int, int]
+"""Seed and epoch: what decides draws and mirror images."""
 
 _TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -66,7 +69,7 @@ class CacheLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, type, format, policy or device, a negative number of batches to read ahead, or
+        UsageError: No such seed, rank, type, format, policy, device or number of batches to read ahead, or
             a draw or mirrored pictures from what holds none.
         DeviceError: The device is not there.
     """
@@ -91,8 +94,9 @@ class CacheLoader(Epochs):
         device: str | torch.device = "cpu",
     ) -> None:
         self._begin(report.batches, rank=rank, prefetch=prefetch, device=device)
-        self.report, self.seed = report, seed
-        self._position = Position(Pictures(reader.generation), report, seed=seed, generation=reader.generation.number)
+        self.report = report
+        pictures, seed, prefetch = Pictures(reader.generation), checked_seed(seed), self._prefetch
+        self._position = Position(pictures, report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
             copy.copy(reader), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
@@ -112,6 +116,11 @@ class CacheLoader(Epochs):
         self._fetched = False  # once from the disk, by a whole pass
         self._storage, self._stored = spec.storage_dtype, _TORCH[spec.storage_dtype]
         self._dtype = _checked_dtype(dtype) or self._stored
+
+    @property
+    def seed(self) -> int:
+        """Of the order, the draws and the mirrored pictures; that of the checkpoint after ``load_state_dict``."""
+        return self._position.seed
 
     @property
     def substituted(self) -> Mapping[str, int]:
@@ -139,13 +148,15 @@ class CacheLoader(Epochs):
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
+            EmptyPlanError: What is left of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
             CacheDamagedError: More samples are bad than may be replaced.
         """
-        plan, epoch = self._position.begin(), self.epoch
+        plan = self._position.begin()
+        turn = self.seed, self.epoch  # what is set in the middle of a pass changes none of its batches
 
         def variants(step: int) -> Rows:
-            return self._variants(plan.batch(step, self.rank), epoch)
+            return self._variants(plan.batch(step, self.rank), turn)
 
         num_bytes = self._stored.itemsize
 
@@ -156,7 +167,7 @@ class CacheLoader(Epochs):
 
         def send(step: int) -> Sent:
             coming.before(step)
-            return self._send(plan.batch(step, self.rank), epoch)
+            return self._send(plan.batch(step, self.rank), turn)
 
         def ask(step: int) -> tuple[Rows, Asked | None]:
             coming.before(step)
@@ -164,7 +175,7 @@ class CacheLoader(Epochs):
             return plan.batch(step, self.rank), self._readers.ask(rows, self._shape(rows[0]), self._storage)
 
         def finish(asked: tuple[Rows, Asked | None]) -> Sent:
-            return self._send(asked[0], epoch, asked[1])
+            return self._send(asked[0], turn, asked[1])
 
         steps = range(len(plan))
         with self._readers.taken() as taken:
@@ -189,25 +200,27 @@ class CacheLoader(Epochs):
 
     def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
-        return self._transfer.receive(self._send(rows, self.epoch if epoch is None else epoch))
+        return self._transfer.receive(self._send(rows, (self.seed, self.epoch if epoch is None else epoch)))
 
-    def _send(self, rows: Rows, epoch: int, asked: Asked | None = None) -> Sent:
+    def _send(self, rows: Rows, turn: Turn, asked: Asked | None = None) -> Sent:
         """A batch on its way to the device; one that was asked for is waited for."""
+        seed, epoch = turn
 
         def read(pictures: Rows) -> tuple[Rows, torch.Tensor]:
             self._reader.ready(pictures)
-            variants = self._variants(pictures, epoch)
-            return variants, self._latents(variants, epoch, asked if pictures is rows else None)
+            variants = self._variants(pictures, turn)
+            return variants, self._latents(variants, turn, asked if pictures is rows else None)
 
-        _, (variants, latents) = self._substitutes.read(rows, read, seed=self._position.seed, epoch=epoch)
+        _, (variants, latents) = self._substitutes.read(rows, read, seed=seed, epoch=epoch)
         batch = {"latents": latents, **described(self._reader.generation, variants)}
         return self._transfer.send(formatted(batch, self._format))
 
-    def _variants(self, rows: Rows, epoch: int) -> Rows:
+    def _variants(self, rows: Rows, turn: Turn) -> Rows:
         """For each picture its own row, or that of its mirror image where this epoch serves that."""
-        return turned(rows, self._reader.generation.rows.key, seed=self.seed, epoch=epoch) if self._flips else rows
+        seed, epoch = turn
+        return turned(rows, self._reader.generation.rows.key, seed=seed, epoch=epoch) if self._flips else rows
 
-    def _latents(self, rows: Rows, epoch: int, asked: Asked | None) -> torch.Tensor:
+    def _latents(self, rows: Rows, turn: Turn, asked: Asked | None) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         spec = self._reader.generation.recipe.encoder
         found = None if asked is None else self._readers.answer(asked)
@@ -217,7 +230,8 @@ class CacheLoader(Epochs):
         if self._storage == "bfloat16":
             latents = latents.view(torch.bfloat16)
         if self._draw == "sample":
-            latents = draw(latents, self._reader.generation.rows.key[rows], seed=self.seed, epoch=epoch)
+            seed, epoch = turn
+            latents = draw(latents, self._reader.generation.rows.key[rows], seed=seed, epoch=epoch)
         elif self._draw == "mode":
             latents = mean_of(latents)
         return self._finished(latents, spec.normalisation if self._scaled else Normalisation())

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import PlanError
+from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
-from latentcache.plan.cursor import Cursor, Leg, rest_of_epoch
+from latentcache.plan.cursor import Cursor, Leg, left_of_epoch, require_served, rest_of_epoch, unreadable
 from latentcache.plan.epoch import EpochPlan
 from latentcache.plan.lengths import Drawn
 from latentcache.store.generation import Generation, Rows
@@ -84,6 +84,7 @@ class Position:
 
     def __init__(self, entries: Entries, report: PlanReport, *, seed: int, generation: int) -> None:
         self._entries, self._report, self._generation = entries, report, generation
+        self._passing = 0
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
@@ -99,19 +100,29 @@ class Position:
         """Number of the epoch."""
         return self._counted.epoch
 
+    @property
+    def passing(self) -> int:
+        """Names the pass whose batches count: another one after :meth:`begin`, another epoch and :meth:`load`."""
+        return self._passing
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; the one it is in already keeps its place (a trainer that resumes says it)."""
         if epoch != self._cursor.epoch:
             self._cursor, self._loaded = self._start(self._cursor.seed, epoch), False
+            self._passing += 1
 
     def begin(self) -> EpochPlan:
         """What the next pass serves: the rest of a loaded epoch, once; else the whole epoch again.
 
         A loaded epoch that is complete is served again too, so that a pass never yields nothing.
+
+        Raises:
+            EmptyPlanError: Samples are left of the loaded epoch, and they fill no batch of this size.
         """
-        loaded, self._loaded = self._loaded, False
-        if not loaded or not self.remaining():
+        if not self._loaded or self._all_served():
             self._cursor = self._start(self._cursor.seed, self._cursor.epoch)
+        self._loaded = False
+        self._passing += 1
         rest = self._rest()
         done = tuple(leg for leg in self._cursor.legs if leg.steps)
         last_fits = done and replace(done[-1], steps=0) == self._leg(0)
@@ -131,9 +142,15 @@ class Position:
             return self._report.steps - last.steps  # without planning it
         return len(self._rest())
 
-    def advance(self, batches: int = 1) -> None:
-        """So many batches were delivered."""
-        self._delivered += batches  # no more than this while a training step waits
+    def advance(self, batches: int = 1, of: int | None = None) -> None:
+        """So many batches were delivered.
+
+        Args:
+            batches: Their number.
+            of: The pass that delivered them, by :attr:`passing` after it began; one that is over counts nothing.
+        """
+        if of is None or of == self._passing:
+            self._delivered += batches  # no more than this while a training step waits
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
@@ -145,8 +162,8 @@ class Position:
         """Go where a checkpoint says; the batch size and the number of ranks may be others than they were.
 
         Raises:
-            PlanError: Other entries than those the checkpoint counted, another policy, other weights of data sets, or
-                a newer checkpoint.
+            PlanError: Other entries than those the checkpoint counted, another policy, other weights of data sets, a
+                newer checkpoint, or one that cannot be.
         """
         cursor = Cursor.from_json(state)
         named, known = str(state.get("plan_id")), self._identities()
@@ -157,7 +174,10 @@ class Position:
         then, now = _said(state.get("datasets")), _said(mixture.as_json() if mixture else None)
         self._refuse_other("servings", then, now, state, "other weights of its data sets")
         legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)  # as it is saved again
-        self._cursor, self._loaded, self._whole = replace(cursor, legs=legs), True, None
+        cursor = replace(cursor, legs=legs)
+        self._require_steps(cursor)
+        self._cursor, self._loaded, self._whole = cursor, True, None
+        self._passing += 1
 
     @property
     def _cursor(self) -> Cursor:
@@ -185,12 +205,52 @@ class Position:
 
     def _planned(self, cursor: Cursor) -> EpochPlan:
         """What a cursor has before it."""
-        entries, batches, begun = self._entries, self._report.batches, cursor.legs[0]
-        drawn = entries.drawn(cursor.seed, cursor.epoch, begun.batch_size * begun.world_size)
+        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
         if drawn is None:
             return rest_of_epoch(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
         plan = rest_of_epoch(drawn.bucket, entries.sizes, cursor, batches)
         return replace(plan, rows=drawn.entry[plan.rows])
+
+    def _drawn(self, cursor: Cursor) -> Drawn | None:
+        begun = cursor.legs[0]
+        return self._entries.drawn(cursor.seed, cursor.epoch, begun.batch_size * begun.world_size)
+
+    def _left(self, cursor: Cursor) -> NDArray[np.integer]:
+        """Bucket of each sample that a cursor has before it, also of those that fill no batch of this size."""
+        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
+        bucket, mixture = (entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
+        left: NDArray[np.integer] = bucket[left_of_epoch(bucket, entries.sizes, cursor, batches, mixture).rows]
+        return left
+
+    def _require_steps(self, cursor: Cursor) -> None:
+        """Refuse a cursor that is beyond its epoch; planned only where other sizes were used."""
+        first, *more = cursor.legs
+        if not more and replace(first, steps=0) == self._leg(0):
+            require_served(first, self._report.steps)
+        else:
+            self._left(cursor)
+
+    def _all_served(self) -> bool:
+        """Whether a loaded epoch is complete.
+
+        Raises:
+            EmptyPlanError: It is not, and its rest holds no batch: to begin again would serve samples twice.
+        """
+        if self.remaining():
+            return False
+        if not len(left := self._left(self._cursor)):
+            return True
+        batches = self._report.batches
+        most = int(np.bincount(left).max()) // batches.world_size
+        smaller = f"resume with batch_size={most}, or " if most else ""
+        raise EmptyPlanError(
+            f"what is left of epoch {self.epoch} fills no batch of size {batches.batch_size}"
+            f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
+            where=f"{len(left)} sample{'s' * (len(left) != 1)} that the checkpoint's sizes would still serve",
+            why=f"small_buckets={batches.small_buckets!r} leaves out what fills no step of"
+            f" {batches.global_batch_size} samples of one bucket",
+            fix=f"{smaller}go on with the next epoch: set_epoch({self.epoch + 1})",
+        )
 
     def _identities(self) -> tuple[str, ...]:
         """Of the entries, taken once, for a checkpoint in every step."""
@@ -228,7 +288,10 @@ def _by_names(generation: Generation) -> str:
 
 
 def _said(datasets: Any) -> str:
-    """Data sets of a mixture in words."""
+    """Data sets of a mixture in words; refused where they are none."""
     if datasets is None:
         return "no weights"
-    return ", ".join(f"{samples} samples of {entries} entries" for entries, samples in datasets)
+    try:
+        return ", ".join(f"{samples} samples of {entries} entries" for entries, samples in datasets)
+    except (TypeError, ValueError) as error:
+        raise unreadable(f"datasets: {error}") from error

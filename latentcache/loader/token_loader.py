@@ -17,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError
-from latentcache.loader.epochs import Epochs
+from latentcache.loader.epochs import Epochs, checked_seed
 from latentcache.loader.position import Position
 from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
-from latentcache.plan.batches import BatchPlan, PlanReport
+from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
+from latentcache.plan.cursor import Cursor, unreadable
 
 
 class Rows(Protocol):
@@ -52,7 +53,7 @@ class TokenLoader(Epochs):
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such rank, form or device, or a negative number of batches to read ahead.
+        UsageError: No such seed, rank, form, device or number of batches to read ahead.
         DeviceError: The device is not there.
         EmptyPlanError: An epoch would have no step.
         PlanError: The policy ``error`` met rows that do not divide.
@@ -73,7 +74,7 @@ class TokenLoader(Epochs):
         self._begin(batches, rank=rank, prefetch=prefetch, device=device)
         self.view, self._batches = view, batches
         self.format = checked_token_format(format, isolated=isolated)
-        self._lay(batches.global_batch_size, seed)
+        self._lay(batches.global_batch_size, checked_seed(seed))
 
     @property
     def seed(self) -> int:
@@ -92,10 +93,13 @@ class TokenLoader(Epochs):
         with weights they do so to its end, and ``len`` is that of the epochs after it.
 
         Raises:
-            PlanError: The checkpoint belongs to other rows or another policy, or is newer than this version.
+            PlanError: The checkpoint belongs to other rows or another policy, is of a newer version, or cannot be.
         """
-        if self._entries.laid_once and state.get("lengths_for", self._laid_for) != self._laid_for:
-            self._lay(int(state["lengths_for"]), self.seed)
+        Cursor.from_json(state)  # before lengths change for it
+        if self._entries.laid_once and (laid_for := state.get("lengths_for", self._laid_for)) != self._laid_for:
+            if not is_whole(laid_for, 1):
+                raise unreadable(f"lengths_for {laid_for!r}, where it counts rows of a step")
+            self._lay(int(laid_for), self.seed)
         super().load_state_dict(state)
 
     def close(self) -> None:
@@ -109,6 +113,7 @@ class TokenLoader(Epochs):
         Raises:
             CorruptEntryError: A document fails its check; it is named with its file and line.
             MissingEntryError: A shard is gone.
+            EmptyPlanError: What is left of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
         """
         plan = self._position.begin()

@@ -46,6 +46,8 @@ class BatchPlan:
                 why="both are whole numbers, at least 1",
                 fix="use --batch-size 1 or more and --world-size 1 or more",
             )
+        object.__setattr__(self, "batch_size", int(self.batch_size))  # numpy's would stand in checkpoints,
+        object.__setattr__(self, "world_size", int(self.world_size))  # which are plain values
         if self.global_batch_size > MAX_STEP:
             raise UsageError(
                 f"batch size {self.batch_size} on {self.world_size} ranks",
@@ -64,9 +66,11 @@ class BatchPlan:
         return self.batch_size * self.world_size
 
 
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a whole number of at least ``least``, also one of numpy; True is none."""
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
+def is_whole(value: object, least: int | None = None) -> bool:
+    """Whether it is a whole number, where given of at least ``least``, also one of numpy; True is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return least is None or int(value) >= least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

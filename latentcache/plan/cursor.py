@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 
 from latentcache.errors import PlanError
 from latentcache.geometry.sizes import Size
-from latentcache.plan.batches import BatchPlan, plan_report
+from latentcache.plan.batches import MAX_STEP, BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
 from latentcache.plan.shuffle import by_bucket
 from latentcache.plan.weights import Mixture
 
 CURSOR_VERSION = 1
+
+_ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +73,36 @@ class Cursor:
                 slug="resume-version",
             )
         try:
-            legs = tuple(Leg(batch_size=int(b), world_size=int(w), steps=int(s)) for b, w, s in data["legs"])
-            seed, epoch = int(data["seed"]), int(data["epoch"])
-            return cls(seed=seed, epoch=epoch, small_buckets=data["small_buckets"], legs=legs)
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(
-                "this checkpoint's position cannot be read",
-                why=f"{type(error).__name__}: {error}",
-                fix="resume with another checkpoint, or start the epoch again with set_epoch",
-                slug="resume-version",
-            ) from error
+            legs = tuple(_leg(*leg) for leg in data["legs"])
+            seed, epoch = index(data["seed"]), index(data["epoch"])
+            policy = str(data["small_buckets"])
+        except KeyError as error:
+            raise unreadable(f"{error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise unreadable(str(error)) from error
+        if epoch < 0:
+            raise unreadable(f"epoch {epoch}, where epochs count from 0")
+        if not legs:
+            raise unreadable("legs is empty, where the last one names the sizes in use")
+        return cls(seed=seed, epoch=epoch, small_buckets=policy, legs=legs)
+
+
+def unreadable(why: str) -> PlanError:
+    """A checkpoint's position that is none."""
+    return PlanError("this checkpoint's position cannot be read", why=why, fix=_ANOTHER, slug="resume-version")
+
+
+def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
+    """A leg as it was saved.
+
+    Raises:
+        TypeError: No whole numbers.
+        ValueError: No sizes, or fewer steps than none.
+    """
+    leg = Leg(batch_size=index(batch_size), world_size=index(world_size), steps=index(steps))
+    if leg.steps < 0 or min(leg.batch_size, leg.world_size) < 1 or leg.batch_size * leg.world_size > MAX_STEP:
+        raise ValueError(f"leg {[leg.batch_size, leg.world_size, leg.steps]} of batch size, world size and steps")
+    return leg
 
 
 def whole_epoch(
@@ -100,7 +123,22 @@ def rest_of_epoch(
     batches: BatchPlan,
     mixture: Mixture | None = None,
 ) -> EpochPlan:
-    """What is left of an epoch, in steps of ``batches``.
+    """What is left of an epoch, in steps of ``batches``; the arguments are those of :func:`left_of_epoch`.
+
+    Raises:
+        PlanError: The cursor counts steps that the epoch does not have.
+    """
+    return recut(left_of_epoch(bucket, sizes, cursor, batches, mixture), bucket, sizes, batches)
+
+
+def left_of_epoch(
+    bucket: NDArray[np.integer],
+    sizes: Sequence[Size],
+    cursor: Cursor,
+    batches: BatchPlan,
+    mixture: Mixture | None = None,
+) -> EpochPlan:
+    """What is left of an epoch, in steps of the cursor's last leg.
 
     Args:
         bucket: (N,) bucket of every entry, as a position in ``sizes``.
@@ -108,6 +146,9 @@ def rest_of_epoch(
         cursor: What was served, and with which sizes.
         batches: The sizes to go on with.
         mixture: How often each data set is served, as it was from the start.
+
+    Raises:
+        PlanError: The cursor counts steps that the epoch does not have.
     """
     plan: EpochPlan | None = None
     for leg in cursor.legs:
@@ -119,10 +160,24 @@ def rest_of_epoch(
         begun = (
             whole_epoch(bucket, sizes, used, cursor, mixture) if plan is None else recut(plan, bucket, sizes, used)
         )
+        require_served(leg, len(begun))
         plan = after(begun, leg.steps)
-    if plan is None:
-        return whole_epoch(bucket, sizes, batches, cursor, mixture)
-    return recut(plan, bucket, sizes, batches)
+    return whole_epoch(bucket, sizes, batches, cursor, mixture) if plan is None else plan
+
+
+def require_served(leg: Leg, steps: int) -> None:
+    """Refuse a leg that is longer than what there was to serve.
+
+    Raises:
+        PlanError: It counts more than so many steps.
+    """
+    if leg.steps > steps:
+        raise PlanError(
+            "this checkpoint's position counts more batches than its epoch has",
+            why=f"{leg.steps} steps of batch size {leg.batch_size} and world size {leg.world_size}, of {steps}",
+            fix=_ANOTHER,
+            slug="resume-mismatch",
+        )
 
 
 def after(plan: EpochPlan, steps: int) -> EpochPlan:

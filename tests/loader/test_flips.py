@@ -163,3 +163,18 @@ def test_flips_that_are_not_stored_are_refused(flipped):
     assert "--flip" in caught.value.fix
     assert not checked_flip(None, cache.generation.rows)
     assert checked_flip(True, open_cache(flipped / "cache").generation.rows)
+
+
+def test_a_resume_mirrors_by_the_seed_of_the_checkpoint(flipped):
+    cache = open_cache(flipped / "cache")
+    for epoch in range(4):  # eight pictures: some turn otherwise in one of these epochs
+        expected = served(cache.loader(batch_size=1, seed=1), epoch)
+        loader = cache.loader(batch_size=1, seed=1)
+        loader.set_epoch(epoch)
+        next(iter(loader))
+        other = cache.loader(batch_size=1, seed=77)
+        other.load_state_dict(loader.state_dict())
+        rest = served(other, epoch)
+        assert len(rest) == len(expected) - 1
+        assert rest.keys() < expected.keys()
+        assert all(torch.equal(item, expected[key][0]) for key, (item, _) in rest.items())

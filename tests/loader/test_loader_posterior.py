@@ -103,6 +103,31 @@ def test_a_resume_draws_the_rest_as_it_would_have_been(moments):
     assert all(torch.equal(item, expected[key]) for key, item in rest.items())
 
 
+def test_a_resume_draws_by_the_seed_of_the_checkpoint(moments):
+    cache = open_cache(moments / "moments")
+    expected = served(cache.loader(batch_size=1, seed=3), 5)
+    loader = cache.loader(batch_size=1, seed=3)
+    loader.set_epoch(5)
+    next(iter(loader))
+    other = cache.loader(batch_size=1, seed=77)
+    other.load_state_dict(loader.state_dict())
+    assert other.seed == 3
+    rest = {key: item for batch in other for key, item in zip(batch["keys"], batch["latents"], strict=True)}
+    assert len(rest) == 3
+    assert all(torch.equal(item, expected[key]) for key, item in rest.items())
+
+
+def test_a_pass_keeps_its_draws_when_another_seed_is_loaded_while_it_is_read(moments):
+    cache = open_cache(moments / "moments")
+    loader = cache.loader(batch_size=1, seed=3, prefetch=0)
+    expected = served(loader)
+    batches = iter(loader)
+    found = [next(batches)]
+    loader.load_state_dict(cache.loader(batch_size=1, seed=4).state_dict())
+    found += batches
+    assert all(torch.equal(batch["latents"][0], expected[batch["keys"][0]]) for batch in found)
+
+
 def test_an_epoch_keeps_its_draws_when_the_next_is_set_while_it_is_read(moments):
     loader = open_cache(moments / "moments").loader(batch_size=1, seed=3, prefetch=0)
     expected = served(loader, 0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from latentcache.errors import PlanError
+from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.loader.cache import Cache, combine_caches, open_cache
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
@@ -91,6 +91,36 @@ def test_a_pass_that_was_broken_off_starts_again(cache: Cache) -> None:
     loader = cache.loader(batch_size=3)
     next(iter(loader))
     assert len(keys(loader)) == len(loader)
+
+
+def test_a_pass_that_is_over_does_not_count_in_the_next_epoch(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    passing = iter(loader)
+    next(passing)
+    loader.set_epoch(1)
+    assert len(keys(passing)) == len(loader) - 1  # it serves its epoch to the end
+    assert loader.state_dict()["legs"] == [[3, 1, 0]]
+    assert loader.remaining() == len(loader)
+    resumed = cache.loader(batch_size=3)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(keys(resumed)) == len(loader)
+
+
+def test_a_pass_does_not_count_where_a_checkpoint_was_loaded(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    _, state = interrupted(cache, 2, batch_size=3)
+    passing = iter(loader)
+    next(passing)
+    loader.load_state_dict(state)
+    next(passing)
+    assert loader.state_dict() == state
+
+
+def test_of_two_passes_at_once_the_later_counts(cache: Cache) -> None:
+    loader = cache.loader(batch_size=3)
+    for delivered, _ in enumerate(zip(loader, loader, strict=True), start=1):
+        assert loader.remaining() == len(loader) - delivered
+    assert loader.state_dict()["legs"] == [[3, 1, len(loader)]]
 
 
 def test_another_world_size_serves_the_rest_of_every_sample(cache: Cache) -> None:
@@ -245,3 +275,54 @@ def test_a_size_that_served_nothing_does_not_count(cache: Cache, legs: list[list
     counts = Counter(key for batch in served for key in batch)
     assert set(counts.values()) == {1}
     assert len(counts) == len(SIZES)
+
+
+def test_a_rest_that_fills_no_batch_is_refused_and_not_served_again(cache: Cache) -> None:
+    words = {"small_buckets": "drop", "seed": 1}
+    head, state = interrupted(cache, 19, batch_size=1, **words)
+    resumed = cache.loader(batch_size=5, **words)
+    resumed.load_state_dict(state)
+    assert resumed.remaining() == 0
+    for _ in range(2):  # whoever tries again is told again
+        with pytest.raises(EmptyPlanError, match="what is left of epoch 3 fills no batch of size 5 on 1 r") as caught:
+            next(iter(resumed))
+    most = int(caught.value.fix.split("batch_size=")[1].split(",")[0])
+    assert caught.value.where.startswith("2 samples ")
+    assert "set_epoch(4)" in caught.value.fix
+    smaller = cache.loader(batch_size=most, **words)
+    smaller.load_state_dict(state)
+    rest = keys(smaller)
+    assert len(rest) > 0
+    assert not {key for batch in rest for key in batch} & {key for batch in head for key in batch}
+    resumed.load_state_dict(state)
+    resumed.set_epoch(4)
+    assert len(keys(resumed)) == len(resumed)
+
+
+def test_a_rest_of_dropped_samples_is_complete(cache: Cache) -> None:
+    _, state = interrupted(cache, 6, batch_size=3, small_buckets="drop")  # 2 + 1 + 3 steps; 3 samples are dropped
+    resumed = cache.loader(batch_size=1, small_buckets="drop")
+    resumed.load_state_dict(state)
+    assert len(keys(resumed)) == len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("change", "slug"),
+    [
+        ({"legs": [[3, 1, 999]]}, "resume-mismatch"),
+        ({"legs": [[4, 1, 999]]}, "resume-mismatch"),
+        ({"legs": [[3, 1, 2], [4, 1, 999]]}, "resume-mismatch"),
+        ({"legs": [[3, 1, -1]]}, "resume-version"),
+        ({"legs": []}, "resume-version"),
+        ({"datasets": 5}, "resume-version"),
+        ({"datasets": [5]}, "resume-version"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_in_words(cache: Cache, change: dict, slug: str) -> None:
+    _, state = interrupted(cache, 2, batch_size=3)
+    loader = cache.loader(batch_size=3)
+    with pytest.raises(PlanError, match="this checkpoint's position") as caught:
+        loader.load_state_dict({**state, **change})
+    assert caught.value.slug == slug
+    assert loader.epoch == 0  # where it was
+    assert len(keys(loader)) == len(loader)

@@ -180,3 +180,13 @@ def test_batches_are_tensors_that_own_their_memory():
     again = [batch["labels"].clone() for batch in kept]
     list(loader)
     assert all(torch.equal(batch["labels"], labels) for batch, labels in zip(kept, again, strict=True))
+
+
+@pytest.mark.parametrize("change", [{"lengths_for": "x"}, {"lengths_for": 0}, {"legs": [[4, 1, -1]]}, None])
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(change):
+    loader = a_view(lengths=[16, 32, 64]).loader(batch_size=4)
+    before = loader.state_dict()
+    with pytest.raises(PlanError, match="this checkpoint's position") as caught:
+        loader.load_state_dict(None if change is None else {**before, **change})
+    assert caught.value.slug == "resume-version"
+    assert loader.state_dict() == before

@@ -150,6 +150,12 @@ def test_sizes_below_one_are_refused(batch_size, world_size):
         BatchPlan(batch_size=batch_size, world_size=world_size)
 
 
+def test_sizes_of_numpy_become_plain_ones():
+    batches = BatchPlan(batch_size=np.int64(3), world_size=np.uint8(200))
+    assert (type(batches.batch_size), type(batches.world_size)) == (int, int)
+    assert batches.global_batch_size == 600
+
+
 def test_an_unknown_policy_is_refused():
     with pytest.raises(UsageError, match="unknown policy 'skip'") as caught:
         BatchPlan(batch_size=1, small_buckets="skip")

@@ -94,7 +94,7 @@ def test_nothing_is_left_after_the_last_step() -> None:
     assert len(after(whole, len(whole))) == 0
 
 
-@given(st.integers(), st.integers(0, 99), st.lists(st.tuples(*[st.integers(1, 9)] * 3), max_size=4))
+@given(st.integers(), st.integers(0, 99), st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=4))
 def test_a_cursor_survives_json(seed: int, epoch: int, legs) -> None:
     stretches = tuple(Leg(batch_size=b, world_size=w, steps=s) for b, w, s in legs)
     one = Cursor(seed=seed, epoch=epoch, small_buckets="repeat", legs=stretches)
@@ -107,11 +107,36 @@ def test_a_newer_cursor_is_refused_by_name() -> None:
     assert caught.value.slug == "resume-version"
 
 
-@pytest.mark.parametrize("change", [{"epoch": "x"}, {"legs": [[1, 2]]}, {"seed": None}, {"legs": 3}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"epoch": epoch} for epoch in ("x", -3, 1.7)),
+        *({"legs": legs} for legs in (3, [], [[1, 2]], [[0, 1, 1]], [[1, 0, 1]], [[1, 1, -1]], [[1, 1, 0.5]])),
+        {"legs": [[1 << 20, 1 << 20, 1]]},
+        {"seed": None},
+    ],
+)
 def test_a_position_that_is_none_is_refused(change):
     good = {"version": 1, "seed": 0, "epoch": 0, "small_buckets": "repeat", "legs": [[1, 1, 1]]}
     assert Cursor.from_json(good).legs[0].steps == 1
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match="position cannot be read") as caught:
         Cursor.from_json({**good, **change})
+    assert caught.value.slug == "resume-version"
+    with pytest.raises(PlanError, match="cannot be read") as caught:
+        Cursor.from_json({name: value for name, value in good.items() if name not in change})
+    assert "is missing" in caught.value.why
     with pytest.raises(PlanError):
         Cursor.from_json(None)
+
+
+@pytest.mark.parametrize("legs", [[(4, 4)], [(4, 2), (3, 3)]])
+def test_more_steps_than_an_epoch_has_are_refused(legs):
+    column, batches = np.zeros(10, dtype=int), BatchPlan(batch_size=4)
+    with pytest.raises(PlanError, match="counts more batches than its epoch has") as caught:
+        rest_of_epoch(column, SIZES, cursor_of(legs), batches)
+    assert caught.value.slug == "resume-mismatch"
+
+
+def cursor_of(legs):
+    stretches = tuple(Leg(batch_size=size, world_size=1, steps=steps) for size, steps in legs)
+    return Cursor(seed=0, epoch=0, small_buckets="repeat", legs=stretches)
