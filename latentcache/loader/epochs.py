@@ -174,9 +174,7 @@ class Epochs(ABC):
         served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:
-            self._position.advance(
-                of=passing
-            )  # before it is handed out: whoever saves a checkpoint now has this batch
+            self._position.advance(of=passing)  # before it is handed out: a checkpoint made then has this batch
             served += 1
             yield self._transfer.receive(batch)
         if served < len(plan):
