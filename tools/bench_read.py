@@ -166,7 +166,7 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Milliseconds that each step waits for its batch."""
     cache = open_cache(folder / "cache")
     waits: dict[str, list[float]] = {}
-    options: list[dict[str, Any]] = [{}, {"mapped": True}, {"readers": 1}, {"prefetch": 0}]
+    options: list[dict[str, Any]] = [{}, {"mapped": True}, {"prefetch": 0}]
     for _ in range(rounds):
         for option in options:
             for name, step in STEPS.items():

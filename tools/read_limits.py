@@ -247,7 +247,6 @@ def others(folder: Path, shape: tuple[int, int]) -> dict[str, Epoch]:
 def ways(folder: Path) -> dict[str, Epoch]:
     """The public loader in its ways, in its own shuffled order."""
     options: list[dict[str, Any]] = [{}, {"prefetch": 0}, {"mapped": True}, {"mapped": True, "prefetch": 0}]
-    options += [{"readers": 1, "prefetch": 4}, {"readers": 2, "prefetch": 4}]
     return {f"loader({spelled(option)})": ours(folder, **option) for option in options}
 
 

@@ -145,7 +145,6 @@ class Cache:
         format: FormatName | None = None,
         prefetch: int = 2,
         mapped: bool = False,
-        readers: int = 0,
         on_bad: OnBad = "error",
         max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
@@ -170,8 +169,6 @@ class Cache:
             prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
             mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
                 nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
-            readers: Processes that read ahead instead of threads: the training process spends a fraction of the time,
-                and its own Python does not hold them up. Worth it where cores are idle; 1 or 2.
             on_bad: ``error`` (default): an entry that is damaged or missing is an exception. ``substitute``: another
                 entry of its bucket takes its place, with a warning, and is counted in ``loader.substituted``.
             max_substitutes: How many different samples may be bad before it is an error after all; by default 1 % of
@@ -198,7 +195,6 @@ class Cache:
             format=format,
             prefetch=prefetch,
             mapped=mapped,
-            readers=readers,
             on_bad=on_bad,
             max_substitutes=max_substitutes,
             device=device,
@@ -290,11 +286,15 @@ def open_cache(
     coming = follow_build(CacheLayout(root), timeout_s=timeout_s) if follow else None
     generation = coming or folded(open_pinned(root))
     if not (generation.complete or allow_partial):
-        build = f"latentcache build {shlex.quote(generation.source_root)} --out {shlex.quote(str(root))}"
-        why = f"a repair removed damaged entries (generation {generation.number}), and no build has made them again"
-        fix = f"{build} (or open_cache(..., allow_partial=True) to train on what is there)"
-        raise CacheIncompleteError(f"entries are missing from {root}", where=str(root), why=why, fix=fix)
+        raise _incomplete(root, generation)
     if generation.demo:
         what = f"{root} was made with the demo encoder: it is for trying the tool, not for training"
         warnings.warn(what, stacklevel=2)
     return Cache(CacheLayout(root), generation)
+
+
+def _incomplete(root: Path, generation: Generation) -> CacheIncompleteError:
+    build = f"latentcache build {shlex.quote(generation.source_root)} --out {shlex.quote(str(root))}"
+    why = f"a repair removed damaged entries (generation {generation.number}), and no build has made them again"
+    fix = f"{build} (or open_cache(..., allow_partial=True) to train on what is there)"
+    return CacheIncompleteError(f"entries are missing from {root}", where=str(root), why=why, fix=fix)

@@ -157,20 +157,17 @@ class Epochs(ABC):
         self.rank, self._prefetch, self._transfer = int(rank), int(prefetch), Transfer(device)
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
 
-    def _ahead(self, send: Callable[[int], Sent], steps: range) -> Generator[Sent]:
-        """The batches of these steps, made ahead by threads."""
-        return read_ahead(send, steps, self._prefetch, threads=self._threads)
-
-    def _serve(self, plan: EpochPlan, batches: Generator[Sent]) -> Iterator[dict[str, Any]]:
-        """Hand out the batches of a pass.
+    def _serve(self, plan: EpochPlan, send: Callable[[int], Sent]) -> Iterator[dict[str, Any]]:
+        """The batches of a pass, read ahead.
 
         Args:
             plan: What the pass serves; it began just now.
-            batches: Of its steps.
+            send: Makes the batch of a step.
 
         Raises:
             UsageError: The loader was closed in the middle.
         """
+        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
         served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:

@@ -26,8 +26,7 @@ from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
 from latentcache.loader.position import Pictures, Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
-from latentcache.loader.prefetch import THREADS, ask_ahead
-from latentcache.loader.readers import Asked, Readers
+from latentcache.loader.prefetch import THREADS
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.transfer import Sent
 from latentcache.loader.willneed import WillNeed
@@ -63,7 +62,6 @@ class CacheLoader(Epochs):
         format: Names of a trainer for what a batch holds.
         prefetch: Batches that threads read ahead; 0 reads each when it is asked for.
         mapped: Copy from maps of the shards instead of reading them.
-        readers: Processes that read ahead instead of threads.
         on_bad: What becomes of an entry that is damaged or missing.
         max_substitutes: Samples that may be bad before it is an error after all.
         device: Where tensors are delivered.
@@ -88,7 +86,6 @@ class CacheLoader(Epochs):
         format: str | None = None,
         prefetch: int = 2,
         mapped: bool = False,
-        readers: int = 0,
         on_bad: str = "error",
         max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
@@ -108,13 +105,12 @@ class CacheLoader(Epochs):
         # an entry that is found bad is counted once and said once, so by one thread
         self._threads = 1 if on_bad == "substitute" else THREADS
         self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
-        self._readers = Readers(reader, readers, slots=prefetch + 3)
         spec = reader.generation.recipe.encoder
         cells = [latent_size(size, spec.factor) for size in reader.generation.buckets]
         self._shapes = [(spec.stored_channels, size.height, size.width) for size in cells]
         self._draw = checked_draw(latents, spec.posterior)
         self._fetched = False  # once from the disk, by a whole pass
-        self._storage, self._stored = spec.storage_dtype, _TORCH[spec.storage_dtype]
+        self._stored = _TORCH[spec.storage_dtype]
         self._dtype = _checked_dtype(dtype) or self._stored
 
     @property
@@ -137,10 +133,9 @@ class CacheLoader(Epochs):
         Tensors that were handed out stay as they are. A loader that is forgotten needs no closing.
         """
         self._stop()
-        self._readers.close()
         # forgotten and not closed: a thread that is still reading a batch could meet another file under its number
         self._reader = copy.copy(self._reader)
-        self._gather, self._readers = self._gather.over(self._reader), self._readers.over(self._reader)
+        self._gather = self._gather.over(self._reader)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve the epoch, or what is left of it after ``load_state_dict``.
@@ -169,18 +164,7 @@ class CacheLoader(Epochs):
             coming.before(step)
             return self._send(plan.batch(step, self.rank), turn)
 
-        def ask(step: int) -> tuple[Rows, Asked | None]:
-            coming.before(step)
-            rows = variants(step)
-            return plan.batch(step, self.rank), self._readers.ask(rows, self._shape(rows[0]), self._storage)
-
-        def finish(asked: tuple[Rows, Asked | None]) -> Sent:
-            return self._send(asked[0], turn, asked[1])
-
-        steps = range(len(plan))
-        with self._readers.taken() as taken:
-            batches = ask_ahead(ask, finish, steps, self._prefetch) if taken else self._ahead(send, steps)
-            yield from self._serve(plan, batches)
+        yield from self._serve(plan, send)
         self._fetched = True
 
     def __getitem__(self, step: int) -> Batch:
@@ -202,14 +186,14 @@ class CacheLoader(Epochs):
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
         return self._transfer.receive(self._send(rows, (self.seed, self.epoch if epoch is None else epoch)))
 
-    def _send(self, rows: Rows, turn: Turn, asked: Asked | None = None) -> Sent:
-        """A batch on its way to the device; one that was asked for is waited for."""
+    def _send(self, rows: Rows, turn: Turn) -> Sent:
+        """A batch on its way to the device."""
         seed, epoch = turn
 
         def read(pictures: Rows) -> tuple[Rows, torch.Tensor]:
             self._reader.ready(pictures)
             variants = self._variants(pictures, turn)
-            return variants, self._latents(variants, turn, asked if pictures is rows else None)
+            return variants, self._latents(variants, turn)
 
         _, (variants, latents) = self._substitutes.read(rows, read, seed=seed, epoch=epoch)
         batch = {"latents": latents, **described(self._reader.generation, variants)}
@@ -220,14 +204,11 @@ class CacheLoader(Epochs):
         seed, epoch = turn
         return turned(rows, self._reader.generation.rows.key, seed=seed, epoch=epoch) if self._flips else rows
 
-    def _latents(self, rows: Rows, turn: Turn, asked: Asked | None) -> torch.Tensor:
+    def _latents(self, rows: Rows, turn: Turn) -> torch.Tensor:
         """(B, C, h, w) in memory of its own."""
         spec = self._reader.generation.recipe.encoder
-        found = None if asked is None else self._readers.answer(asked)
-        if found is None:
-            found = self._gather.gather(rows, self._shape(rows[0]), self._storage)
-        latents = torch.from_numpy(found)
-        if self._storage == "bfloat16":
+        latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))
+        if spec.storage_dtype == "bfloat16":
             latents = latents.view(torch.bfloat16)
         if self._draw == "sample":
             seed, epoch = turn

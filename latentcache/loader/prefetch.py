@@ -15,7 +15,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -30,7 +29,6 @@ _HASTY = 3
 THREADS = 2
 
 Item = TypeVar("Item")
-Asked = TypeVar("Asked")
 Made = TypeVar("Made")
 
 
@@ -123,26 +121,6 @@ def read_ahead(
             desk.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # what they read from is in nobody's hands now
-
-
-def ask_ahead(
-    ask: Callable[[Item], Asked], finish: Callable[[Asked], Made], items: Sequence[Item], depth: int
-) -> Generator[Made]:
-    """``finish(ask(item))`` for every item, asked up to ``depth`` items before the caller wants them. No threads.
-
-    Args:
-        ask: Begins a result, and does not wait.
-        finish: Waits for it.
-        items: All of them.
-        depth: How many may be asked for and not finished, beside the one that is wanted.
-    """
-    asked: deque[Asked] = deque()
-    for item in items:
-        asked.append(ask(item))
-        if len(asked) > depth:
-            yield finish(asked.popleft())
-    while asked:
-        yield finish(asked.popleft())
 
 
 def _started(desk: _Desk[Any, Any]) -> threading.Thread:

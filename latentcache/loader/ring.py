@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +28,10 @@ class BatchRing:
 
     Args:
         slots: How many to remember: batches read ahead, one being filled, one in the caller's hands.
-        memory: Makes new memory of so many bytes.
     """
 
-    def __init__(self, slots: int, *, memory: Callable[[int], Bytes] | None = None) -> None:
+    def __init__(self, slots: int) -> None:
         self._slots: deque[_Slot] = deque(maxlen=slots)
-        self._memory = memory or _fresh
 
     def take(self, num_bytes: int) -> Bytes:
         """(num_bytes,) of memory that nobody else refers to, 128 bytes into a page."""
@@ -45,7 +42,7 @@ class BatchRing:
 
         The parts are made once for a slot: they do not count as references to it.
         """
-        slot = self._free(num_bytes) or _Slot(self._memory(num_bytes + _PAGE))
+        slot = self._free(num_bytes) or _Slot(num_bytes)
         slot.cut(num_bytes, count)
         view, parts = slot.whole[:], slot.parts
         self._slots.append(slot)  # only now: the view counts, so nobody takes it for free
@@ -74,8 +71,8 @@ class _Slot:
 
     __slots__ = ("owner", "parts", "whole")
 
-    def __init__(self, owner: Bytes) -> None:
-        self.owner = owner
+    def __init__(self, num_bytes: int) -> None:
+        self.owner: Bytes = np.empty(num_bytes + _PAGE, dtype=np.uint8)
         self.whole: Bytes = self.owner[:0]
         self.parts: list[memoryview] = []
 
@@ -94,16 +91,12 @@ def parts_of(data: memoryview, count: int, *, skip: int = 0) -> list[memoryview]
     return [data[start + skip : start + size] for start in range(0, count * size, size)]
 
 
-def _fresh(num_bytes: int) -> Bytes:
-    return np.empty(num_bytes, dtype=np.uint8)
-
-
 def _holders(slot: _Slot) -> int:
     """References to the memory of a slot, as the interpreter counts them."""
     return sys.getrefcount(slot.owner)
 
 
 #: What :func:`_holders` says of a slot that nobody has taken.
-_ALONE = _holders(_Slot(_fresh(_PAGE)))
+_ALONE = _holders(_Slot(1))
 #: Without the interpreter's lock a count proves nothing; then no slot is ever taken for free.
 _COUNTS_ARE_EXACT = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -121,7 +121,7 @@ class TokenLoader(Epochs):
         def send(step: int) -> Sent:
             return self._send(plan.batch(step, self.rank))
 
-        yield from self._serve(plan, self._ahead(send, range(len(plan))))
+        yield from self._serve(plan, send)
 
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.

@@ -98,7 +98,7 @@ class EntryReader:
         if shard < 0:
             raise MissingEntryError("an entry is still to come", where=str(self.layout.root))
         if shard not in self._files:
-            path = self.path(shard)
+            path = self._path(shard)
             try:
                 opened = open_file(path)
             except FileNotFoundError:
@@ -121,7 +121,7 @@ class EntryReader:
             while found := os.preadv(file, (buffer,), place):
                 place += found
         except OSError as error:
-            raise CacheDamagedError("a shard cannot be read", where=self.path(shard), why=str(error)) from error
+            raise CacheDamagedError("a shard cannot be read", where=self._path(shard), why=str(error)) from error
         return place
 
     def sample_name(self, row: int) -> str:
@@ -155,8 +155,7 @@ class EntryReader:
         except CorruptEntryError as error:
             raise self._corrupt(row, error.why) from error
 
-    def path(self, shard: int) -> str:
-        """Where the data of a shard lie."""
+    def _path(self, shard: int) -> str:
         return str(self.layout.shards / self.generation.shards[shard] / "data.mdb")
 
     def _corrupt(self, row: int, why: str) -> CorruptEntryError:
@@ -165,7 +164,7 @@ class EntryReader:
             f"the entry of {name} is damaged",
             sample=name,
             key=self.generation.rows.key[row].tobytes().hex(),
-            where=f"{self.path(int(self.generation.rows.shard[row]))}:{int(self.generation.rows.offset[row])}",
+            where=f"{self._path(int(self.generation.rows.shard[row]))}:{int(self.generation.rows.offset[row])}",
             why=why,
         )
 
