@@ -97,14 +97,15 @@ class IterableBatches(IterableDataset[Batch]):
         if not loaded or self._skip is None:
             self._skip = info.id
         # begins here and not with the first batch: a checkpoint may be made before this worker has served one
-        return self._share(self._loader.position.begin(), info.num_workers)
+        plan = self._loader.position.begin()
+        return self._share(plan, info.num_workers, self._loader.position.passing)
 
-    def _share(self, plan: EpochPlan, workers: int) -> Iterator[Batch]:
+    def _share(self, plan: EpochPlan, workers: int, passing: int) -> Iterator[Batch]:
         """Every ``workers``-th batch; the position counts the batches of the others as served."""
         epoch = self._loader.epoch
         for step in range(self._skip or 0, len(plan), workers):
             batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch)
-            self._loader.position.advance((self._skip or 0) + 1)
+            self._loader.position.advance((self._skip or 0) + 1, of=passing)
             self._skip = workers - 1
             yield batch
 
