@@ -1,14 +1,15 @@
 """Where an epoch stands, and what is left of it when training goes on, also with other batch or world sizes.
 
 Decides resume. Guarantee: with the same sizes the rest of the epoch is exactly the rest of the plan; with other
-sizes the same entries are served once each, in the same global order, cut into steps of the new size. A cursor
-is a few integers; nothing is drained or replayed. Cost: that of planning the epoch.
+sizes what the epoch still owes is served, in the same global order, cut into steps of the new size: what the old
+sizes would have repeated or dropped to fill their steps is neither. A cursor is a few integers; nothing is drained
+or replayed. Cost: that of planning the epoch, and a sort of its rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
@@ -20,9 +21,11 @@ from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import MAX_STEP, BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
 from latentcache.plan.shuffle import by_bucket
-from latentcache.plan.weights import Mixture
+from latentcache.plan.weights import Mixture, servings
 
 CURSOR_VERSION = 1
+_NONE: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_NO_STEPS = np.zeros(1, dtype=np.int64)
 
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
@@ -128,7 +131,8 @@ def rest_of_epoch(
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    return recut(left_of_epoch(bucket, sizes, cursor, batches, mixture), bucket, sizes, batches)
+    left = left_of_epoch(bucket, sizes, cursor, batches, mixture)
+    return left if _cut_for(left, batches) else recut(left.rows, bucket, sizes, batches)
 
 
 def left_of_epoch(
@@ -138,7 +142,9 @@ def left_of_epoch(
     batches: BatchPlan,
     mixture: Mixture | None = None,
 ) -> EpochPlan:
-    """What is left of an epoch, in steps of the cursor's last leg.
+    """What is left of an epoch: in steps where the last sizes are those to go on with, else in no steps yet.
+
+    Nothing is left of an epoch that was served to its end with its last sizes.
 
     Args:
         bucket: (N,) bucket of every entry, as a position in ``sizes``.
@@ -150,19 +156,47 @@ def left_of_epoch(
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    plan: EpochPlan | None = None
-    for leg in cursor.legs:
-        used = BatchPlan(
-            batch_size=leg.batch_size,
-            world_size=leg.world_size,
-            small_buckets=batches.small_buckets,
-        )
-        begun = (
-            whole_epoch(bucket, sizes, used, cursor, mixture) if plan is None else recut(plan, bucket, sizes, used)
-        )
-        require_served(leg, len(begun))
-        plan = after(begun, leg.steps)
-    return whole_epoch(bucket, sizes, batches, cursor, mixture) if plan is None else plan
+    plan = EpochPlan(rows=_NONE, starts=_NO_STEPS, world_size=0)
+    served: list[NDArray[np.integer]] = [_NONE]
+    for number, leg in enumerate(cursor.legs):
+        used = BatchPlan(batch_size=leg.batch_size, world_size=leg.world_size, small_buckets=batches.small_buckets)
+        if not number:
+            plan = whole_epoch(bucket, sizes, used, cursor, mixture)
+        elif not _cut_for(plan, used):
+            owed = still_owed(plan, np.concatenate(served), _due(bucket, cursor, mixture))
+            plan = recut(owed.rows, bucket, sizes, used)
+        require_served(leg, len(plan))
+        served.append(plan.rows[: plan.starts[leg.steps]])
+        plan = after(plan, leg.steps)
+    if _cut_for(plan, batches):
+        return plan
+    return still_owed(plan, np.concatenate(served), _due(bucket, cursor, mixture))
+
+
+def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.integer]) -> EpochPlan:
+    """Entries that an epoch owes after so much of it, as one stretch without steps.
+
+    Args:
+        plan: The steps that are left.
+        served: The entries that were served.
+        due: (N,) how often the epoch serves each.
+    """
+    if not len(plan):
+        return replace(plan, world_size=0)
+    owed = np.maximum(due - np.bincount(served, minlength=len(due)), 0)
+    order = np.argsort(plan.rows, kind="stable")
+    ordered = plan.rows[order]
+    times = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # how often it came before, in this rest
+    kept = plan.rows[np.sort(order[times < owed[ordered]])]
+    missing = np.repeat(np.arange(len(due), dtype=np.int32), owed - np.bincount(kept, minlength=len(due)))
+    rows = np.concatenate([kept, missing]).astype(np.int32, copy=False)
+    return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=0)
+
+
+def _due(bucket: NDArray[np.integer], cursor: Cursor, mixture: Mixture | None) -> NDArray[np.int32]:
+    if mixture is None:
+        return np.ones(len(bucket), dtype=np.int32)
+    return servings(bucket, mixture, seed=cursor.seed, epoch=cursor.epoch)
 
 
 def require_served(leg: Leg, steps: int) -> None:
@@ -186,20 +220,20 @@ def after(plan: EpochPlan, steps: int) -> EpochPlan:
     return EpochPlan(rows=plan.rows[start:], starts=plan.starts[steps:] - start, world_size=plan.world_size)
 
 
-def recut(plan: EpochPlan, bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan) -> EpochPlan:
-    """The same entries in the same order, in steps of another size; unchanged where the sizes are the same."""
-    if _cut_for(plan, batches):
-        return plan
-    own = bucket[plan.rows]
+def recut(
+    rows: NDArray[np.integer], bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan
+) -> EpochPlan:
+    """Entries in steps, in the order they come in."""
+    own = bucket[rows]
     report = plan_report(own, sizes, batches)
     grouped = by_bucket(own, len(sizes))
-    pieces, lengths, begins, start = [plan.rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
+    pieces, lengths, begins, start = [rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
     for part in report.buckets:
         positions = grouped[start : start + part.samples]
         start += part.samples
         cut = step_sizes(part, batches)
         lengths.append(cut)
-        pieces.append(np.resize(plan.rows[positions], int(cut.sum())))
+        pieces.append(np.resize(rows[positions], int(cut.sum())))
         begins.append(positions[np.concatenate(([0], np.cumsum(cut)))[:-1]])
     order = np.argsort(np.concatenate(begins), kind="stable")  # by where the first entry of each step stood
     return interleave(np.concatenate(pieces), np.concatenate(lengths), order, batches.world_size)

@@ -72,7 +72,7 @@ def test_with_other_sizes_every_entry_is_served_and_steps_stay_equal(column, fir
 @given(columns, batch_plans, batch_plans)
 def test_recutting_keeps_the_order_inside_each_bucket(column, first, second) -> None:
     whole, other = begun(column, first), like(second, first.small_buckets)
-    cut = recut(whole, column, SIZES, other)
+    cut = recut(whole.rows, column, SIZES, other)
     for bucket in set(column.tolist()):
         before = [row for row in whole.rows.tolist() if column[row] == bucket]
         behind = [row for row in cut.rows.tolist() if column[row] == bucket]
@@ -86,6 +86,43 @@ def test_divisible_buckets_are_served_exactly_once_after_a_change_of_world_size(
     rest = rest_of_epoch(column, SIZES, cursor((four, 3)), three)
     served = Counter(whole.rows[: whole.starts[3]].tolist()) + Counter(rest.rows.tolist())
     assert set(served.values()) == {1}
+
+
+@given(columns, batch_plans, batch_plans, batch_plans, st.sampled_from(["repeat", "partial", "drop"]), st.data())
+def test_other_sizes_serve_what_is_owed_and_repeat_no_more_than_their_own_steps_need(
+    column, first, second, third, policy, data
+) -> None:
+    first, second, third = (like(one, policy) for one in (first, second, third))
+    whole = begun(column, first)
+    if not len(whole):
+        return
+    steps = data.draw(st.integers(0, len(whole) - 1))
+    middle = rest_of_epoch(column, SIZES, cursor((first, steps)), second)
+    more = data.draw(st.integers(0, len(middle)))
+    last = rest_of_epoch(column, SIZES, cursor((first, steps), (second, more)), third)
+    served = whole.rows[: whole.starts[steps]]
+    stretches = [(middle, second, served)]
+    if more < len(middle):
+        stretches.append((last, third, np.concatenate([served, middle.rows[: middle.starts[more]]])))
+    for plan, batches, before in stretches:
+        if batches.batch_size * batches.world_size == first.batch_size * first.world_size:
+            continue
+        owed = np.bincount(column[np.setdiff1d(np.arange(len(column)), before)], minlength=5)
+        found = np.bincount(column[plan.rows], minlength=5)
+        step = batches.global_batch_size
+        if policy == "repeat":
+            assert found.tolist() == (-(-owed // step) * step).tolist()
+        elif policy == "drop":
+            assert found.tolist() == (owed // step * step).tolist()
+        else:
+            assert ((found >= owed) & (found < owed + batches.world_size)).all()
+
+
+def test_an_epoch_that_was_served_to_its_end_owes_nothing() -> None:
+    column, four = np.zeros(10, dtype=int), BatchPlan(batch_size=4, small_buckets="drop")
+    one = BatchPlan(batch_size=1, small_buckets="drop")
+    assert len(rest_of_epoch(column, SIZES, cursor((four, 2)), one)) == 0
+    assert len(rest_of_epoch(column, SIZES, cursor((four, 1)), one)) == 6  # the two that four would drop among them
 
 
 def test_nothing_is_left_after_the_last_step() -> None:
