@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from latentcache.errors import PlanError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import MAX_STEP, BatchPlan, plan_report
-from latentcache.plan.epoch import EpochPlan, interleave, plan_epoch, step_sizes
+from latentcache.plan.epoch import EpochPlan, due, interleave, plan_epoch, step_sizes
 from latentcache.plan.shuffle import by_bucket
-from latentcache.plan.weights import Mixture, servings
+from latentcache.plan.weights import Mixture
 
 CURSOR_VERSION = 1
-_NONE: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-_NO_STEPS = np.zeros(1, dtype=np.int64)
 
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
@@ -108,17 +106,6 @@ def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
     return leg
 
 
-def whole_epoch(
-    bucket: NDArray[np.integer],
-    sizes: Sequence[Size],
-    batches: BatchPlan,
-    cursor: Cursor,
-    mixture: Mixture | None = None,
-) -> EpochPlan:
-    """The plan of a cursor's epoch with the sizes it began with."""
-    return plan_epoch(bucket, plan_report(bucket, sizes, batches, mixture), seed=cursor.seed, epoch=cursor.epoch)
-
-
 def rest_of_epoch(
     bucket: NDArray[np.integer],
     sizes: Sequence[Size],
@@ -132,7 +119,7 @@ def rest_of_epoch(
         PlanError: The cursor counts steps that the epoch does not have.
     """
     left = left_of_epoch(bucket, sizes, cursor, batches, mixture)
-    return left if _cut_for(left, batches) else recut(left.rows, bucket, sizes, batches)
+    return left if _sizes_of(cursor.legs[-1], batches) == batches else recut(left.rows, bucket, sizes, batches)
 
 
 def left_of_epoch(
@@ -156,21 +143,21 @@ def left_of_epoch(
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    plan = EpochPlan(rows=_NONE, starts=_NO_STEPS, world_size=0)
-    served: list[NDArray[np.integer]] = [_NONE]
-    for number, leg in enumerate(cursor.legs):
-        used = BatchPlan(batch_size=leg.batch_size, world_size=leg.world_size, small_buckets=batches.small_buckets)
-        if not number:
-            plan = whole_epoch(bucket, sizes, used, cursor, mixture)
-        elif not _cut_for(plan, used):
-            owed = still_owed(plan, np.concatenate(served), _due(bucket, cursor, mixture))
-            plan = recut(owed.rows, bucket, sizes, used)
+    report = plan_report(bucket, sizes, _sizes_of(cursor.legs[0], batches), mixture)
+    plan = plan_epoch(bucket, report, seed=cursor.seed, epoch=cursor.epoch)
+    served, last = plan.rows[:0], report.batches
+
+    def owed() -> EpochPlan:
+        return still_owed(plan, served, due(bucket, report, seed=cursor.seed, epoch=cursor.epoch))
+
+    for leg in cursor.legs:
+        used = _sizes_of(leg, batches)
+        if used != last:
+            plan, last = recut(owed().rows, bucket, sizes, used), used
         require_served(leg, len(plan))
-        served.append(plan.rows[: plan.starts[leg.steps]])
+        served = np.concatenate([served, plan.rows[: plan.starts[leg.steps]]])
         plan = after(plan, leg.steps)
-    if _cut_for(plan, batches):
-        return plan
-    return still_owed(plan, np.concatenate(served), _due(bucket, cursor, mixture))
+    return plan if last == batches else owed()
 
 
 def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.integer]) -> EpochPlan:
@@ -182,7 +169,7 @@ def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.int
         due: (N,) how often the epoch serves each.
     """
     if not len(plan):
-        return replace(plan, world_size=0)
+        return plan
     owed = np.maximum(due - np.bincount(served, minlength=len(due)), 0)
     order = np.argsort(plan.rows, kind="stable")
     ordered = plan.rows[order]
@@ -190,13 +177,12 @@ def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.int
     kept = plan.rows[np.sort(order[times < owed[ordered]])]
     missing = np.repeat(np.arange(len(due), dtype=np.int32), owed - np.bincount(kept, minlength=len(due)))
     rows = np.concatenate([kept, missing]).astype(np.int32, copy=False)
-    return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=0)
+    return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=1)
 
 
-def _due(bucket: NDArray[np.integer], cursor: Cursor, mixture: Mixture | None) -> NDArray[np.int32]:
-    if mixture is None:
-        return np.ones(len(bucket), dtype=np.int32)
-    return servings(bucket, mixture, seed=cursor.seed, epoch=cursor.epoch)
+def _sizes_of(leg: Leg, batches: BatchPlan) -> BatchPlan:
+    """What a leg was served with; the policy is one for the epoch."""
+    return replace(batches, batch_size=leg.batch_size, world_size=leg.world_size)
 
 
 def require_served(leg: Leg, steps: int) -> None:
@@ -237,9 +223,3 @@ def recut(
         begins.append(positions[np.concatenate(([0], np.cumsum(cut)))[:-1]])
     order = np.argsort(np.concatenate(begins), kind="stable")  # by where the first entry of each step stood
     return interleave(np.concatenate(pieces), np.concatenate(lengths), order, batches.world_size)
-
-
-def _cut_for(plan: EpochPlan, batches: BatchPlan) -> bool:
-    """Whether a plan's steps have these sizes already."""
-    longest = int(np.diff(plan.starts).max(initial=0))
-    return plan.world_size == batches.world_size and longest in (0, batches.global_batch_size)
