@@ -246,7 +246,7 @@ class Position:
         raise EmptyPlanError(
             f"what is left of epoch {self.epoch} fills no batch of size {batches.batch_size}"
             f" on {batches.world_size} rank{'s' * (batches.world_size > 1)}",
-            where=f"{len(left)} sample{'s' * (len(left) != 1)} that the checkpoint's sizes would still serve",
+            where=f"{len(left)} sample{'s' * (len(left) != 1)} that the epoch still owes",
             why=f"small_buckets={batches.small_buckets!r} leaves out what fills no step of"
             f" {batches.global_batch_size} samples of one bucket",
             fix=f"{smaller}go on with the next epoch: set_epoch({self.epoch + 1})",
