@@ -5,7 +5,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
+# What is used is compiled when it is first imported: to compile all of torch, transformers and diffusers takes minutes.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
 # Those of a GPU and of ten million entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py,$(wildcard tools/bench_*.py))

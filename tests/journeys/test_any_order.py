@@ -363,8 +363,12 @@ class AnyOrder(RuleBasedStateMachine):
             return []
 
 
+class AnyOrderAtLength(AnyOrder):
+    """The same, ten times as often."""
+
+
 AnyOrder.TestCase.settings = settings(
-    max_examples=300,
+    max_examples=100,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
@@ -372,4 +376,6 @@ AnyOrder.TestCase.settings = settings(
     print_blob=True,
     phases=[Phase.explicit, Phase.generate],
 )
+AnyOrderAtLength.TestCase.settings = settings(AnyOrder.TestCase.settings, max_examples=1000)
 test_any_order = AnyOrder.TestCase
+test_any_order_at_length = pytest.mark.slow(AnyOrderAtLength.TestCase)
