@@ -46,7 +46,7 @@ def test_other_views(run, tokens, tmp_path, view):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("--to", "csv"), "--to hf-disk"),
+        (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds"),
         (("--view", "torn"), "--view padded|packed|blocks"),
         (("--length", "60"), "--length 56 or --length 64"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),
