@@ -37,7 +37,11 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
     index = file.with_suffix(".idx")
     lengths = np.diff(written.ends, prepend=0)
     if int(lengths.max()) > _LONGEST:
-        raise ExportError(f"a document of {int(lengths.max())} tokens", why="the index counts them with 32 bits")
+        raise ExportError(
+            f"a document of {int(lengths.max())} tokens",
+            why="the index counts them with 32 bits",
+            fix="cut its text into several records, and build again",
+        )
     width = np.dtype(written.dtype).itemsize
     columns = (
         lengths.astype("<i4"),
