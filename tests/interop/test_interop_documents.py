@@ -34,10 +34,16 @@ def test_documents_of_a_cache_on_disk(tmp_path, monkeypatch):
     assert seen[-1] == (60, 60)
 
 
-@pytest.mark.parametrize("limit", [1, 3, 4, 100])
-def test_documents_that_pass_together_change_nothing(tmp_path, monkeypatch, limit):
+@pytest.mark.parametrize(
+    ("limit", "after"), [(1, [1, 2, 3, 4]), (5, [2, 3, 4]), (7, [2, 4]), (11, [3, 4]), (12, [4])]
+)
+def test_documents_that_pass_together_change_nothing(tmp_path, monkeypatch, limit, after):
     monkeypatch.setattr(documents, "BATCH_TOKENS", limit)
-    export_documents({"train": cache_of(DOCUMENTS)}, DATATROVE, tmp_path / "out", FACTS)
+    seen = []
+    export_documents(
+        {"train": cache_of(DOCUMENTS)}, DATATROVE, tmp_path / "out", FACTS, lambda *at: seen.append(at[0])
+    )
+    assert seen == after
     assert read_datatrove(tmp_path / "out/train/00000_tokens.ds") == DOCUMENTS
 
 
