@@ -118,7 +118,10 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts = read_json(folder / FACTS)
         if any(not isinstance(facts[name], str) for name in ("cache", "fingerprint", "recipe_id")):
             raise KeyError("one of cache, fingerprint and recipe_id is no text")
-        missing = sorted(_NEEDED[facts.get("format", "hf-disk")] - set(facts))
+        form = facts.get("format", "hf-disk")  # folders of earlier releases do not say
+        if form not in _NEEDED:
+            raise KeyError(f"this version knows no format {form!r}")
+        missing = sorted(_NEEDED[form] - set(facts))
         if missing or not isinstance(facts["files"], dict):
             raise KeyError(*missing or ("files is no object",))
     except (CacheDamagedError, KeyError) as error:

@@ -87,6 +87,8 @@ def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]
                 why=f"expected xxh3-64 {meant}, found {found[name]}",
                 fix="check the disk, then export again",
             )
+    for parent in {(folder / name).parent for name in files}:
+        sync_folder(parent)
     sizes = {name: (folder / name).stat().st_size for name in files}
     write_atomically(folder / FACTS, json_bytes({"schema": 1, **facts, "files": found, "bytes": sizes}))
 

@@ -5,6 +5,7 @@ import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
 from latentcache.interop.exported import file_checksum
+from latentcache.interop import whole_folder as whole_folder_module
 from latentcache.interop.whole_folder import put, seal, whole_folder
 
 
@@ -53,6 +54,20 @@ def test_what_is_there_stays(tmp_path):
         with pytest.raises(UsageError, match="there already"), whole_folder(place):
             pytest.fail("it was entered")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+
+
+def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
+    out, synced = tmp_path / "out", []
+
+    def note(path):
+        synced.append((path.relative_to(tmp_path).as_posix(), out.exists()))
+
+    monkeypatch.setattr(whole_folder_module, "sync_file", note)
+    monkeypatch.setattr(whole_folder_module, "sync_folder", note)
+    with whole_folder(out) as folder:
+        (folder / "train").mkdir()
+        seal(folder, {"train/a": put(folder / "train" / "a", [b"one"])}, {})
+    assert synced == [("out.partial/train/a", False), ("out.partial/train", False), (".", True)]
 
 
 def test_bytes_that_did_not_arrive(tmp_path):
