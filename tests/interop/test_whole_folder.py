@@ -4,8 +4,8 @@ import json
 import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
-from latentcache.interop.exported import file_checksum
 from latentcache.interop import whole_folder as whole_folder_module
+from latentcache.interop.exported import file_checksum
 from latentcache.interop.whole_folder import put, seal, whole_folder
 
 
