@@ -43,7 +43,7 @@ app.command("verify", help="Is the cache still true? Exit 1 with everything that
 )
 app.command("info", help="What a cache holds.")(info.info)
 app.command("gc", help="What nobody needs any more; --apply removes it.")(gc.gc)
-app.command("export", help="Rows of a token cache as files, for trainers that take no loader of ours.")(export.export)
+app.command("export", help="A token cache as files, for trainers that take no loader of ours.")(export.export)
 app.command("plan", help="Steps per epoch, bucket by bucket, before anything is trained.")(plan.plan)
 
 

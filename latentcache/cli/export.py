@@ -1,36 +1,29 @@
-"""``latentcache export``: rows of a token cache as files for trainers that take no loader of ours."""
+"""``latentcache export``: a token cache as files for trainers that take no loader of ours."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from latentcache.cli import console, flags
+from latentcache.cli import console, export_forms, flags
 from latentcache.cli.console import counted, out, say
-from latentcache.errors import UsageError
 
-if TYPE_CHECKING:
-    from latentcache.loader.token_cache import TokenCache
-    from latentcache.loader.token_view import TokenView
-
-FORMATS = ("hf-disk",)
-VIEWS = ("padded", "packed", "blocks")
 _LINE_S = 10.0
-#: What to write into a trainer's own settings, where the folder is ``{out}``.
+#: What to write into a trainer's own settings, where the folder is ``{out}`` and an id has ``{width}`` bytes.
 _NEXT = {
     "llama-factory": "tokenized_path: {out}   (streaming: false; with --view packed also neat_packing: true)",
     "trl": "datasets.load_from_disk('{out}')['train'] as train_dataset, skip_prepare_dataset=True",
     "unsloth": "datasets.load_from_disk('{out}')['train'] as train_dataset; do not call train_on_responses_only",
     "axolotl": "datasets: [{{path: {out}, ds_type: arrow, type: }}], skip_prepare_dataset: true",
     "plain": "datasets.load_from_disk('{out}')['train'].with_format('torch')",
+    "megatron": "--train-data-path {out}/train   (or --data-path {out}/train --split 100,0,0)",
+    "datatrove": "DatatroveFolderDataset('{out}/train', seq_len=N, token_size={width})",
+    "mds": "train_loader.dataset: {{local: {out}, split: train, max_seq_len: {max_length}}}",
 }
 
 
@@ -38,12 +31,36 @@ def export(
     cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache of tokens.", readable=False)],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", readable=False)],
     *,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf-disk: datasets.load_from_disk.")] = "hf-disk",
-    length: Annotated[int, typer.Option("--length", metavar="N", min=1, help="Tokens in every row.")],
-    view: Annotated[str, typer.Option("--view", metavar="KIND", help="padded|packed|blocks")] = "padded",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="hf-disk: datasets.load_from_disk. megatron: .bin, .idx. datatrove: .ds. mds: for llm-foundry.",
+        ),
+    ] = "hf-disk",
+    length: Annotated[
+        int | None,
+        typer.Option("--length", metavar="N", min=1, help="Tokens in every row (hf-disk, mds).", show_default=False),
+    ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            "--view",
+            metavar="KIND",
+            help="padded (default)|packed|blocks; of mds blocks (default)|padded.",
+            show_default=False,
+        ),
+    ] = None,
     trainer: Annotated[
-        str, typer.Option("--for", metavar="TRAINER", help="plain|llama-factory|trl|unsloth|axolotl")
-    ] = "plain",
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="TRAINER",
+            help="plain (default)|llama-factory|trl|unsloth|axolotl (hf-disk).",
+            show_default=False,
+        ),
+    ] = None,
     overflow: Annotated[
         str | None,
         typer.Option(
@@ -53,30 +70,31 @@ def export(
             show_default=False,
         ),
     ] = None,
-    padding_side: Annotated[str, typer.Option("--padding-side", metavar="SIDE", help="right|left")] = "right",
+    padding_side: Annotated[
+        str | None,
+        typer.Option("--padding-side", metavar="SIDE", help="right (default)|left (hf-disk).", show_default=False),
+    ] = None,
     validation: Annotated[
         float,
         typer.Option("--validation", metavar="SHARE", min=0, max=0.99, help="Part of the documents for validation."),
     ] = 0.0,
     as_json: flags.Json = False,
 ) -> int:
-    """Rows of a token cache, all of one length, in a form that trainers read."""
-    _check(to, view)
-    from latentcache.interop.hf_disk import HfDiskSettings, export_hf_disk
-    from latentcache.loader.token_opening import open_tokens
-
-    tokens = open_tokens(cache)
-    parts = _parts(tokens, validation)
-    splits = {name: _view(part, view, length, overflow, padding_side) for name, part in parts.items()}
-    facts = _facts(tokens, cache, target, splits)
-    facts |= {"view": view, "max_length": length, "overflow": overflow}
-    facts |= {"padding_side": padding_side, "validation": validation}
-    left = padding_side == "left" and view == "padded"
-    settings = HfDiskSettings(out=target, trainer=trainer, view=view, left_padded=left, facts=facts)
-    rows = export_hf_disk(splits, settings, _Talk(quiet=as_json).advanced)
-    fill = {name: part.fill for name, part in splits.items()}
-    payload = {"cache": str(cache), "out": str(target), "format": to, "for": trainer, "rows": rows, "fill": fill}
-    payload |= {name: facts[name] for name in ("view", "max_length", "tokens", "tokens_left")}
+    """A token cache as files that trainers read: rows of one length, or whole documents."""
+    asked = export_forms.Asked(
+        cache=cache,
+        target=target,
+        to=to,
+        length=length,
+        view=view,
+        trainer=trainer,
+        overflow=overflow,
+        padding_side=padding_side,
+        validation=validation,
+    )
+    export_forms.check(asked)
+    talk = _Talk("rows" if "length" in export_forms.TAKEN[to] else "documents", quiet=as_json)
+    payload = {"cache": str(cache), "out": str(target), "format": to, **export_forms.made(asked, talk.advanced)}
     if as_json:
         console.emit("export", payload, exit_code=0)
     else:
@@ -84,26 +102,11 @@ def export(
     return 0
 
 
-def _facts(tokens: TokenCache, cache: Path, target: Path, splits: Mapping[str, TokenView]) -> dict[str, Any]:
-    """What an exported folder says of the cache that its rows were made from."""
-    return {
-        "cache": str(cache.resolve()),
-        "cache_from_here": os.path.relpath(cache.resolve(), target.resolve()),
-        "generation": tokens.generation,
-        "documents": len(tokens),
-        "fingerprint": tokens.fingerprint,
-        "recipe_id": tokens.recipe.recipe_id.hex(),
-        "recipe": tokens.recipe.as_json(),
-        "tokens": {name: rows.tokens for name, rows in splits.items()},
-        "tokens_left": {name: dict(rows.tokens_left) for name, rows in splits.items()},
-    }
-
-
 class _Talk:
     """A line every ten seconds."""
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._started, self._shown = quiet, time.monotonic(), time.monotonic()
+    def __init__(self, what: str, *, quiet: bool) -> None:
+        self._what, self._quiet, self._started, self._shown = what, quiet, time.monotonic(), time.monotonic()
 
     def advanced(self, done: int, total: int) -> None:
         """How far it is."""
@@ -112,46 +115,32 @@ class _Talk:
             return
         self._shown = now
         rate = done / (now - self._started)
-        say(f"{done} of {total} rows, {rate:.0f} rows/s, {(total - done) / rate:.0f} s left")
-
-
-def _check(to: str, view: str) -> None:
-    if to not in FORMATS:
-        raise UsageError(f"--to {to!r} is not known", fix=f"--to {'|'.join(FORMATS)}")
-    if view not in VIEWS:
-        raise UsageError(f"--view {view!r} is not known", fix=f"--view {'|'.join(VIEWS)}")
-    if find_spec("pyarrow") is None:
-        raise UsageError(
-            f"--to {to} needs pyarrow", why="it is not installed", fix="python -m pip install 'latentcache[hf]'"
-        )
-
-
-def _parts(tokens: TokenCache, validation: float) -> dict[str, TokenCache]:
-    """Split -> its documents."""
-    if not validation:
-        return {"train": tokens}
-    train, held = tokens.split(validation)
-    return {"train": train, "validation": held}
-
-
-def _view(tokens: TokenCache, view: str, length: int, overflow: Any, side: Any) -> TokenView:
-    if view == "padded":
-        return tokens.padded(length, padding_side=side, overflow=overflow)
-    if side != "right":
-        raise UsageError(f"--padding-side {side} with --view {view}", fix="leave it out: full rows have no side")
-    if view == "packed":
-        return tokens.packed(length, overflow=overflow)
-    if overflow is not None:
-        raise UsageError(f"--overflow {overflow} with --view blocks", fix="leave it out: blocks cut documents anyway")
-    return tokens.blocks(length)
+        say(f"{done} of {total} {self._what}, {rate:.0f} {self._what}/s, {(total - done) / rate:.0f} s left")
 
 
 def _show(payload: dict[str, Any]) -> None:
     """The text form."""
-    for split, rows in payload["rows"].items():
-        about = f"{payload['tokens'][split]} tokens, {payload['fill'][split]:.1%} full"
-        out(f"{split}: {counted(rows, 'row')} of {payload['max_length']} tokens ({about})")
+    for split, number in payload.get("rows", {}).items():
+        out(f"{split}: {counted(number, 'row')} of {_row(payload)} ({_about(payload, split)})")
         for reason, tokens in payload["tokens_left"][split].items():
             if tokens:
                 out(f"  left out: {tokens} tokens ({reason.replace('_', ' ')})")
-    out(f"{payload['out']} is complete. Next: {_NEXT[payload['for']].format(out=shlex.quote(payload['out']))}")
+    for split, number in payload.get("splits", {}).items():
+        out(f"{split}: {counted(number, 'document')}, {payload['tokens'][split]} tokens as {payload['dtype']}")
+    if "last_id" in payload:
+        last = payload["last_id"]
+        out("they end with different ids: none marks an end" if last is None else f"each of them ends with id {last}")
+    values = {"out": shlex.quote(payload["out"]), "max_length": payload.get("max_length")}
+    values["width"] = 2 if payload.get("dtype") == "uint16" else 4
+    after = _NEXT[payload.get("for", payload["format"])].format(**values)
+    out(f"{payload['out']} is complete. Next: {after}")
+
+
+def _row(payload: dict[str, Any]) -> str:
+    most = "up to " if payload["format"] == "mds" and payload["view"] == "padded" else ""
+    return f"{most}{payload['max_length']} tokens"
+
+
+def _about(payload: dict[str, Any], split: str) -> str:
+    tokens = f"{payload['tokens'][split]} tokens"
+    return f"{tokens} as {payload['dtype']}" if "dtype" in payload else f"{tokens}, {payload['fill'][split]:.1%} full"

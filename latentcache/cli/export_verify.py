@@ -1,4 +1,4 @@
-"""``latentcache verify`` of an exported folder: are its rows still those of the cache that they were made from?"""
+"""``latentcache verify`` of an exported folder: does it still hold what the cache does that it was made from?"""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def verify(folder: Path, *, cache: Path | None, full: bool, as_json: bool) -> in
         console.emit("verify", payload, exit_code=exit_code)
         return exit_code
     show(report, report.findings, fast="sizes and fingerprints")
-    out(f"rows of generation {report.generation} of {found.cache}")
+    out(f"made from generation {report.generation} of {found.cache}")
     out(f"whether the cache itself is still true: latentcache verify {shlex.quote(str(found.cache))}")
     return exit_code

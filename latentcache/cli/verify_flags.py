@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 Cache = Annotated[
-    Path, typer.Argument(metavar="CACHE", help="A cache, or a folder of exported rows.", readable=False)
+    Path, typer.Argument(metavar="CACHE", help="A cache, or a folder that export made.", readable=False)
 ]
 Data = Annotated[Path | None, typer.Option("--data", help="The data folder, if it moved.", show_default=False)]
 Full = Annotated[bool, typer.Option("--full", help="Read every payload and every source.")]

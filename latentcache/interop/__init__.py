@@ -1,1 +1,1 @@
-"""For whom else? Rows of tokens as folders that trainers read without this package."""
+"""For whom else? Token caches as folders that trainers read without this package."""

@@ -23,6 +23,23 @@ from latentcache.verify.findings import Finding, VerifyReport, count, spoken
 
 #: The file of facts in an exported folder.
 FACTS = "latentcache.json"
+#: How the export was asked for: flag, name in the facts, what need not be said.
+_ASKED = (
+    ("to", "format", "hf-disk"),
+    ("length", "max_length", None),
+    ("view", "view", None),
+    ("for", "trainer", None),
+    ("overflow", "overflow", None),
+    ("padding-side", "padding_side", "right"),
+    ("validation", "validation", 0),
+)
+#: Format -> facts without which it cannot be made again.
+_NEEDED = {
+    "hf-disk": {"max_length", "view", "trainer"},
+    "mds": {"max_length", "view"},
+    "megatron": set[str](),
+    "datatrove": set[str](),
+}
 _PIECE_BYTES = 1 << 20
 
 
@@ -39,7 +56,7 @@ class ExportReport:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder was written by ``latentcache export``."""
-    return (folder / FACTS).is_file() and (folder / "dataset_dict.json").is_file()
+    return (folder / FACTS).is_file() and not (folder / "CURRENT").exists()
 
 
 def check_export(folder: Path, *, cache: Path | None = None, full: bool = False) -> ExportReport:
@@ -88,11 +105,10 @@ def file_checksum(file: Path) -> str:
 
 def export_command(cache: Path, folder: Path, facts: Mapping[str, Any]) -> str:
     """The command that makes such a folder again."""
-    words = ["latentcache", "export", str(cache), str(folder), "--length", str(facts["max_length"])]
-    words += ["--view", str(facts["view"]), "--for", str(facts["trainer"])]
-    for flag, default in (("overflow", None), ("padding_side", "right"), ("validation", 0)):
-        value = facts.get(flag, default)
-        words += [] if value == default else [f"--{flag.replace('_', '-')}", str(value)]
+    words = ["latentcache", "export", str(cache), str(folder)]
+    for flag, name, default in _ASKED:
+        value = facts.get(name, default)
+        words += [] if value == default else [f"--{flag}", str(value)]
     return shlex.join(words)
 
 
@@ -102,8 +118,12 @@ def _facts(folder: Path) -> dict[str, Any]:
         facts = read_json(folder / FACTS)
         if any(not isinstance(facts[name], str) for name in ("cache", "fingerprint", "recipe_id")):
             raise KeyError("one of cache, fingerprint and recipe_id is no text")
-        if not isinstance(facts["files"], dict) or not {"max_length", "view", "trainer"} <= set(facts):
-            raise KeyError("one of files, max_length, view and trainer is missing")
+        form = facts.get("format", "hf-disk")  # folders of earlier releases do not say
+        if form not in _NEEDED:
+            raise KeyError(f"this version knows no format {form!r}")
+        missing = sorted(_NEEDED[form] - set(facts))
+        if missing or not isinstance(facts["files"], dict):
+            raise KeyError(*missing or ("files is no object",))
     except (CacheDamagedError, KeyError) as error:
         raise CacheDamagedError(
             f"{FACTS} of an exported folder cannot be read",

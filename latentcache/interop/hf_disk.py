@@ -10,25 +10,22 @@ read, in two places; ``Sequence`` and an Arrow schema without metadata are read 
 from __future__ import annotations
 
 import json
-import shlex
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop.exported import FACTS, file_checksum
-from latentcache.store.durable import as_store_error, json_bytes, make_folder, sync_folder, write_atomically
+from latentcache.interop.fixed_rows import BATCH_ROWS, FixedRows, checked
+from latentcache.interop.whole_folder import seal, whole_folder
+from latentcache.store.durable import make_folder, write_atomically
 
 #: LLaMA-Factory's collator pads to multiples of 8 in silence, so a row of 4090 would train as one of 4096.
 MULTIPLE = 8
-#: Rows that pass through memory at once.
-BATCH_ROWS = 256
 #: Bytes of one Arrow file; ``datasets`` itself writes files of 500 MB.
 FILE_BYTES = 500_000_000
 _PLAIN = {"input_ids": "int32", "attention_mask": "int8", "labels": "int32"}
@@ -54,21 +51,6 @@ COLUMNS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "axolotl": {"padded": _PLAIN, "blocks": _PLAIN},
     "unsloth": {"padded": _PLAIN, "blocks": _PLAIN},
 }
-_NEEDED = ("input_ids", "attention_mask", "labels")
-
-
-class FixedRows(Protocol):
-    """Rows of one length: a view of a token cache."""
-
-    @property
-    def max_length(self) -> int:
-        """Tokens in every row."""
-
-    def __len__(self) -> int:
-        """Rows."""
-
-    def batch(self, rows: Any) -> Mapping[str, Any]:
-        """(B, L) arrays ``input_ids``, ``attention_mask``, ``labels``; ``position_ids`` too where rows are packed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,39 +107,21 @@ def export_hf_disk(
     """
     for rows in splits.values():
         _check_length(rows.max_length)
-    if settings.out.exists() and (not settings.out.is_dir() or any(settings.out.iterdir())):
-        fix = f"rm -r {shlex.quote(str(settings.out))}, or give another folder"
-        raise UsageError(f"{settings.out} is there already", where=str(settings.out), fix=fix)
-    partial = settings.out.with_name(f"{settings.out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    total, done = sum(len(rows) for rows in splits.values()), 0
-    try:
-        make_folder(partial)
-        checksums: dict[str, str] = {}
+    counts = {name: len(rows) for name, rows in splits.items()}
+    files: list[str] = []
+    done = 0
+    with whole_folder(settings.out) as folder:
         for name, rows in splits.items():
-            make_folder(partial / name)
-            writer = _SplitWriter(partial / name, settings)
+            make_folder(folder / name)
+            writer = _SplitWriter(folder / name, settings)
             for start in range(0, len(rows), BATCH_ROWS):
                 wanted = range(start, min(start + BATCH_ROWS, len(rows)))
                 writer.add(rows.batch(list(wanted)), rows.max_length)
                 done += len(wanted)
-                advanced(done, total)
-            checksums |= {f"{name}/{file}": value for file, value in writer.finish(settings.facts).items()}
-        write_atomically(partial / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
-        counts = {name: len(rows) for name, rows in splits.items()}
-        sizes = {file: (partial / file).stat().st_size for file in checksums}
-        written = {"trainer": settings.trainer, "rows": counts, "files": checksums, "bytes": sizes}
-        write_atomically(partial / FACTS, json_bytes({"schema": 1, **settings.facts, **written}))
-        if settings.out.exists():
-            settings.out.rmdir()
-        partial.rename(settings.out)
-        sync_folder(settings.out.parent)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise as_store_error(error, settings.out) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+                advanced(done, sum(counts.values()))
+            files += [f"{name}/{file}" for file in writer.finish(settings.facts)]
+        write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
+        seal(folder, dict.fromkeys(files), {**settings.facts, "trainer": settings.trainer, "rows": counts})
     return counts
 
 
@@ -185,8 +149,8 @@ class _SplitWriter:
             self._next()
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
-    def finish(self, facts: Mapping[str, Any]) -> dict[str, str]:
-        """Close the files and give them their names; file -> xxh3-64 of its bytes, in hex."""
+    def finish(self, facts: Mapping[str, Any]) -> list[str]:
+        """Close the files and give them their names, which it returns."""
         if self._writer is None:
             self._next()  # a split without rows is a file without batches
         self._close()
@@ -209,7 +173,7 @@ class _SplitWriter:
         info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
         write_atomically(self._folder / "state.json", json.dumps(state, indent=2).encode())
         write_atomically(self._folder / "dataset_info.json", json.dumps(info, indent=2).encode())
-        return {name: file_checksum(self._folder / name) for name in names}
+        return names
 
     def _next(self) -> None:
         self._close()
@@ -221,27 +185,6 @@ class _SplitWriter:
         if self._writer is not None:
             self._writer.close()
             self._sink.close()
-
-
-def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The arrays of a batch, each seen to be (B, L), labels only where the mask is, at least one in every row.
-
-    Raises:
-        ExportError: As said.
-    """
-    arrays = {name: np.asarray(value) for name, value in batch.items() if name in (*_NEEDED, "position_ids")}
-    shapes = {name: array.shape for name, array in arrays.items()}
-    ids, mask, labels = (arrays[name] for name in _NEEDED)
-    if set(shapes.values()) != {(len(ids), length)}:
-        raise ExportError("rows of different length", why=f"expected (B, {length}), found {shapes}")
-    trained = labels != -100
-    if bool((trained & (mask == 0)).any()):
-        raise ExportError("a label stands on padding", why="the attention mask is 0 there")
-    if not bool(trained.any(axis=1).all()):
-        raise ExportError("a row has no token that carries loss", why="its loss would be NaN")
-    if bool((trained & (labels != ids)).any()):
-        raise ExportError("a label is not the id it stands on")
-    return arrays
 
 
 def segments(position_ids: NDArray[Any], length: int) -> list[NDArray[np.int32]]:

@@ -27,6 +27,83 @@ def test_the_keys_of_the_object(run, tokens, tmp_path):
     assert {len(row) for row in found["train"]["input_ids"]} == {64}
 
 
+DOCUMENTS = {
+    "schema",
+    "command",
+    "exit_code",
+    "error",
+    "cache",
+    "out",
+    "format",
+    "splits",
+    "tokens",
+    "dtype",
+    "last_id",
+}
+
+
+@pytest.mark.parametrize("form", ["megatron", "datatrove"])
+def test_the_keys_of_documents(run, tokens, tmp_path, form):
+    value = run("export", tokens, tmp_path / "out", "--to", form, "--validation", 0.2, "--json").json
+    assert set(value) == DOCUMENTS
+    assert sum(value["splits"].values()) == 40
+    assert (value["dtype"], value["last_id"], value["format"]) == ("uint16", 257, form)
+    suffix = ".bin" if form == "megatron" else "/00000_tokens.ds"
+    for split, number in value["tokens"].items():
+        assert (tmp_path / f"out/{split}{suffix}").stat().st_size == 2 * number
+
+
+def test_the_keys_of_shards(run, tokens, tmp_path):
+    value = run("export", tokens, tmp_path / "out", "--to", "mds", "--length", 50, "--json").json
+    assert set(value) == KEYS - {"for", "fill"} | {"dtype"}
+    assert (value["view"], value["tokens"]["train"]) == ("blocks", 50 * value["rows"]["train"])
+    assert 0 < value["tokens_left"]["train"]["tail"] < 50
+    words = ("--to", "mds", "--length", 50, "--view", "padded", "--overflow", "truncate_right")
+    value = run("export", tokens, tmp_path / "padded", *words, "--json").json
+    assert (value["rows"]["train"], value["view"]) == (40, "padded")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "following"),
+    [
+        (("--to", "megatron"), "train: 40 documents", "--train-data-path {out}/train"),
+        (("--to", "datatrove"), "each of them ends with id 257", "'{out}/train', seq_len=N, token_size=2)"),
+        (("--to", "mds", "--length", 64), "rows of 64 tokens", "local: {out}, split: train, max_seq_len: 64"),
+        (("--to", "mds", "--length", 64, "--view", "padded"), "rows of up to 64 tokens", "max_seq_len: 64"),
+    ],
+)
+def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, said, following):
+    done = run("export", tokens, tmp_path / "out", *words)
+    assert done.status == 0
+    assert said in done.out
+    assert following.format(out=tmp_path / "out") in done.out.splitlines()[-1]
+
+
+def test_documents_that_end_with_several_ids(run, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    words = ("--tokenizer", "stub", "--no-add-eos", "--out", tmp_path / "cache")
+    assert run("build", tmp_path / "data.jsonl", *words).status == 0
+    done = run("export", tmp_path / "cache", tmp_path / "out", "--to", "megatron")
+    assert "none marks an end" in done.out
+
+
+CHAT = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]
+
+
+@pytest.mark.parametrize("words", [("--to", "megatron"), ("--to", "datatrove"), ("--to", "mds", "--length", 64)])
+def test_labels_that_would_be_lost_are_refused(run, tmp_path, words):
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    assert run("build", tmp_path / "chats.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
+    done = run("export", tmp_path / "cache", tmp_path / "out", *words, "--json")
+    assert (done.status, done.error["where"]) == (2, "chats.jsonl:1")
+    assert "has no labels, and 1 of 1 documents have tokens that carry no loss" in done.error["what"]
+    assert not (tmp_path / "out").exists()
+    words_all = ("--tokenizer", "stub", "--loss", "all", "--out", tmp_path / "all")
+    assert run("build", tmp_path / "chats.jsonl", *words_all).status == 0
+    length = ("--length", 8) if "mds" in words else ()
+    assert run("export", tmp_path / "all", tmp_path / "out", *words[:2], *length).status == 0
+
+
 @pytest.mark.parametrize("trainer", ["plain", "llama-factory", "trl", "unsloth", "axolotl"])
 def test_it_says_what_comes_next(run, tokens, tmp_path, trainer):
     done = run("export", tokens, tmp_path / "out", "--length", 64, "--for", trainer)
@@ -46,7 +123,7 @@ def test_other_views(run, tokens, tmp_path, view):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (("--to", "csv"), "--to hf-disk"),
+        (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds"),
         (("--view", "torn"), "--view padded|packed|blocks"),
         (("--length", "60"), "--length 56 or --length 64"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),

@@ -6,10 +6,15 @@ import pytest
 
 
 @pytest.fixture
-def rows(run, tmp_path):
+def cache(run, tmp_path):
     (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
-    assert run("export", tmp_path / "cache", tmp_path / "rows", "--length", 16).status == 0
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def rows(run, cache, tmp_path):
+    assert run("export", cache, tmp_path / "rows", "--length", 16).status == 0
     return tmp_path / "rows"
 
 
@@ -35,6 +40,37 @@ def test_its_fix_mends_it(run, rows, tmp_path):
     assert run(*shlex.split(command)[1:]).status == 0
     assert run("verify", rows).status == 0
     assert json.loads((rows / "latentcache.json").read_text())["generation"] == 2
+
+
+OTHERS = {
+    "megatron": ("train.bin", ()),
+    "datatrove": ("train/00000_tokens.ds.index", ()),
+    "mds": ("train/shard.00000.mds", ("--length", 2, "--view", "padded", "--overflow", "truncate_right")),
+}
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_every_format_is_held_against_its_cache(run, cache, tmp_path, form):
+    """Stale where the cache holds other documents, damaged where a byte is another one, and mended by its fix."""
+    name, words = OTHERS[form]
+    assert run("export", cache, tmp_path / "rows", "--to", form, *words).status == 0
+    assert run("verify", tmp_path / "rows", "--full").status == 0
+    file = tmp_path / "rows" / name
+    data = file.read_bytes()
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    assert run("verify", tmp_path / "rows").status == 0
+    items = run("verify", tmp_path / "rows", "--full", "--json").json["items"]
+    assert [(item["category"], item["reason"], item["file"]) for item in items] == [("corrupt", "file-changed", name)]
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n')
+    assert run("build", tmp_path / "data.jsonl", "--out", cache).status == 0
+    value = run("verify", tmp_path / "rows", "--json").json
+    assert (value["exit_code"], value["counts"]["stale"]) == (1, value["checked"]["files"])
+    _, command = value["items"][0]["fix"].split("; ")
+    shutil.rmtree(tmp_path / "rows")
+    assert run(*shlex.split(command)[1:]).status == 0
+    assert run("verify", tmp_path / "rows", "--full").status == 0
+    facts = json.loads((tmp_path / "rows/latentcache.json").read_text())
+    assert (facts["generation"], facts["format"]) == (2, form)
 
 
 @pytest.mark.parametrize("words", [("--repair", "--yes"), ("--tokenizer", "stub"), ("--reencode", "1"), ("--flip",)])

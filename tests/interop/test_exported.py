@@ -95,6 +95,24 @@ def test_facts_that_cannot_be_read(rows, text):
         check_export(rows)
 
 
+def test_a_format_of_a_later_release(rows):
+    facts = json.loads((rows / "latentcache.json").read_text())
+    (rows / "latentcache.json").write_text(json.dumps(facts | {"format": "stone"}))
+    with pytest.raises(CacheDamagedError) as caught:
+        check_export(rows)
+    assert "this version knows no format 'stone'" in caught.value.why
+
+
+@pytest.mark.parametrize("name", ["max_length", "view", "trainer", "files"])
+def test_facts_without_which_it_cannot_be_made_again(rows, name):
+    facts = json.loads((rows / "latentcache.json").read_text())
+    del facts[name]
+    (rows / "latentcache.json").write_text(json.dumps(facts))
+    with pytest.raises(CacheDamagedError) as caught:
+        check_export(rows)
+    assert name in caught.value.why
+
+
 def test_folders_of_an_earlier_release(rows):
     """Without sizes, settings and recipe: what is there is compared."""
     facts = json.loads((rows / "latentcache.json").read_text())

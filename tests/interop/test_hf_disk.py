@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import ExportError, UsageError
 from latentcache.interop import hf_disk
-from latentcache.interop.hf_disk import COLUMNS, HfDiskSettings, checked, export_hf_disk, segments
+from latentcache.interop.hf_disk import COLUMNS, HfDiskSettings, export_hf_disk, segments
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, between colons; without them only the installed version is tested.
@@ -128,16 +128,6 @@ def test_lengths_that_no_trainer_keeps(tmp_path):
 def test_what_a_trainer_would_get_wrong_is_refused(tmp_path, words, what):
     with pytest.raises(UsageError, match=what):
         settings(tmp_path, **words)
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [({"input_ids": np.ones((1, 15))}, "different length"), ({"labels": np.full((1, 16), -100)}, "no token"),
-     ({"labels": np.full((1, 16), 7)}, "padding"), ({"input_ids": np.full((1, 16), 7)}, "not the id")],
-)  # fmt: skip
-def test_rows_are_checked(change, what):
-    with pytest.raises(ExportError, match=what):
-        checked(Packed([[5, 4]]).batch([0]) | change, LENGTH)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))

@@ -1,5 +1,7 @@
 """The pages about tokens, run as programs."""
 
+from pathlib import Path
+
 import pytest
 from datasets import load_from_disk
 from test_tokens_trl import a_tokenizer
@@ -23,6 +25,13 @@ def test_the_page_of_tokens(texts, run_howto):
 def test_the_page_of_trl(texts, run_howto):
     names = run_howto("train-with-trl", consoles=True, model=tiny_llama(), tokenizer=a_tokenizer())
     assert names["trainer"].state.epoch == names["exported"].state.epoch == 2
+
+
+def test_the_page_of_formats_without_labels(texts, run_howto):
+    run_howto("train-on-exported-tokens", consoles=True)
+    assert sorted(path.name for path in Path("indexed").iterdir()) == [
+        "latentcache.json", "train.bin", "train.idx", "validation.bin", "validation.idx",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("trainer", ["llama-factory", "unsloth", "axolotl"])

@@ -1,0 +1,129 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_documents import CORPORA, FACTS, cache_of
+from read_formats import read_mds
+
+from latentcache.errors import ExportError, UsageError
+from latentcache.interop import mds
+from latentcache.interop.mds import MdsSettings, bare, export_mds, sample, sample_sizes
+
+
+class Rows:
+    """Rows of given ids, each filled on the right."""
+
+    def __init__(self, rows, length):
+        self.rows, self.max_length = rows, length
+
+    def __len__(self):
+        return len(self.rows)
+
+    def batch(self, rows):
+        ids = np.zeros((len(rows), self.max_length), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for place, row in enumerate(rows):
+            ids[place, : len(self.rows[row])] = self.rows[row]
+            mask[place, : len(self.rows[row])] = 1
+        return {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask, ids, -100)}
+
+
+def export(rows, out, num_ids=300, **more):
+    dtype = "uint16" if num_ids <= 1 << 16 else "uint32"
+    return export_mds(rows, MdsSettings(out=out, dtype=dtype, num_ids=num_ids, facts=FACTS), **more)
+
+
+@given(CORPORA, st.sampled_from([1, 260, 1 << 26]))
+def test_rows_come_back(tmp_path_factory, corpus, size):
+    num_ids, rows = corpus
+    out = tmp_path_factory.mktemp("mds") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mds, "SHARD_BYTES", size)
+        patch.setattr(mds, "BATCH_ROWS", 5)
+        assert export({"train": Rows(rows, 9)}, out, num_ids) == {"train": len(rows)}
+    assert read_mds(out / "train") == rows
+    shards = json.loads((out / "train/index.json").read_text())["shards"]
+    assert len(shards) == (len(rows) if size == 1 else len(shards))
+    assert all(shard["raw_data"]["bytes"] <= max(size, 400) for shard in shards)
+
+
+@pytest.mark.parametrize("num_ids", [300, 70_000])
+def test_documents_are_rows_of_the_padded_view(tmp_path, num_ids):
+    """Longer ones are cut into several, and nothing is lost or filled."""
+    ids = [[5, 6, 1], [7, 8], [9] * 20]
+    view = cache_of(ids, num_ids).padded(8)
+    export({"train": view}, tmp_path / "out", num_ids)
+    assert read_mds(tmp_path / "out/train") == [[5, 6, 1], [7, 8], [9] * 8, [9] * 8, [9] * 4]
+
+
+def test_blocks_are_the_string_of_all_documents(tmp_path):
+    ids = [[number] * (number % 7 + 1) for number in range(30)]
+    string = [token for document in ids for token in document]
+    view = cache_of(ids).blocks(8, tail="drop")
+    export({"train": view, "validation": cache_of(ids[:9]).blocks(8)}, tmp_path / "out")
+    rows = read_mds(tmp_path / "out/train")
+    assert rows == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
+    assert [len(row) for row in read_mds(tmp_path / "out/validation")] == [8, 8, 8, 7], "a tail has no filling"
+
+
+def test_it_says_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(mds, "BATCH_ROWS", 2)
+    seen = []
+    rows = Rows([[1], [2, 3], [4]], 4)
+    export({"train": rows, "validation": rows}, tmp_path / "out", advanced=lambda *at: seen.append(at))
+    assert seen == [(2, 6), (3, 6), (5, 6), (6, 6)]
+    facts = json.loads((tmp_path / "out/latentcache.json").read_text())
+    assert (facts["format"], facts["rows"], facts["dtype"]) == ("mds", {"train": 3, "validation": 3}, "uint16")
+    assert set(facts["files"]) == {
+        f"{split}/{file}" for split in ("train", "validation") for file in ("index.json", "shard.00000.mds")
+    }
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 65_535, 65_536, 70_000])
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_a_sample_is_as_long_as_the_format_says(length, dtype):
+    made = sample(np.arange(length, dtype=dtype))
+    assert sample_sizes(np.array([length]), np.dtype(dtype).itemsize).tolist() == [len(made)]
+    side = 1 if length < 256 else 2 if length < 65_536 else 4
+    assert len(made) == 4 + 1 + side + length * np.dtype(dtype).itemsize
+    assert made[:4] == (len(made) - 4).to_bytes(4, "little")
+    assert made[4] == {1: 4, 2: 5, 4: 6}[side]
+
+
+def test_samples_of_other_lengths_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(mds, "sample", lambda ids: sample(ids) + b"!")
+    with pytest.raises(ExportError, match="not as long as their rows"):
+        export({"train": Rows([[1, 2]], 4)}, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def changed(labels, **arrays):
+    """Two rows, the first with these labels."""
+    return Rows([[5, 6, 7], [8]], 4).batch([0, 1]) | {"labels": np.array([labels, [8, -100, -100, -100]])} | arrays
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [(changed([-100, 6, 7, 0], attention_mask=np.array([[0, 1, 1, 1], [1, 0, 0, 0]])), "filled on its right"),
+     (changed([5, -100, 7, -100]), "carries no loss"), (changed([5, 6, 7, 0]), "padding")],
+)  # fmt: skip
+def test_rows_that_a_shard_cannot_say(batch, what):
+    with pytest.raises(ExportError, match=what):
+        bare(batch, 4)
+
+
+def test_the_first_token_of_a_row_is_learned_by_nobody():
+    assert [row.tolist() for row in bare(changed([-100, 6, 7, -100]), 4)] == [[5, 6, 7], [8]]
+
+
+def test_an_id_of_another_tokenizer(tmp_path):
+    with pytest.raises(ExportError, match="cannot be: 300"):
+        export({"train": Rows([[1, 300]], 4)}, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_packed_rows_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="packed rows for mds"):
+        MdsSettings(out=tmp_path, view="packed", dtype="uint16", num_ids=300, facts={})

@@ -1,0 +1,99 @@
+"""The libraries that the formats are of read what is exported: Megatron core, datatrove, mosaicml-streaming.
+
+They pin versions that exclude ours, or want libraries that nothing here needs, so they are not installed with this
+package: ``LATENTCACHE_READERS`` names folders, between colons, that hold them beside the libraries that are here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from made_documents import FACTS, cache_of
+
+from latentcache.interop.datatrove import DATATROVE
+from latentcache.interop.documents import export_documents
+from latentcache.interop.mds import MdsSettings, export_mds
+from latentcache.interop.megatron import MEGATRON
+
+READERS = os.environ.get("LATENTCACHE_READERS", "")
+DOCUMENTS = [[number % 251] * (number % 13 + 1) for number in range(40)]
+WIDE = [[number * 2000 + place for place in range(number % 5 + 1)] for number in range(1, 40)]
+#: Prints documents, or rows, as JSON; the folder is the first argument, the bytes of an id the second.
+PROGRAMS = {
+    "megatron": """
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+found = IndexedDataset(sys.argv[1] + '/train')
+first = found.document_indices.tolist()
+print(json.dumps([[int(i) for s in range(a, b) for i in found[s]] for a, b in zip(first, first[1:])]))
+""",
+    "datatrove": """
+import numpy
+from datatrove.pipeline.tokens.merger import get_data_reader, load_doc_ends
+from datatrove.utils.dataset import DatatroveFolderDataset
+file, width = sys.argv[1] + '/train/00000_tokens.ds', int(sys.argv[2])
+ends = load_doc_ends(open(file + '.index', 'rb'))
+reader = get_data_reader(open(file, 'rb'), ends, nb_bytes=width)
+found = [numpy.frombuffer(one, 'u%d' % width).tolist() for one in reader]
+windows = DatatroveFolderDataset(sys.argv[1] + '/train', seq_len=7, token_size=width)
+string = [one for document in found for one in document]
+assert [windows[i]['input_ids'].tolist() for i in range(len(windows))] == [
+    string[at : at + 8] for at in range(0, len(string) - 7, 8)]
+print(json.dumps(found))
+""",
+    "mds": """
+import importlib.machinery, types
+def anything(name):
+    if name.startswith('__'):
+        raise AttributeError(name)
+    return type(name, (), {})
+for name in ('', '.datasets', '.datasets.folder', '.transforms', '.transforms.functional'):  # wanted for pictures
+    stub = types.ModuleType('torchvision' + name)
+    stub.__path__, stub.__spec__ = [], importlib.machinery.ModuleSpec('torchvision' + name, None)
+    stub.__getattr__ = anything
+    sys.modules['torchvision' + name] = stub
+from streaming import MDSWriter, StreamingDataset
+from pathlib import Path
+found = StreamingDataset(local=sys.argv[1], split='train', shuffle=False, batch_size=1)
+rows = [found[number]['tokens'] for number in range(len(found))]
+kind = rows[0].dtype.name
+with MDSWriter(out=sys.argv[1] + '/again', columns={'tokens': 'ndarray:' + kind}) as writer:
+    for row in rows:
+        writer.write({'tokens': row})
+for name in ('index.json', 'shard.00000.mds'):
+    assert Path(sys.argv[1], 'train', name).read_bytes() == Path(sys.argv[1], 'again', name).read_bytes(), name
+print(json.dumps([row.tolist() for row in rows]))
+""",
+}
+
+
+def read(form, folder, width):
+    """What a library reads, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": READERS}
+    code = "import json, sys\n" + PROGRAMS[form]
+    words = [sys.executable, "-W", "ignore", "-c", code, str(folder), str(width)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if READERS:  # without them there is nothing to skip
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ids", [DOCUMENTS, WIDE])
+    @pytest.mark.parametrize("form", [MEGATRON, DATATROVE])
+    def test_documents_are_read(tmp_path, form, ids):
+        num_ids = 300 if ids is DOCUMENTS else 100_000
+        export_documents({"train": cache_of(ids, num_ids)}, form, tmp_path / "out", FACTS)
+        assert read(form.name, tmp_path / "out", 2 if ids is DOCUMENTS else 4) == ids
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ids", [DOCUMENTS, WIDE])
+    def test_rows_are_read_and_written_as_by_the_library(tmp_path, ids):
+        rows, num_ids = [document for document in ids if len(document) > 1], 300 if ids is DOCUMENTS else 100_000
+        cache = cache_of(rows, num_ids)
+        dtype = cache.recipe.dtype
+        settings = MdsSettings(out=tmp_path / "out", view="padded", dtype=dtype, num_ids=num_ids, facts=FACTS)
+        export_mds({"train": cache.padded(16)}, settings)
+        assert read("mds", tmp_path / "out", 0) == rows

@@ -1,0 +1,82 @@
+import errno
+import json
+
+import pytest
+
+from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
+from latentcache.interop import whole_folder as whole_folder_module
+from latentcache.interop.exported import file_checksum
+from latentcache.interop.whole_folder import put, seal, whole_folder
+
+
+def test_a_folder_has_its_name_once_it_is_whole(tmp_path):
+    with whole_folder(tmp_path / "out") as folder:
+        assert not (tmp_path / "out").exists()
+        files = {"a": put(folder / "a", [b"one", memoryview(b"two")]), "b": None}
+        (folder / "b").write_bytes(b"from elsewhere")
+        seal(folder, files, {"kind": 5})
+    assert (tmp_path / "out/a").read_bytes() == b"onetwo"
+    assert json.loads((tmp_path / "out/latentcache.json").read_text()) == {
+        "schema": 1, "kind": 5, "bytes": {"a": 6, "b": 14},
+        "files": {"a": file_checksum(tmp_path / "out/a"), "b": file_checksum(tmp_path / "out/b")},
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("no")])
+def test_nothing_half_is_left(tmp_path, error):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "old").touch()
+
+    def left():
+        with whole_folder(tmp_path / "out") as folder:
+            assert not list(folder.iterdir()), "what a killed run left is not taken over"
+            (folder / "new").touch()
+            raise error
+
+    with pytest.raises(type(error)):
+        left()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EACCES, CacheReadOnlyError)])
+def test_trouble_with_the_disk_is_said_in_our_words(tmp_path, number, kind):
+    with pytest.raises(kind), whole_folder(tmp_path / "out"):
+        raise OSError(number, "no")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_stays(tmp_path):
+    (tmp_path / "out").mkdir()
+    with whole_folder(tmp_path / "out") as folder:  # an empty folder is taken
+        (folder / "a").touch()
+    for place in (tmp_path / "out", tmp_path / "out" / "a"):
+        with pytest.raises(UsageError, match="there already"), whole_folder(place):
+            pytest.fail("it was entered")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+
+
+def test_all_of_it_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
+    out, synced = tmp_path / "out", []
+
+    def note(path):
+        synced.append((path.relative_to(tmp_path).as_posix(), out.exists()))
+
+    monkeypatch.setattr(whole_folder_module, "sync_file", note)
+    monkeypatch.setattr(whole_folder_module, "sync_folder", note)
+    with whole_folder(out) as folder:
+        (folder / "train").mkdir()
+        seal(folder, {"train/a": put(folder / "train" / "a", [b"one"])}, {})
+    assert synced == [("out.partial/train/a", False), ("out.partial/train", False), (".", True)]
+
+
+def test_bytes_that_did_not_arrive(tmp_path):
+    def cut_short():
+        with whole_folder(tmp_path / "out") as folder:
+            meant = put(folder / "a", [b"one", b"two"])
+            (folder / "a").write_bytes(b"one")
+            seal(folder, {"a": meant}, {})
+
+    with pytest.raises(ExportError, match="a was read back"):
+        cut_short()
+    assert not list(tmp_path.iterdir())
