@@ -24,7 +24,8 @@ from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
-from latentcache.loader.position import Pictures, Position
+from latentcache.loader.picture_entries import Pictures
+from latentcache.loader.position import Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import THREADS
 from latentcache.loader.substitute import Substitutes

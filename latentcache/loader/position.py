@@ -7,7 +7,7 @@ every rank; a state of another cache, or of other entries, is refused by name an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +15,20 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
 from latentcache.plan.batches import PlanReport
-from latentcache.plan.cursor import Cursor, Leg, left_of_epoch, require_served, rest_of_epoch, unreadable
+from latentcache.plan.cursor import (
+    MIXED_VERSION,
+    Cursor,
+    Leg,
+    left_of_epoch,
+    require_served,
+    rest_of_epoch,
+    unreadable,
+    walked,
+)
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.fill import named, real
 from latentcache.plan.lengths import Drawn
-from latentcache.store.generation import Generation, Rows
 
 
 class Entries(Protocol):
@@ -46,30 +54,8 @@ class Entries(Protocol):
             batch: Servings of one step on all ranks, as the epoch began.
         """
 
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """The entries of a generation of pictures."""
-
-    generation: Generation
-
-    @property
-    def bucket(self) -> NDArray[np.int32]:
-        """See :class:`Entries`."""
-        return self.generation.rows.bucket
-
-    @property
-    def sizes(self) -> tuple[Size, ...]:
-        """See :class:`Entries`."""
-        return self.generation.buckets
-
-    def identities(self) -> tuple[str, ...]:
-        """See :class:`Entries`."""
-        names = _by_names(self.generation)
-        return (names,) if self.generation.arrivals is not None else (_by_keys(self.generation.rows), names)
-
-    def drawn(self, seed: int, epoch: int, batch: int) -> None:
-        """Buckets stay: see :class:`Entries`."""
+    def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
+        """The rows that entries of an epoch's plan are, as (N,) counts them; those that only fill stay below 0."""
 
 
 class Position:
@@ -89,6 +75,11 @@ class Position:
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
         self._named: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> Entries:
+        """What is served."""
+        return self._entries
 
     @property
     def seed(self) -> int:
@@ -135,6 +126,22 @@ class Position:
             self._whole = self.epoch, self._planned(self._start(self._cursor.seed, self.epoch))
         return self._whole[1]
 
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return self._cursor.steps
+
+    def delivered(self, epoch: int) -> NDArray[np.integer]:
+        """Rows that were served in an epoch, on all ranks: all of an epoch before this one, none of one after it."""
+        cursor = self._cursor if epoch == self.epoch else self._start(self.seed, epoch)
+        if epoch < self.epoch:
+            return self._entries.rows(self._planned(cursor).rows)
+        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
+        if drawn is None:
+            walk = walked(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
+            return entries.rows(walk.served)
+        return entries.rows(named(walked(drawn.bucket, entries.sizes, cursor, batches).served, drawn.entry))
+
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
         *before, last = self._cursor.legs
@@ -156,7 +163,7 @@ class Position:
         """For a checkpoint: plain values, the same on every rank."""
         state = {**self._cursor.as_json(), "generation": self._generation, "plan_id": self._identities()[0]}
         mixture = self._report.mixture
-        return {**state, "datasets": mixture.as_json()} if mixture else state
+        return {**state, "version": MIXED_VERSION, "datasets": mixture.as_json()} if mixture else state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go where a checkpoint says; the batch size and the number of ranks may be others than they were.
@@ -172,7 +179,7 @@ class Position:
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
         mixture = self._report.mixture
         then, now = _said(state.get("datasets")), _said(mixture.as_json() if mixture else None)
-        self._refuse_other("servings", then, now, state, "other weights of its data sets")
+        self._refuse_other("servings", then, now, state, "other weights or names of its data sets")
         legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)  # as it is saved again
         cursor = replace(cursor, legs=legs)
         self._require_steps(cursor)
@@ -209,7 +216,7 @@ class Position:
         if drawn is None:
             return rest_of_epoch(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
         plan = rest_of_epoch(drawn.bucket, entries.sizes, cursor, batches)
-        return replace(plan, rows=drawn.entry[plan.rows])
+        return replace(plan, rows=named(plan.rows, drawn.entry))
 
     def _drawn(self, cursor: Cursor) -> Drawn | None:
         begun = cursor.legs[0]
@@ -219,7 +226,7 @@ class Position:
         """Bucket of each sample that a cursor has before it, also of those that fill no batch of this size."""
         entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
         bucket, mixture = (entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
-        left: NDArray[np.integer] = bucket[left_of_epoch(bucket, entries.sizes, cursor, batches, mixture).rows]
+        left: NDArray[np.integer] = bucket[real(left_of_epoch(bucket, entries.sizes, cursor, batches, mixture).rows)]
         return left
 
     def _require_steps(self, cursor: Cursor) -> None:
@@ -276,22 +283,11 @@ class Position:
             )
 
 
-def _by_keys(rows: Rows) -> str:
-    return content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
-
-
-def _by_names(generation: Generation) -> str:
-    """What stands for the keys of a cache whose build is under way: the samples of its rows, and their buckets."""
-    names, rows = generation.samples.names, generation.rows
-    facts = names.data.tobytes() + names.ends.tobytes() + rows.sample.tobytes() + rows.bucket.tobytes()
-    return "coming:" + content_hash(facts).hex()
-
-
 def _said(datasets: Any) -> str:
     """Data sets of a mixture in words; refused where they are none."""
     if datasets is None:
         return "no weights"
     try:
-        return ", ".join(f"{samples} samples of {entries} entries" for entries, samples in datasets)
+        return ", ".join(f"{samples} samples of {entries} entries of {name}" for name, entries, samples in datasets)
     except (TypeError, ValueError) as error:
         raise unreadable(f"datasets: {error}") from error

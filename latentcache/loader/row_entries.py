@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
+from latentcache.plan.fill import entries_of, filling, only_fills
 from latentcache.plan.lengths import Drawn, drawn, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
 
@@ -90,12 +91,19 @@ class RowEntries:
             return plan_report(self.bucket, self.sizes, batches, self.mixture)
         return replace(plan_report(first.bucket, self.sizes, batches), mixture=self.mixture)
 
-    def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
-        """The rows of entries of one batch, and how many tokens wide they are served."""
+    def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
+        """See ``position.Entries``."""
         if self.tokens is None:
-            return entries, self.sizes[self.bucket[entries[0]]].width
-        rows, length = row_and_length(entries, len(self.bucket))
-        return rows, self.sizes[length[0]].width
+            return entries
+        rows, _ = row_and_length(entries_of(entries), len(self.bucket))
+        return np.where(only_fills(entries), filling(rows), rows)
+
+    def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
+        """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are."""
+        first = entries_of(entries[:1])
+        if self.tokens is None:
+            return entries, self.sizes[self.bucket[first[0]]].width
+        return self.rows(entries), self.sizes[row_and_length(first, len(self.bucket))[1][0]].width
 
 
 def _widths(sizes: tuple[Size, ...]) -> list[int]:

@@ -31,6 +31,10 @@ class Rows(Protocol):
 
     generation: int
 
+    @property
+    def known_lengths(self) -> NDArray[np.integer] | None:
+        """(R,) tokens of each row, where they are known."""
+
     def entries(self, batch: int) -> RowEntries:
         """The rows as a position counts them, where a step has so many on all ranks."""
 
@@ -147,6 +151,9 @@ class TokenLoader(Epochs):
         """A batch on its way to the device."""
         rows, width = self._entries.served(entries)
         return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
+
+    def _tokens_of_entries(self) -> NDArray[np.integer] | None:
+        return self.view.known_lengths
 
     def _lay(self, batch: int, seed: int) -> None:
         """Decide at which length each row is served, where a step has so many rows on all ranks."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,30 +24,15 @@ from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
 from latentcache.loader.token_rows import RowArrays, RowReader, arrays_in
+from latentcache.loader.view_settings import ViewSettings
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets
-from latentcache.plan.lengths import fitting
 from latentcache.plan.rows import begins
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
 
 Part = RowReader | FollowedRows
-_TOGETHER = ("input_ids", "attention_mask", "labels")
-_ISOLATED = (*_TOGETHER, "position_ids", "seq_idx")
 #: Batches whose memory is kept: two read ahead, one being filled, the caller's and the one before it.
 _SLOTS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewSettings:
-    """How rows are served."""
-
-    max_length: int
-    lengths: tuple[int, ...]
-    """Allowed lengths, rising; the last is ``max_length``."""
-    pad_id: int
-    padding_side: str = "right"
-    isolated: bool = False
-    """Whether documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
 
 
 class TokenView(Dataset[Batch]):
@@ -104,6 +88,11 @@ class TokenView(Dataset[Batch]):
         if self._row_lengths is None:
             self._row_lengths = np.concatenate([part.lengths for part in self.parts])
         return self._row_lengths
+
+    @property
+    def known_lengths(self) -> NDArray[np.int64] | None:
+        """:attr:`row_lengths`; None while the build that makes them is under way."""
+        return None if any(isinstance(part, FollowedRows) for part in self.parts) else self.row_lengths
 
     @property
     def max_length(self) -> int:
@@ -174,7 +163,7 @@ class TokenView(Dataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         numbers = np.asarray(rows, dtype=np.int64)
-        shape = (len(numbers), width or self._width(numbers))
+        shape = (len(numbers), width or self.settings.width_of(lambda: self.row_lengths, numbers))
         arrays = arrays_in(self._ring, shape, isolated=self.settings.isolated)
         if len(self.parts) == 1:
             self._fill(self.parts[0], numbers, arrays, np.arange(len(numbers)))
@@ -183,8 +172,7 @@ class TokenView(Dataset[Batch]):
             for number in np.unique(owner).tolist():
                 at = np.flatnonzero(owner == number)
                 self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at)
-        names = _ISOLATED if self.settings.isolated else _TOGETHER
-        return {name: torch.from_numpy(getattr(arrays, name)) for name in names}
+        return {name: torch.from_numpy(getattr(arrays, name)) for name in self.settings.columns}
 
     def segments(self, batch: Batch) -> dict[str, Any]:
         """``cu_seqlens``, (n + 1,) int32, and ``max_seqlen`` of a batch as one row; the filling counts."""
@@ -283,13 +271,6 @@ class TokenView(Dataset[Batch]):
         narrow = self._scratch.take(math.prod(shape) * part.dtype.itemsize).view(part.dtype).reshape(shape)
         left = self.settings.padding_side == "left"
         part.fill(rows, part.tokens_of(rows), arrays, at, narrow, pad_id=self.settings.pad_id, left=left)
-
-    def _width(self, rows: NDArray[np.int64]) -> int:
-        """The smallest allowed length that holds all of these rows."""
-        allowed = self.settings.lengths
-        if len(allowed) == 1 or not len(rows):
-            return allowed[-1]
-        return allowed[int(fitting(self.row_lengths[rows].max(keepdims=True), allowed)[0])]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_ring", "_scratch")}

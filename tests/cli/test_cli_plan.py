@@ -1,7 +1,8 @@
 import pytest
 from small_cache import SMALL, build, draw
 
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "small_buckets",

@@ -12,7 +12,8 @@ from small_cache import build, damage_payload, draw
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.loader.iterable import as_iterable
 from latentcache.loader.substitute import Substitutes
 from latentcache.store.reader import EntryReader
