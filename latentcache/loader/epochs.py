@@ -41,8 +41,14 @@ class Epochs(ABC):
         """Serve the epoch, or what is left of it after ``load_state_dict``."""
 
     @abstractmethod
-    def batch(self, rows: list[int], epoch: int | None = None) -> dict[str, Any]:
-        """One batch of the given entries, as this epoch or a given one serves them."""
+    def batch(self, rows: list[int], epoch: int | None = None, step: int | None = None) -> dict[str, Any]:
+        """One batch of the given entries, as this epoch or a given one serves them.
+
+        Args:
+            rows: Places of a plan.
+            epoch: By default the one the loader is in.
+            step: Which of its steps it is, where the batch is to say so.
+        """
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""

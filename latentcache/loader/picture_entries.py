@@ -1,4 +1,4 @@
-"""Pictures as entries of a position: their buckets, and what a checkpoint calls them.
+"""Pictures as entries: their buckets, and what a checkpoint and a message call them.
 
 Guarantee: a checkpoint that was made while the cache was built goes on with the finished one, and no other does.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.store.generation import Generation, Rows
+from latentcache.store.reader import EntryReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,35 @@ class Pictures:
     def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
         """They are themselves: see ``position.Entries``."""
         return entries
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceablePictures:
+    """The entries of a reader as ``substitute`` counts them; mirror images are no entries of their own."""
+
+    reader: EntryReader
+
+    @property
+    def bucket(self) -> NDArray[np.int32]:
+        """See ``substitute.Replaceable``."""
+        return self.reader.generation.rows.bucket
+
+    @property
+    def samples(self) -> int:
+        """See ``substitute.Replaceable``."""
+        return int(np.count_nonzero(np.bincount(self.reader.generation.rows.sample)))
+
+    def sample(self, row: int) -> int:
+        """See ``substitute.Replaceable``."""
+        return int(self.reader.generation.rows.sample[row])
+
+    def name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return self.reader.sample_name(row)
+
+    def bucket_name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return str(self.reader.generation.buckets[int(self.bucket[row])])
 
 
 def _by_keys(rows: Rows) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.geometry.sizes import Size
+from latentcache.loader.blank import warn_of_blank
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import (
     MIXED_VERSION,
@@ -115,6 +116,8 @@ class Position:
         self._loaded = False
         self._passing += 1
         rest = self._rest()
+        if (batches := self._report.batches).small_buckets == "mask":
+            warn_of_blank(rest, batches.batch_size)
         done = tuple(leg for leg in self._cursor.legs if leg.steps)
         last_fits = done and replace(done[-1], steps=0) == self._leg(0)
         self._cursor = replace(self._cursor, legs=done if last_fits else (*done, self._leg(0)))

@@ -6,6 +6,7 @@ each epoch (``plan.lengths``), so that the shares and the steps of every epoch a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,3 +109,34 @@ class RowEntries:
 
 def _widths(sizes: tuple[Size, ...]) -> list[int]:
     return [size.width for size in sizes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceableRows:
+    """The rows of a view as ``substitute`` counts them: each is a sample, named by what stands first in it."""
+
+    entries: RowEntries
+    where: Callable[[int], str]
+    """File and line of what stands first in a row."""
+
+    @property
+    def bucket(self) -> NDArray[np.int32]:
+        """See ``substitute.Replaceable``; a row of the same length, or of a smaller one, fits."""
+        return self.entries.bucket
+
+    @property
+    def samples(self) -> int:
+        """See ``substitute.Replaceable``."""
+        return len(self.bucket)
+
+    def sample(self, row: int) -> int:
+        """See ``substitute.Replaceable``."""
+        return row
+
+    def name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return f"row {row} ({self.where(row)})"
+
+    def bucket_name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return str(self.entries.sizes[int(self.bucket[row])])

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from latentcache.geometry.sizes import Size
 from latentcache.loader.ring import BatchRing
 from latentcache.loader.row_entries import RowEntries
+from latentcache.loader.substitute import OnBad
 from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
@@ -174,6 +175,11 @@ class TokenView(Dataset[Batch]):
                 self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at)
         return {name: torch.from_numpy(getattr(arrays, name)) for name in self.settings.columns}
 
+    def where(self, row: int) -> str:
+        """File and line of what stands first in a row."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self.parts[part].where(row - int(self._starts[part]))
+
     def segments(self, batch: Batch) -> dict[str, Any]:
         """``cu_seqlens``, (n + 1,) int32, and ``max_seqlen`` of a batch as one row; the filling counts."""
         ends, longest = segments(batch["position_ids"])
@@ -232,7 +238,10 @@ class TokenView(Dataset[Batch]):
         world_size: int = 1,
         small_buckets: SmallBuckets = "repeat",
         format: TokenFormat = "plain",
+        meta: bool = False,
         prefetch: int = 2,
+        on_bad: OnBad = "error",
+        max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
     ) -> TokenLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
@@ -242,10 +251,17 @@ class TokenView(Dataset[Batch]):
             seed: Changes the order of all epochs.
             rank: Which share of each step this process gets.
             world_size: Number of ranks; all of them see the same steps.
-            small_buckets: What becomes of rows that fill no batch: ``repeat`` (default), ``drop``, ``partial`` or
-                ``error``.
+            small_buckets: What becomes of rows that fill no batch: ``repeat`` (default), ``drop``, ``partial``,
+                ``error``, or ``mask``: the last batch is filled with rows whose labels are all -100, and a ``plain``
+                batch says which, as ``is_pad_row``, (B,) bool.
             format: What a batch calls things: ``plain``, ``transformers`` or ``flat`` (see ``token_formats``).
+            meta: Whether a batch also has ``meta``, plain numbers: ``epoch``, ``step_in_epoch``, ``tokens`` and
+                ``trainable_tokens`` of this rank's batch. Take it out before a model gets the batch.
             prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            on_bad: ``error`` (default): a row that is damaged or missing is an exception. ``substitute``: another
+                row of its length takes its place, with a warning, and is counted in ``loader.substituted``.
+            max_substitutes: How many different rows may be bad before it is an error after all; by default 1 % of
+                the rows, and at least one.
             device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
 
         Raises:
@@ -262,7 +278,10 @@ class TokenView(Dataset[Batch]):
             seed=seed,
             rank=rank,
             format=format,
+            meta=meta,
             prefetch=prefetch,
+            on_bad=on_bad,
+            max_substitutes=max_substitutes,
             device=device,
         )
 
