@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.lengths import Drawn
 from latentcache.store.generation import Generation, Rows
 from latentcache.store.reader import EntryReader
 
@@ -31,6 +33,16 @@ class Pictures:
     def sizes(self) -> tuple[Size, ...]:
         """See ``position.Entries``."""
         return self.generation.buckets
+
+    @property
+    def nested(self) -> bool:
+        """A picture has its shape: see ``position.Entries``."""
+        return False
+
+    def laid(self, plan: EpochPlan, drawn: Drawn | None) -> EpochPlan:
+        """It is served as it is: see ``position.Entries``."""
+        del drawn
+        return plan
 
     def identities(self) -> tuple[str, ...]:
         """See ``position.Entries``."""

@@ -6,22 +6,22 @@ every rank; a state of another cache, or of other entries, is refused by name an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.geometry.sizes import Size
 from latentcache.loader.blank import warn_of_blank
+from latentcache.loader.entries import Entries
 from latentcache.plan.batches import PlanReport
 from latentcache.plan.cursor import (
     MIXED_VERSION,
     Cursor,
     Leg,
-    left_of_epoch,
+    Walk,
     require_served,
     rest_of_epoch,
     unreadable,
@@ -30,33 +30,7 @@ from latentcache.plan.cursor import (
 from latentcache.plan.epoch import EpochPlan
 from latentcache.plan.fill import named, real
 from latentcache.plan.lengths import Drawn
-
-
-class Entries(Protocol):
-    """What a position counts: entries of any kind, each in a bucket."""
-
-    @property
-    def bucket(self) -> NDArray[np.integer]:
-        """(N,) bucket of every entry, as a position in ``sizes``."""
-
-    @property
-    def sizes(self) -> Sequence[Size]:
-        """The buckets; rows of L tokens are 1 high and L wide."""
-
-    def identities(self) -> tuple[str, ...]:
-        """Names of these entries and their buckets: the first is saved, any of them is known again."""
-
-    def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
-        """The servings of an epoch, where they have other buckets in each; None where buckets stay.
-
-        Args:
-            seed: Of the order.
-            epoch: Number of the epoch.
-            batch: Servings of one step on all ranks, as the epoch began.
-        """
-
-    def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
-        """The rows that entries of an epoch's plan are, as (N,) counts them; those that only fill stay below 0."""
+from latentcache.plan.weights import Mixture
 
 
 class Position:
@@ -139,11 +113,9 @@ class Position:
         cursor = self._cursor if epoch == self.epoch else self._start(self.seed, epoch)
         if epoch < self.epoch:
             return self._entries.rows(self._planned(cursor).rows)
-        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
-        if drawn is None:
-            walk = walked(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
-            return entries.rows(walk.served)
-        return entries.rows(named(walked(drawn.bucket, entries.sizes, cursor, batches).served, drawn.entry))
+        drawn = self._drawn(cursor)
+        served = self._walked(cursor, drawn).served
+        return self._entries.rows(served if drawn is None else named(served, drawn.entry))
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
@@ -165,6 +137,8 @@ class Position:
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
         state = {**self._cursor.as_json(), "generation": self._generation, "plan_id": self._identities()[0]}
+        if self._entries.nested:
+            state["upward"] = True
         mixture = self._report.mixture
         return {**state, "version": MIXED_VERSION, "datasets": mixture.as_json()} if mixture else state
 
@@ -176,8 +150,10 @@ class Position:
                 newer checkpoint, or one that cannot be.
         """
         cursor = Cursor.from_json(state)
-        named, known = str(state.get("plan_id")), self._identities()
-        self._refuse_other("entries", named, named if named in known else known[0], state)
+        if self._entries.nested and len(cursor.legs) > 1 and not state.get("upward"):
+            raise unreadable("it went on at other sizes in a version that served each length for itself then")
+        given, known = str(state.get("plan_id")), self._identities()
+        self._refuse_other("entries", given, given if given in known else known[0], state)
         policy = self._report.batches.small_buckets
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
         mixture = self._report.mixture
@@ -216,10 +192,19 @@ class Position:
     def _planned(self, cursor: Cursor) -> EpochPlan:
         """What a cursor has before it."""
         entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
-        if drawn is None:
-            return rest_of_epoch(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
-        plan = rest_of_epoch(drawn.bucket, entries.sizes, cursor, batches)
-        return replace(plan, rows=named(plan.rows, drawn.entry))
+        bucket, mixture = self._laid_out(drawn)
+        plan = rest_of_epoch(bucket, entries.sizes, cursor, batches, mixture, upward=entries.nested)
+        return entries.laid(plan, drawn)
+
+    def _walked(self, cursor: Cursor, drawn: Drawn | None) -> Walk:
+        """What a cursor has behind it and before it, also what fills no batch of this size."""
+        bucket, mixture = self._laid_out(drawn)
+        entries, batches = self._entries, self._report.batches
+        return walked(bucket, entries.sizes, cursor, batches, mixture, upward=entries.nested)
+
+    def _laid_out(self, drawn: Drawn | None) -> tuple[NDArray[np.integer], Mixture | None]:
+        """The bucket of each entry, and how often it is served; or of each serving of an epoch."""
+        return (self._entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
 
     def _drawn(self, cursor: Cursor) -> Drawn | None:
         begun = cursor.legs[0]
@@ -227,10 +212,9 @@ class Position:
 
     def _left(self, cursor: Cursor) -> NDArray[np.integer]:
         """Bucket of each sample that a cursor has before it, also of those that fill no batch of this size."""
-        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
-        bucket, mixture = (entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
-        left: NDArray[np.integer] = bucket[real(left_of_epoch(bucket, entries.sizes, cursor, batches, mixture).rows)]
-        return left
+        drawn = self._drawn(cursor)
+        left: NDArray[np.integer] = self._laid_out(drawn)[0][real(self._walked(cursor, drawn).left.rows)]
+        return np.zeros_like(left) if self._entries.nested else left
 
     def _require_steps(self, cursor: Cursor) -> None:
         """Refuse a cursor that is beyond its epoch; planned only where other sizes were used."""

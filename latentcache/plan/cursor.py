@@ -21,6 +21,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import MAX_STEP, BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, due, interleave, plan_epoch, step_sizes
 from latentcache.plan.fill import filled, real
+from latentcache.plan.lengths import merged_upward
 from latentcache.plan.shuffle import by_bucket
 from latentcache.plan.weights import Mixture
 
@@ -118,14 +119,17 @@ def rest_of_epoch(
     cursor: Cursor,
     batches: BatchPlan,
     mixture: Mixture | None = None,
+    *,
+    upward: bool = False,
 ) -> EpochPlan:
     """What is left of an epoch, in steps of ``batches``; the arguments are those of :func:`walked`.
 
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    left = left_of_epoch(bucket, sizes, cursor, batches, mixture)
-    return left if _sizes_of(cursor.legs[-1], batches) == batches else recut(left.rows, bucket, sizes, batches)
+    left = walked(bucket, sizes, cursor, batches, mixture, upward=upward).left
+    same = _sizes_of(cursor.legs[-1], batches) == batches
+    return left if same else recut(left.rows, bucket, sizes, batches, upward=upward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,27 +143,14 @@ class Walk:
     served to its end with its last sizes."""
 
 
-def left_of_epoch(
-    bucket: NDArray[np.integer],
-    sizes: Sequence[Size],
-    cursor: Cursor,
-    batches: BatchPlan,
-    mixture: Mixture | None = None,
-) -> EpochPlan:
-    """What is left of an epoch; the arguments are those of :func:`walked`.
-
-    Raises:
-        PlanError: The cursor counts steps that the epoch does not have.
-    """
-    return walked(bucket, sizes, cursor, batches, mixture).left
-
-
 def walked(
     bucket: NDArray[np.integer],
     sizes: Sequence[Size],
     cursor: Cursor,
     batches: BatchPlan,
     mixture: Mixture | None = None,
+    *,
+    upward: bool = False,
 ) -> Walk:
     """What was served of an epoch, and what is left of it.
 
@@ -169,6 +160,7 @@ def walked(
         cursor: What was served, and with which sizes.
         batches: The sizes to go on with.
         mixture: How often each data set is served, as it was from the start.
+        upward: Whether what fills no step of its bucket goes with the next ones, where sizes change.
 
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
@@ -183,7 +175,7 @@ def walked(
     for leg in cursor.legs:
         used = _sizes_of(leg, batches)
         if used != last:
-            plan, last = recut(owed().rows, bucket, sizes, used), used
+            plan, last = recut(owed().rows, bucket, sizes, used, upward=upward), used
         require_served(leg, len(plan))
         served = np.concatenate([served, plan.rows[: plan.starts[leg.steps]]])
         plan = after(plan, leg.steps)
@@ -238,10 +230,17 @@ def after(plan: EpochPlan, steps: int) -> EpochPlan:
 
 
 def recut(
-    rows: NDArray[np.integer], bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan
+    rows: NDArray[np.integer],
+    bucket: NDArray[np.integer],
+    sizes: Sequence[Size],
+    batches: BatchPlan,
+    *,
+    upward: bool = False,
 ) -> EpochPlan:
-    """Entries in steps, in the order they come in."""
+    """Entries in steps, in the order they come in; ``upward`` as in :func:`walked`."""
     own = bucket[rows]
+    if upward:
+        own = merged_upward(own, range(len(sizes)), batches.global_batch_size)
     report = plan_report(own, sizes, batches)
     grouped = by_bucket(own, len(sizes))
     pieces, lengths, begins, start = [rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
