@@ -3,7 +3,7 @@
 Guarantee: under ``repeat`` it is filled with the bucket's own samples from the front. Under ``mask`` with rows that
 only fill: a real row again, of which nothing may be learned, so that every rank has as many steps and nothing counts
 twice. Ranks share the real rows of a step evenly, and the step before gives up rows where there are fewer than ranks:
-no rank has a batch of which nothing is learned, as long as batches have two rows and there are two for each rank.
+no rank has a batch of which nothing is learned, as long as batches have two rows and there are as many as ranks.
 """
 
 from __future__ import annotations
