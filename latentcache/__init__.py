@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from latentcache.errors import LatentcacheError, StoreError
     from latentcache.geometry.placement import place
-    from latentcache.loader.cache import combine_caches, open_cache
+    from latentcache.loader.cache import open_cache
+    from latentcache.loader.cache_mix import combine_caches
     from latentcache.loader.loader import CacheLoader
     from latentcache.loader.token_mix import combine_views
     from latentcache.loader.token_opening import open_tokens
@@ -31,7 +32,7 @@ _HOMES = {
     "RecipeSettings": "latentcache.pipeline.settings",
     "StoreError": "latentcache.errors",
     "build_cache": "latentcache.pipeline.build",
-    "combine_caches": "latentcache.loader.cache",
+    "combine_caches": "latentcache.loader.cache_mix",
     "combine_views": "latentcache.loader.token_mix",
     "open_cache": "latentcache.loader.cache",
     "open_tokens": "latentcache.loader.token_opening",

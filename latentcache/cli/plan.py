@@ -44,6 +44,15 @@ def plan(
         int | None,
         typer.Option("--samples", min=1, help="Samples per epoch, shared out by --weight.", show_default=False),
     ] = None,
+    max_repeat: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max-repeat",
+            metavar="N",
+            help="How often an epoch may serve a path over: one for all, or once for each.",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")] = 0,
     recipe: RecipeSettings,
     as_json: flags.Json = False,
@@ -51,17 +60,19 @@ def plan(
     """Steps per epoch, before anything is trained; recipe flags count for a data folder only."""
     from latentcache.plan.batches import BatchPlan, plan_report, require_steps
     from latentcache.plan.epoch import with_names
+    from latentcache.plan.fill import refuse_mask
 
     token_info.refuse_plan(paths)
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
+    refuse_mask(batches)
     parts = [_entries(path, recipe) for path in paths]
     _require_alike(parts)
     entries = parts[0] if len(parts) == 1 else _together(parts)
-    mix = _mixture(paths, parts, weight, samples)
+    mix = _mixture(paths, parts, weight, samples, max_repeat)
     report = plan_report(entries.bucket, entries.sizes, batches, mix)
     report = with_names(report, entries.bucket, lambda rows: [entries.names[row] for row in rows.tolist()], seed=seed)
     payload = _payload(report, grad_accum) | {"quarantined": entries.quarantined, "seed": seed}
-    payload |= {"path": str(paths[0]), "datasets": _datasets(report)}
+    payload |= {"path": str(paths[0]), "datasets": _datasets(report, paths)}
     try:
         require_steps(report)
     except EmptyPlanError as error:
@@ -116,29 +127,38 @@ def _together(parts: Sequence[_Entries]) -> _Entries:
 
 
 def _mixture(
-    paths: Sequence[Path], parts: Sequence[_Entries], weights: list[str] | None, samples: int | None
+    paths: Sequence[Path],
+    parts: Sequence[_Entries],
+    weights: list[str] | None,
+    samples: int | None,
+    max_repeat: list[str] | None,
 ) -> Mixture | None:
+    from latentcache.plan.names import name_of, told_apart
     from latentcache.plan.weights import mixture
 
     if weights:
-        return mixture([len(part.bucket) for part in parts], weights, samples=samples, names=[*map(str, paths)])
-    if samples is not None:
-        raise UsageError(f"--samples {samples} without weights", fix="--weight 1 for each path as well")
+        limit = max_repeat[0] if max_repeat and len(max_repeat) == 1 else max_repeat or None
+        counts, names = [len(part.bucket) for part in parts], told_apart([name_of(path) for path in paths])
+        return mixture(counts, weights, samples=samples, names=names, max_repeat=limit)
+    for flag, value in (("--samples", samples), ("--max-repeat", " ".join(max_repeat or []) or None)):
+        if value is not None:
+            raise UsageError(f"{flag} {value} without weights", fix="--weight 1 for each path as well")
     return None
 
 
-def _datasets(report: PlanReport) -> list[dict[str, Any]]:
+def _datasets(report: PlanReport, paths: Sequence[Path]) -> list[dict[str, Any]]:
     """What an epoch takes of each path; empty without weights."""
     return [
         {
-            "path": dataset.name,
+            "path": str(path),
+            "name": dataset.name,
             "weight": float(dataset.weight),
             "entries": dataset.entries,
             "samples": dataset.samples,
             "least": dataset.least,
             "most": dataset.most,
         }
-        for dataset in report.datasets
+        for path, dataset in zip(paths, report.datasets, strict=False)
     ]
 
 

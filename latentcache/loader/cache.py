@@ -6,7 +6,6 @@ import os
 import shlex
 import warnings
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
 from latentcache.plan.epoch import with_names
+from latentcache.plan.fill import refuse_mask
 from latentcache.plan.split import in_validation
-from latentcache.plan.weights import Mixture, Weight, mixture
+from latentcache.plan.weights import Mixture
 from latentcache.recipe import Recipe
 from latentcache.store.entry_arrivals import follow as follow_build
 from latentcache.store.generation import Generation
@@ -32,7 +32,7 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.pins import open_pinned
 from latentcache.store.reader import EntryReader
 from latentcache.store.variants import folded
-from latentcache.store.views import combine, folder_repeats, select
+from latentcache.store.views import folder_repeats, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Cache:
         Raises:
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
-        self._refuse_weights("split")
+        self.refuse_weights("split")
         samples, rows = self.generation.samples, self.generation.rows
         chosen = in_validation(samples.content, validation)[rows.sample]
         return self._with(select(self.generation, ~chosen)), self._with(select(self.generation, chosen))
@@ -84,7 +84,7 @@ class Cache:
         Raises:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
-        self._refuse_weights("repeated")
+        self.refuse_weights("repeated")
         if times is not None and times < 1:
             raise UsageError(
                 f"repeated({times})", why="an entry that counts is served at least once", fix="1 or more"
@@ -217,12 +217,18 @@ class Cache:
         return Cache, (self.layout, self.generation, self.mixture)
 
     def _report(self, batches: BatchPlan) -> PlanReport:
+        refuse_mask(batches)
         return plan_report(self.generation.rows.bucket, self.generation.buckets, batches, self.mixture)
 
     def _names(self, rows: NDArray[np.integer]) -> list[str]:
         return self.generation.samples.names.take(self.generation.rows.sample[rows].tolist())
 
-    def _refuse_weights(self, what: str) -> None:
+    def refuse_weights(self, what: str) -> None:
+        """Refuse what would be another mixture, or another cache than the build under way makes.
+
+        Raises:
+            UsageError: The cache has weights, or its build is under way.
+        """
         if self.generation.arrivals is not None:
             raise UsageError(f"{what} of a cache whose build is under way", fix="wait for its end")
         if self.mixture is not None:
@@ -234,34 +240,6 @@ class Cache:
 
     def _with(self, generation: Generation) -> Cache:
         return replace(self, generation=generation)
-
-
-def combine_caches(
-    caches: Sequence[Cache], *, weights: Sequence[Weight] | None = None, samples: int | None = None
-) -> Cache:
-    """Several caches as one: a batch may hold samples of any of them, as long as it is of one size.
-
-    Args:
-        caches: Parts and repeats of caches too.
-        weights: Share of the samples of an epoch that each cache gets, in any unit. Without them every entry is
-            served once. Counts are exact in every epoch; over the epochs all entries of a cache are served equally
-            often.
-        samples: Servings in an epoch. By default the cache with the most entries for its weight is served exactly
-            once, and so every entry of the others at least once.
-
-    Raises:
-        UsageError: No cache, or latents that cannot stand in one batch (the fields that differ are named); weights
-            that cannot be, or ``samples`` without weights; a cache that has weights itself.
-    """
-    for cache in caches:
-        cache._refuse_weights("combine_caches")
-    combined = combine([(cache.layout, cache.generation) for cache in caches])
-    if weights is None:
-        if samples is not None:
-            raise UsageError(f"samples={samples} without weights", fix="pass weights too, for example [1, 1]")
-        return Cache(caches[0].layout, combined)
-    counts, names = [len(cache) for cache in caches], [str(cache.layout.root) for cache in caches]
-    return Cache(caches[0].layout, combined, mixture(counts, weights, samples=samples, names=names))
 
 
 def open_cache(

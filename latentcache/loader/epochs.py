@@ -13,11 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.served import Served, Tally
 from latentcache.loader.transfer import Sent, Transfer
 from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
 from latentcache.plan.epoch import EpochPlan
@@ -31,14 +34,21 @@ class Epochs(ABC):
     _position: Position
     _threads = 1
     """That read ahead."""
+    _tally: Tally | None = None
 
     @abstractmethod
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Serve the epoch, or what is left of it after ``load_state_dict``."""
 
     @abstractmethod
-    def batch(self, rows: list[int], epoch: int | None = None) -> dict[str, Any]:
-        """One batch of the given entries, as this epoch or a given one serves them."""
+    def batch(self, rows: list[int], epoch: int | None = None, step: int | None = None) -> dict[str, Any]:
+        """One batch of the given entries, as this epoch or a given one serves them.
+
+        Args:
+            rows: Places of a plan.
+            epoch: By default the one the loader is in.
+            step: Which of its steps it is, where the batch is to say so.
+        """
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""
@@ -110,6 +120,30 @@ class Epochs(ABC):
         """Batches of this rank that are left of the epoch."""
         return self._position.remaining()
 
+    def served(self, epoch: int | None = None) -> dict[str, Served]:
+        """What was served of each data set until now, on all ranks together, by its name in the mixture.
+
+        By the numbers of epochs: those before this one count as whole, whatever was iterated over, and this one as
+        far as it went. Without weights everything is called ``all``.
+
+        Args:
+            epoch: Only in this one.
+
+        Raises:
+            UsageError: It is no whole number from 0.
+        """
+        if epoch is not None and not is_whole(epoch, 0):
+            raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="served(0)")
+        tally = self._tally
+        if tally is None or tally.position is not self._position:
+            tokens, entries = self._tokens_of_entries(), len(self._position.entries.bucket)
+            self._tally = tally = Tally(self._position, self.report.mixture, entries, tokens)
+        return tally.of(range(self.epoch + 1) if epoch is None else [int(epoch)])
+
+    def _tokens_of_entries(self) -> NDArray[np.integer] | None:
+        """(N,) tokens of each entry, where it has any and they are known."""
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
         return self._position.state()
@@ -135,7 +169,7 @@ class Epochs(ABC):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}
+        return {name: value for name, value in vars(self).items() if name not in ("_passes", "_tally")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes=weakref.WeakSet())

@@ -98,13 +98,13 @@ class IterableBatches(IterableDataset[Batch]):
             self._skip = info.id
         # begins here and not with the first batch: a checkpoint may be made before this worker has served one
         plan = self._loader.position.begin()
-        return self._share(plan, info.num_workers, self._loader.position.passing)
+        return self._share(plan, info.num_workers, self._loader.position.passing, self._loader.position.steps)
 
-    def _share(self, plan: EpochPlan, workers: int, passing: int) -> Iterator[Batch]:
+    def _share(self, plan: EpochPlan, workers: int, passing: int, before: int) -> Iterator[Batch]:
         """Every ``workers``-th batch; the position counts the batches of the others as served."""
         epoch = self._loader.epoch
         for step in range(self._skip or 0, len(plan), workers):
-            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch)
+            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch, before + step)
             self._loader.position.advance((self._skip or 0) + 1, of=passing)
             self._skip = workers - 1
             yield batch

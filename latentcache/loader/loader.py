@@ -24,7 +24,8 @@ from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather, Rows
 from latentcache.loader.normalise import normalise_into
-from latentcache.loader.position import Pictures, Position
+from latentcache.loader.picture_entries import Pictures, ReplaceablePictures
+from latentcache.loader.position import Position
 from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.loader.prefetch import THREADS
 from latentcache.loader.substitute import Substitutes
@@ -96,7 +97,7 @@ class CacheLoader(Epochs):
         self._position = Position(pictures, report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
-            copy.copy(reader), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
+            ReplaceablePictures(copy.copy(reader)), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
         )
         self._flips = checked_flip(flip, reader.generation.rows)
         if self._flips:
@@ -182,8 +183,9 @@ class CacheLoader(Epochs):
             raise IndexError(f"step {step} of an epoch of {len(self)}")
         return self.batch(self._position.whole().batch(step, self.rank))
 
-    def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
+    def batch(self, rows: Rows, epoch: int | None = None, step: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
+        del step
         return self._transfer.receive(self._send(rows, (self.seed, self.epoch if epoch is None else epoch)))
 
     def _send(self, rows: Rows, turn: Turn) -> Sent:

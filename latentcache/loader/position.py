@@ -6,70 +6,31 @@ every rank; a state of another cache, or of other entries, is refused by name an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import content_hash
+from latentcache.loader.blank import warn_of_blank
+from latentcache.loader.entries import Entries
 from latentcache.plan.batches import PlanReport
-from latentcache.plan.cursor import Cursor, Leg, left_of_epoch, require_served, rest_of_epoch, unreadable
+from latentcache.plan.cursor import (
+    MIXED_VERSION,
+    Cursor,
+    Leg,
+    Walk,
+    require_served,
+    rest_of_epoch,
+    unreadable,
+    walked,
+)
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.fill import named, real
 from latentcache.plan.lengths import Drawn
-from latentcache.store.generation import Generation, Rows
-
-
-class Entries(Protocol):
-    """What a position counts: entries of any kind, each in a bucket."""
-
-    @property
-    def bucket(self) -> NDArray[np.integer]:
-        """(N,) bucket of every entry, as a position in ``sizes``."""
-
-    @property
-    def sizes(self) -> Sequence[Size]:
-        """The buckets; rows of L tokens are 1 high and L wide."""
-
-    def identities(self) -> tuple[str, ...]:
-        """Names of these entries and their buckets: the first is saved, any of them is known again."""
-
-    def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
-        """The servings of an epoch, where they have other buckets in each; None where buckets stay.
-
-        Args:
-            seed: Of the order.
-            epoch: Number of the epoch.
-            batch: Servings of one step on all ranks, as the epoch began.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """The entries of a generation of pictures."""
-
-    generation: Generation
-
-    @property
-    def bucket(self) -> NDArray[np.int32]:
-        """See :class:`Entries`."""
-        return self.generation.rows.bucket
-
-    @property
-    def sizes(self) -> tuple[Size, ...]:
-        """See :class:`Entries`."""
-        return self.generation.buckets
-
-    def identities(self) -> tuple[str, ...]:
-        """See :class:`Entries`."""
-        names = _by_names(self.generation)
-        return (names,) if self.generation.arrivals is not None else (_by_keys(self.generation.rows), names)
-
-    def drawn(self, seed: int, epoch: int, batch: int) -> None:
-        """Buckets stay: see :class:`Entries`."""
+from latentcache.plan.weights import Mixture
 
 
 class Position:
@@ -89,6 +50,11 @@ class Position:
         self._loaded = False
         self._whole: tuple[int, EpochPlan] | None = None
         self._named: tuple[str, ...] = ()
+
+    @property
+    def entries(self) -> Entries:
+        """What is served."""
+        return self._entries
 
     @property
     def seed(self) -> int:
@@ -124,6 +90,8 @@ class Position:
         self._loaded = False
         self._passing += 1
         rest = self._rest()
+        if (batches := self._report.batches).small_buckets == "mask":
+            warn_of_blank(rest, batches.batch_size)
         done = tuple(leg for leg in self._cursor.legs if leg.steps)
         last_fits = done and replace(done[-1], steps=0) == self._leg(0)
         self._cursor = replace(self._cursor, legs=done if last_fits else (*done, self._leg(0)))
@@ -134,6 +102,20 @@ class Position:
         if self._whole is None or self._whole[0] != self.epoch:
             self._whole = self.epoch, self._planned(self._start(self._cursor.seed, self.epoch))
         return self._whole[1]
+
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return self._cursor.steps
+
+    def delivered(self, epoch: int) -> NDArray[np.integer]:
+        """Rows that were served in an epoch, on all ranks: all of an epoch before this one, none of one after it."""
+        cursor = self._cursor if epoch == self.epoch else self._start(self.seed, epoch)
+        if epoch < self.epoch:
+            return self._entries.rows(self._planned(cursor).rows)
+        drawn = self._drawn(cursor)
+        served = self._walked(cursor, drawn).served
+        return self._entries.rows(served if drawn is None else named(served, drawn.entry))
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
@@ -155,8 +137,10 @@ class Position:
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
         state = {**self._cursor.as_json(), "generation": self._generation, "plan_id": self._identities()[0]}
+        if self._entries.nested:
+            state["upward"] = True
         mixture = self._report.mixture
-        return {**state, "datasets": mixture.as_json()} if mixture else state
+        return {**state, "version": MIXED_VERSION, "datasets": mixture.as_json()} if mixture else state
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go where a checkpoint says; the batch size and the number of ranks may be others than they were.
@@ -166,13 +150,15 @@ class Position:
                 newer checkpoint, or one that cannot be.
         """
         cursor = Cursor.from_json(state)
-        named, known = str(state.get("plan_id")), self._identities()
-        self._refuse_other("entries", named, named if named in known else known[0], state)
+        if self._entries.nested and len(cursor.legs) > 1 and not state.get("upward"):
+            raise unreadable("it went on at other sizes in a version that served each length for itself then")
+        given, known = str(state.get("plan_id")), self._identities()
+        self._refuse_other("entries", given, given if given in known else known[0], state)
         policy = self._report.batches.small_buckets
         self._refuse_other("small_buckets", cursor.small_buckets, policy, state, "another policy for short buckets")
         mixture = self._report.mixture
         then, now = _said(state.get("datasets")), _said(mixture.as_json() if mixture else None)
-        self._refuse_other("servings", then, now, state, "other weights of its data sets")
+        self._refuse_other("servings", then, now, state, "other weights or names of its data sets")
         legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)  # as it is saved again
         cursor = replace(cursor, legs=legs)
         self._require_steps(cursor)
@@ -206,10 +192,19 @@ class Position:
     def _planned(self, cursor: Cursor) -> EpochPlan:
         """What a cursor has before it."""
         entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
-        if drawn is None:
-            return rest_of_epoch(entries.bucket, entries.sizes, cursor, batches, self._report.mixture)
-        plan = rest_of_epoch(drawn.bucket, entries.sizes, cursor, batches)
-        return replace(plan, rows=drawn.entry[plan.rows])
+        bucket, mixture = self._laid_out(drawn)
+        plan = rest_of_epoch(bucket, entries.sizes, cursor, batches, mixture, upward=entries.nested)
+        return entries.laid(plan, drawn)
+
+    def _walked(self, cursor: Cursor, drawn: Drawn | None) -> Walk:
+        """What a cursor has behind it and before it, also what fills no batch of this size."""
+        bucket, mixture = self._laid_out(drawn)
+        entries, batches = self._entries, self._report.batches
+        return walked(bucket, entries.sizes, cursor, batches, mixture, upward=entries.nested)
+
+    def _laid_out(self, drawn: Drawn | None) -> tuple[NDArray[np.integer], Mixture | None]:
+        """The bucket of each entry, and how often it is served; or of each serving of an epoch."""
+        return (self._entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
 
     def _drawn(self, cursor: Cursor) -> Drawn | None:
         begun = cursor.legs[0]
@@ -217,10 +212,9 @@ class Position:
 
     def _left(self, cursor: Cursor) -> NDArray[np.integer]:
         """Bucket of each sample that a cursor has before it, also of those that fill no batch of this size."""
-        entries, batches, drawn = self._entries, self._report.batches, self._drawn(cursor)
-        bucket, mixture = (entries.bucket, self._report.mixture) if drawn is None else (drawn.bucket, None)
-        left: NDArray[np.integer] = bucket[left_of_epoch(bucket, entries.sizes, cursor, batches, mixture).rows]
-        return left
+        drawn = self._drawn(cursor)
+        left: NDArray[np.integer] = self._laid_out(drawn)[0][real(self._walked(cursor, drawn).left.rows)]
+        return np.zeros_like(left) if self._entries.nested else left
 
     def _require_steps(self, cursor: Cursor) -> None:
         """Refuse a cursor that is beyond its epoch; planned only where other sizes were used."""
@@ -276,22 +270,11 @@ class Position:
             )
 
 
-def _by_keys(rows: Rows) -> str:
-    return content_hash(rows.key.tobytes() + rows.bucket.tobytes()).hex()
-
-
-def _by_names(generation: Generation) -> str:
-    """What stands for the keys of a cache whose build is under way: the samples of its rows, and their buckets."""
-    names, rows = generation.samples.names, generation.rows
-    facts = names.data.tobytes() + names.ends.tobytes() + rows.sample.tobytes() + rows.bucket.tobytes()
-    return "coming:" + content_hash(facts).hex()
-
-
 def _said(datasets: Any) -> str:
     """Data sets of a mixture in words; refused where they are none."""
     if datasets is None:
         return "no weights"
     try:
-        return ", ".join(f"{samples} samples of {entries} entries" for entries, samples in datasets)
+        return ", ".join(f"{samples} samples of {entries} entries of {name}" for name, entries, samples in datasets)
     except (TypeError, ValueError) as error:
         raise unreadable(f"datasets: {error}") from error

@@ -6,6 +6,7 @@ each epoch (``plan.lengths``), so that the shares and the steps of every epoch a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
+from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.fill import entries_of, filling, only_fills
 from latentcache.plan.lengths import Drawn, drawn, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
 
@@ -90,13 +93,66 @@ class RowEntries:
             return plan_report(self.bucket, self.sizes, batches, self.mixture)
         return replace(plan_report(first.bucket, self.sizes, batches), mixture=self.mixture)
 
+    @property
+    def nested(self) -> bool:
+        """See ``position.Entries``: a row fits into every longer one."""
+        return len(self.sizes) > 1
+
+    def laid(self, plan: EpochPlan, drawn: Drawn | None) -> EpochPlan:
+        """See ``position.Entries``: each step at the length of its longest row, the same on all ranks."""
+        if not self.nested or not len(plan):
+            return plan
+        places, fills = entries_of(plan.rows), only_fills(plan.rows)
+        row = places if drawn is None else row_and_length(drawn.entry[places], len(self.bucket))[0]
+        length = (self.bucket if drawn is None else drawn.bucket)[places].astype(np.int64)
+        steps = np.repeat(np.maximum.reduceat(length, plan.starts[:-1]), np.diff(plan.starts))
+        entry = steps * len(self.bucket) + row
+        return replace(plan, rows=np.where(fills, filling(entry), entry))
+
+    def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
+        """See ``position.Entries``."""
+        rows, _ = row_and_length(entries_of(entries), len(self.bucket))
+        return np.where(only_fills(entries), filling(rows), rows)
+
     def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
-        """The rows of entries of one batch, and how many tokens wide they are served."""
-        if self.tokens is None:
-            return entries, self.sizes[self.bucket[entries[0]]].width
-        rows, length = row_and_length(entries, len(self.bucket))
-        return rows, self.sizes[length[0]].width
+        """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are.
+
+        A row that is named without a length is as wide as it is laid out.
+        """
+        row, length = row_and_length(entries_of(entries[:1]), len(self.bucket))
+        return self.rows(entries), self.sizes[max(int(length[0]), int(self.bucket[row[0]]))].width
 
 
 def _widths(sizes: tuple[Size, ...]) -> list[int]:
     return [size.width for size in sizes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceableRows:
+    """The rows of a view as ``substitute`` counts them: each is a sample, named by what stands first in it."""
+
+    entries: RowEntries
+    where: Callable[[int], str]
+    """File and line of what stands first in a row."""
+
+    @property
+    def bucket(self) -> NDArray[np.int32]:
+        """See ``substitute.Replaceable``; a row of the same length, or of a smaller one, fits."""
+        return self.entries.bucket
+
+    @property
+    def samples(self) -> int:
+        """See ``substitute.Replaceable``."""
+        return len(self.bucket)
+
+    def sample(self, row: int) -> int:
+        """See ``substitute.Replaceable``."""
+        return row
+
+    def name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return f"row {row} ({self.where(row)})"
+
+    def bucket_name(self, row: int) -> str:
+        """See ``substitute.Replaceable``."""
+        return str(self.entries.sizes[int(self.bucket[row])])

@@ -12,15 +12,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.loader.gather import Rows
 from latentcache.plan.shuffle import visit
 from latentcache.plan.weights import Mixture
-from latentcache.store.reader import EntryReader
 
 OnBad = Literal["error", "substitute"]
 """``error``: an exception that names the sample. ``substitute``: another entry of its bucket takes its place."""
@@ -29,38 +29,58 @@ Made = TypeVar("Made")
 _BAD = (CorruptEntryError, MissingEntryError)
 
 
+class Replaceable(Protocol):
+    """What may be bad: N entries, each of a sample and in a bucket. Picklable; opens no file."""
+
+    @property
+    def bucket(self) -> NDArray[np.integer]:
+        """(N,) bucket of every entry: one may take the place of another of its bucket."""
+
+    @property
+    def samples(self) -> int:
+        """How many different ones there are."""
+
+    def sample(self, row: int) -> int:
+        """Which one an entry is of."""
+
+    def name(self, row: int) -> str:
+        """The sample of an entry, for people."""
+
+    def bucket_name(self, row: int) -> str:
+        """The bucket of an entry, for people."""
+
+
 class Substitutes:
     """Replaces entries that cannot be read. Counts what this process read; picklable.
 
     Args:
-        reader: Entries of one generation.
+        entries: What may be bad.
         on_bad: The policy.
         limit: Different samples that may be bad; 1 % of all, and at least one, where it is not given.
-        mixture: The data sets of the generation, if there are several.
+        mixture: The data sets of the entries, if there are several.
 
     Raises:
         UsageError: No such policy, or a negative limit.
     """
 
     def __init__(
-        self, reader: EntryReader, *, on_bad: str = "error", limit: int | None = None, mixture: Mixture | None = None
+        self, entries: Replaceable, *, on_bad: str = "error", limit: int | None = None, mixture: Mixture | None = None
     ) -> None:
         if on_bad not in get_args(OnBad):
             raise UsageError(f"unknown policy on_bad={on_bad!r}", fix=f"use one of {', '.join(get_args(OnBad))}")
         if limit is not None and limit < 0:
             raise UsageError(f"max_substitutes={limit}", why="fewer than none cannot be replaced", fix="0 or more")
-        self._reader, self._replaces = reader, on_bad == "substitute"
-        rows = reader.generation.rows
-        self._samples = int(np.count_nonzero(np.bincount(rows.sample))) if self._replaces else 0
+        self._entries, self._replaces = entries, on_bad == "substitute"
+        self._samples = entries.samples if self._replaces else 0
         self._limit = max(self._samples // 100, 1) if limit is None else limit
-        self._starts = mixture.starts() if mixture else [0, len(rows.sample)]
+        self._starts = mixture.starts() if mixture else [0, len(entries.bucket)]
         self._bad: dict[int, int] = {}
+        self._names: dict[int, str] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Sample -> how often another took its place, as far as this process has read."""
-        names = self._reader.generation.samples.names
-        return MappingProxyType({names[sample]: times for sample, times in list(self._bad.items()) if times})
+        return MappingProxyType({self._names[sample]: times for sample, times in list(self._bad.items()) if times})
 
     def read(self, rows: Rows, make: Callable[[Rows], Made], *, seed: int, epoch: int) -> tuple[Rows, Made]:
         """What ``make`` gives for the rows, or for those that take the place of bad ones.
@@ -99,15 +119,15 @@ class Substitutes:
                 self._count(row, other, None if known else error)
                 return other
             self._is_known(other, failed)
-        generation = self._reader.generation
-        size = generation.buckets[int(generation.rows.bucket[row])]
         raise CacheDamagedError(
-            f"no entry of bucket {size} can be read", where=error.where, why=error.why or error.what
+            f"no entry of bucket {self._entries.bucket_name(row)} can be read",
+            where=error.where,
+            why=error.why or error.what,
         ) from error
 
     def _is_known(self, row: int, error: CorruptEntryError | MissingEntryError) -> bool:
         """Whether the sample was found bad before; the limit is kept here."""
-        sample = int(self._reader.generation.rows.sample[row])
+        sample = self._entries.sample(row)
         if sample in self._bad:
             return True
         if len(self._bad) >= self._limit:
@@ -116,23 +136,22 @@ class Substitutes:
                 where=error.where,
                 why=f"{error.what}: {error.why}; max_substitutes={self._limit}",
             ) from error
-        self._bad[sample] = 0
+        self._names[sample], self._bad[sample] = self._entries.name(row), 0
         return False
 
     def _count(self, row: int, other: int, error: CorruptEntryError | MissingEntryError | None) -> None:
         """One more in the place of a row; said where an error is given."""
-        name = self._reader.sample_name(row)
-        self._bad[int(self._reader.generation.rows.sample[row])] += 1
+        self._bad[self._entries.sample(row)] += 1
         if error is not None:
             warnings.warn(
-                f"{error.what}, so {self._reader.sample_name(other)} is served in place of {name}"
+                f"{error.what}, so {self._entries.name(other)} is served in place of {self._entries.name(row)}"
                 f" (at {error.where}; {error.why}); fix: {error.fix}",
                 stacklevel=2,
             )
 
     def _others(self, row: int, seed: int, epoch: int) -> Iterator[int]:
         """The other entries of the bucket, in an order of this entry's own; those of its data set come first."""
-        bucket = self._reader.generation.rows.bucket
+        bucket = self._entries.bucket
         alike = np.flatnonzero(bucket == bucket[row])
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         own = (alike >= self._starts[number]) & (alike < self._starts[number + 1])

@@ -18,7 +18,8 @@ from latentcache.errors import PlanError, UsageError
 from latentcache.identity.content import content_hash, json_hash
 from latentcache.loader.token_follow import ONE_ROW, FollowedRows, check_followed, coming_name, unknown
 from latentcache.loader.token_rows import RowReader
-from latentcache.loader.token_view import TokenView, ViewSettings
+from latentcache.loader.token_view import TokenView
+from latentcache.loader.view_settings import PaddingSide, ViewSettings
 from latentcache.plan.lengths import checked_lengths
 from latentcache.plan.packing import PACKING_RULE
 from latentcache.plan.pieces import Idle, Overflow
@@ -30,8 +31,6 @@ from latentcache.store.documents import TokenStore
 from latentcache.store.plans import PlanFolder
 from latentcache.store.token_reader import TokenReader
 from latentcache.token_recipe import TokenRecipe
-
-PaddingSide = Literal["right", "left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,8 @@ class TokenCache:
         if unknown:
             raise UsageError(f"no source {unknown[0]!r} in {self.name}", fix=f"use one of {', '.join(known)}")
         numbers = [number for number, name in enumerate(known) if name in names]
-        return self._part(np.isin(self.store.documents.source[self._corpus.documents], numbers))
+        part = self._part(np.isin(self.store.documents.source[self._corpus.documents], numbers))
+        return replace(part, name=f"{self.name}: {', '.join(names)}")
 
     def split(self, validation: float) -> tuple[TokenCache, TokenCache]:
         """Training and validation part. A record's content decides, so none ever crosses when data is added.

@@ -68,6 +68,10 @@ class FollowedRows:
         """
         unknown("how many tokens a row has")
 
+    def where(self, row: int) -> str:
+        """File and line of a row."""
+        return self.store.documents.where(int(self._chosen[row]))
+
     def tokens_of(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         """(n,) tokens of some rows; waits for them.
 

@@ -20,6 +20,8 @@ from latentcache.errors import UsageError
 
 TokenFormat = Literal["plain", "transformers", "flat"]
 Batch = dict[str, Any]
+#: With these its models let documents of a row see each other.
+_MIXED_UP = ("attention_mask", "seq_idx")
 
 
 def checked_token_format(name: str, *, isolated: bool) -> str:
@@ -48,8 +50,9 @@ def token_formatted(batch: Batch, name: str) -> Batch:
     """
     if name == "flat":
         return _flat(batch)
-    if name == "transformers" and "position_ids" in batch:
-        return {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+    if name == "transformers":
+        left_out = ("is_pad_row", *(_MIXED_UP if "position_ids" in batch else ()))
+        return {name: value for name, value in batch.items() if name not in left_out}
     return batch
 
 

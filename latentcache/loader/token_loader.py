@@ -17,13 +17,16 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError
+from latentcache.loader.batch_facts import meta, without_labels
 from latentcache.loader.epochs import Epochs, checked_seed
 from latentcache.loader.position import Position
-from latentcache.loader.row_entries import RowEntries
+from latentcache.loader.row_entries import ReplaceableRows, RowEntries
+from latentcache.loader.substitute import Substitutes
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
 from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
 from latentcache.plan.cursor import Cursor, unreadable
+from latentcache.plan.fill import entries_of, only_fills
 
 
 class Rows(Protocol):
@@ -31,11 +34,18 @@ class Rows(Protocol):
 
     generation: int
 
+    @property
+    def known_lengths(self) -> NDArray[np.integer] | None:
+        """(R,) tokens of each row, where they are known."""
+
     def entries(self, batch: int) -> RowEntries:
         """The rows as a position counts them, where a step has so many on all ranks."""
 
     def batch(self, rows: Sequence[int] | NDArray[np.integer], *, width: int | None = None) -> Batch:
         """One batch of the given rows."""
+
+    def where(self, row: int) -> str:
+        """File and line of what stands first in a row."""
 
 
 class TokenLoader(Epochs):
@@ -49,11 +59,14 @@ class TokenLoader(Epochs):
         seed: Changes the order of all epochs.
         rank: Which share of each step is served.
         format: What a batch calls things.
+        meta: Whether a batch has plain numbers beside its tensors.
         prefetch: Batches that a thread reads ahead; 0 reads each when it is asked for.
+        on_bad: ``error``, or ``substitute``: another row takes the place of one that cannot be read.
+        max_substitutes: How many different rows may be bad.
         device: Where tensors are delivered.
 
     Raises:
-        UsageError: No such seed, rank, form, device or number of batches to read ahead.
+        UsageError: No such seed, rank, form, policy, device or number of batches to read ahead.
         DeviceError: The device is not there.
         EmptyPlanError: An epoch would have no step.
         PlanError: The policy ``error`` met rows that do not divide.
@@ -68,18 +81,31 @@ class TokenLoader(Epochs):
         seed: int = 0,
         rank: int = 0,
         format: str = "plain",
+        meta: bool = False,
         prefetch: int = 2,
+        on_bad: str = "error",
+        max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
         self._begin(batches, rank=rank, prefetch=prefetch, device=device)
-        self.view, self._batches = view, batches
+        self.view, self._batches, self.meta = view, batches, meta
         self.format = checked_token_format(format, isolated=isolated)
+        self._on_bad, self._max_substitutes = on_bad, max_substitutes
         self._lay(batches.global_batch_size, checked_seed(seed))
 
     @property
     def seed(self) -> int:
         """Of the order; that of the checkpoint after ``load_state_dict``."""
         return self._position.seed
+
+    @property
+    def substituted(self) -> Mapping[str, int]:
+        """Row -> how often another took its place, with ``on_bad="substitute"``.
+
+        Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
+        own.
+        """
+        return self._substitutes.counts
 
     def state_dict(self) -> dict[str, Any]:
         """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
@@ -115,11 +141,16 @@ class TokenLoader(Epochs):
             MissingEntryError: A shard is gone.
             EmptyPlanError: What is left of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
+            CacheDamagedError: More rows are bad than may be replaced.
         """
         plan = self._position.begin()
+        before, turn = (
+            self._position.steps,
+            (self.seed, self.epoch),
+        )  # set_epoch in a pass changes none of its batches
 
         def send(step: int) -> Sent:
-            return self._send(plan.batch(step, self.rank))
+            return self._send(plan.batch(step, self.rank), turn, before + step)
 
         yield from self._serve(plan, send)
 
@@ -136,23 +167,40 @@ class TokenLoader(Epochs):
         """
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self._transfer.receive(self._send(self._position.whole().batch(step, self.rank)))
+        return self.batch(self._position.whole().batch(step, self.rank).tolist(), step=step)
 
-    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
-        """One batch of the given entries of an epoch's plan, which share a length; the epoch is known by them."""
-        del epoch
-        return self._transfer.receive(self._send(np.asarray(rows)))
+    def batch(self, rows: list[int], epoch: int | None = None, step: int | None = None) -> Batch:
+        """One batch of the given entries of an epoch's plan, which share a length."""
+        turn = self.seed, self.epoch if epoch is None else epoch
+        return self._transfer.receive(self._send(np.asarray(rows), turn, step))
 
-    def _send(self, entries: NDArray[np.integer]) -> Sent:
-        """A batch on its way to the device."""
-        rows, width = self._entries.served(entries)
-        return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
+    def _send(self, entries: NDArray[np.integer], turn: tuple[int, int], step: int | None) -> Sent:
+        """A batch on its way to the device; ``turn`` is seed and epoch."""
+        numbers, width = self._entries.served(entries)
+        seed, epoch = turn
+
+        def read(rows: Sequence[int] | NDArray[np.integer]) -> Batch:
+            return self.view.batch(rows, width=width)
+
+        _, batch = self._substitutes.read(entries_of(numbers), read, seed=seed, epoch=epoch)
+        fills = only_fills(numbers)
+        batch = without_labels(batch, fills)
+        facts: Batch = {"meta": meta(batch, fills, epoch=epoch, step=step)} if self.meta else {}
+        if self._batches.small_buckets == "mask" and self.format == "plain":
+            facts["is_pad_row"] = torch.from_numpy(fills)
+        return self._transfer.send(token_formatted(batch, self.format) | facts)
+
+    def _tokens_of_entries(self) -> NDArray[np.integer] | None:
+        return self.view.known_lengths
 
     def _lay(self, batch: int, seed: int) -> None:
         """Decide at which length each row is served, where a step has so many rows on all ranks."""
         self._laid_for, self._entries = batch, self.view.entries(batch)
         self.report = _some_steps(self._entries.report(self._batches, seed=seed))
         self._position = Position(self._entries, self.report, seed=seed, generation=self.view.generation)
+        rows = ReplaceableRows(entries=self._entries, where=self.view.where)
+        limit, mixture = self._max_substitutes, self.report.mixture
+        self._substitutes = Substitutes(rows, on_bad=self._on_bad, limit=limit, mixture=mixture)
 
 
 def _some_steps(report: PlanReport) -> PlanReport:

@@ -16,7 +16,8 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
 from latentcache.loader.token_view import TokenView
-from latentcache.plan.weights import Mixture, Weight, mixture
+from latentcache.plan.names import name_of, told_apart
+from latentcache.plan.weights import Repeats, Weight, mixture, refuse_without_weights
 
 Unit = Literal["rows", "documents", "tokens"]
 
@@ -27,6 +28,8 @@ def combine_views(
     weights: Sequence[Weight] | None = None,
     rows: int | None = None,
     by: Unit = "rows",
+    names: Sequence[str] | None = None,
+    max_repeat: Repeats | None = None,
 ) -> TokenView:
     """Several views as one: a batch may hold rows of any of them.
 
@@ -38,22 +41,33 @@ def combine_views(
         rows: Rows in an epoch. By default the view with the most rows for its share is served exactly once.
         by: What the shares are of: ``rows``, ``documents`` or ``tokens``; the last two to the nearest row, and as
             rows hold on average.
+        names: What each is called, in ``plan(...).datasets``, in ``loader.served()`` and in checkpoints; which of its
+            rows have an extra turn follows from its name, and not from what else is combined. By default the last
+            part of the path of its cache, without ``.latentcache``, and the sources that were chosen of it.
+        max_repeat: How often an epoch may serve a view over, at most: one number or one for each. More is refused,
+            with the longest epoch that keeps to it. What fills a step (``small_buckets``) is beyond it.
 
     Raises:
-        UsageError: No view, views that cannot stand in one batch, weights that cannot be, ``rows`` without weights,
-            or a view that has weights itself.
+        UsageError: No view, views that cannot stand in one batch, weights or names that cannot be; ``rows``,
+            ``names`` or ``max_repeat`` without weights; more of a view than ``max_repeat``; a view that has weights
+            itself.
     """
     _check(views)
     if by not in get_args(Unit):
         raise UsageError(f"unknown by={by!r}", fix=f"use one of {', '.join(get_args(Unit))}")
-    if weights is None and rows is not None:
-        raise UsageError(f"rows={rows} without weights", fix="pass weights too, for example [1, 1]")
+    if weights is None:
+        refuse_without_weights(rows=rows, names=names, max_repeat=max_repeat)
+        mix = None
+    else:
+        called = names or told_apart([_called(view) for view in views])
+        counts, shares = [len(view) for view in views], _shares(views, weights, by)
+        mix = mixture(counts, shares, samples=rows, names=called, max_repeat=max_repeat)
     return TokenView(
         [part for view in views for part in view.parts],
         views[0].settings,
         recipe=views[0].recipe,
         identity=content_hash(b"".join(view.identity for view in views)),
-        mixture=None if weights is None else _mixture(views, weights, rows, by),
+        mixture=mix,
         generation=views[0].generation,
     )
 
@@ -72,7 +86,14 @@ def _check(views: Sequence[TokenView]) -> None:
         )
 
 
-def _mixture(views: Sequence[TokenView], weights: Sequence[Weight], rows: int | None, by: Unit) -> Mixture:
+def _called(view: TokenView) -> str:
+    """The last part of the path of its cache, and the sources that were chosen of it."""
+    path, said, sources = view.name.partition(": ")
+    return (name_of(path) if path else "view") + said + sources
+
+
+def _shares(views: Sequence[TokenView], weights: Sequence[Weight], by: Unit) -> list[Weight]:
+    """Shares of rows, by what a row of each view holds on average."""
     shares: list[Weight] = list(weights)
     for number, (view, weight) in enumerate(zip(views, weights, strict=False)):
         held = len(view) if by == "rows" else view.tokens if by == "tokens" else _documents(view)
@@ -80,8 +101,7 @@ def _mixture(views: Sequence[TokenView], weights: Sequence[Weight], rows: int | 
             shares[number] = Fraction(str(weight)) * len(view) / held
         except (ValueError, ZeroDivisionError):
             continue  # refused with the others
-    names = [view.name or f"view {number}" for number, view in enumerate(views)]
-    return mixture([len(view) for view in views], shares, samples=rows, names=names)
+    return shares
 
 
 def _documents(view: TokenView) -> int:

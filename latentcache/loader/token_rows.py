@@ -77,6 +77,10 @@ class RowReader:
     def __len__(self) -> int:
         return len(self.plan)
 
+    def where(self, row: int) -> str:
+        """File and line of what stands first in a row."""
+        return self.store.documents.where(int(self.plan.document[self.plan.pieces(row).start]))
+
     def tokens_of(self, rows: NDArray[np.integer]) -> NDArray[np.int64]:
         """(n,) tokens of some rows."""
         lengths: NDArray[np.int64] = self.lengths[rows]

@@ -31,11 +31,11 @@ class TokenRows(IterableDataset[Batch]):
 
     def __init__(self, loader: TokenLoader) -> None:
         batches = loader.report.batches
-        if batches.small_buckets == "partial" or loader.format == "flat":
+        if batches.small_buckets == "partial" or loader.format == "flat" or loader.meta:
             raise UsageError(
-                "rows of batches that are not all full, or are one row each",
+                "rows of batches that are not all full, are one row each, or say something of the whole batch",
                 why="whoever makes batches of them again would make other ones",
-                fix="small_buckets='repeat' or 'drop', and give format='flat' to the TokenCollator",
+                fix="small_buckets='repeat', 'drop' or 'mask', no meta=, and give format='flat' to the TokenCollator",
             )
         self._batches, self._size = IterableBatches(loader), batches.batch_size
 

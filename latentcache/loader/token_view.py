@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,34 +20,20 @@ from torch.utils.data import Dataset
 from latentcache.geometry.sizes import Size
 from latentcache.loader.ring import BatchRing
 from latentcache.loader.row_entries import RowEntries
+from latentcache.loader.substitute import OnBad
 from latentcache.loader.token_follow import FollowedRows
 from latentcache.loader.token_formats import Batch, TokenFormat, segments
 from latentcache.loader.token_loader import TokenLoader
 from latentcache.loader.token_rows import RowArrays, RowReader, arrays_in
+from latentcache.loader.view_settings import ViewSettings
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets
-from latentcache.plan.lengths import fitting
 from latentcache.plan.rows import begins
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
 
 Part = RowReader | FollowedRows
-_TOGETHER = ("input_ids", "attention_mask", "labels")
-_ISOLATED = (*_TOGETHER, "position_ids", "seq_idx")
 #: Batches whose memory is kept: two read ahead, one being filled, the caller's and the one before it.
 _SLOTS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewSettings:
-    """How rows are served."""
-
-    max_length: int
-    lengths: tuple[int, ...]
-    """Allowed lengths, rising; the last is ``max_length``."""
-    pad_id: int
-    padding_side: str = "right"
-    isolated: bool = False
-    """Whether documents of a row are kept apart: batches have ``position_ids`` and ``seq_idx``."""
 
 
 class TokenView(Dataset[Batch]):
@@ -104,6 +89,11 @@ class TokenView(Dataset[Batch]):
         if self._row_lengths is None:
             self._row_lengths = np.concatenate([part.lengths for part in self.parts])
         return self._row_lengths
+
+    @property
+    def known_lengths(self) -> NDArray[np.int64] | None:
+        """:attr:`row_lengths`; None while the build that makes them is under way."""
+        return None if any(isinstance(part, FollowedRows) for part in self.parts) else self.row_lengths
 
     @property
     def max_length(self) -> int:
@@ -174,7 +164,7 @@ class TokenView(Dataset[Batch]):
             MissingEntryError: A shard is gone.
         """
         numbers = np.asarray(rows, dtype=np.int64)
-        shape = (len(numbers), width or self._width(numbers))
+        shape = (len(numbers), width or self.settings.width_of(lambda: self.row_lengths, numbers))
         arrays = arrays_in(self._ring, shape, isolated=self.settings.isolated)
         if len(self.parts) == 1:
             self._fill(self.parts[0], numbers, arrays, np.arange(len(numbers)))
@@ -183,8 +173,12 @@ class TokenView(Dataset[Batch]):
             for number in np.unique(owner).tolist():
                 at = np.flatnonzero(owner == number)
                 self._fill(self.parts[number], numbers[at] - self._starts[number], arrays, at)
-        names = _ISOLATED if self.settings.isolated else _TOGETHER
-        return {name: torch.from_numpy(getattr(arrays, name)) for name in names}
+        return {name: torch.from_numpy(getattr(arrays, name)) for name in self.settings.columns}
+
+    def where(self, row: int) -> str:
+        """File and line of what stands first in a row."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self.parts[part].where(row - int(self._starts[part]))
 
     def segments(self, batch: Batch) -> dict[str, Any]:
         """``cu_seqlens``, (n + 1,) int32, and ``max_seqlen`` of a batch as one row; the filling counts."""
@@ -244,7 +238,10 @@ class TokenView(Dataset[Batch]):
         world_size: int = 1,
         small_buckets: SmallBuckets = "repeat",
         format: TokenFormat = "plain",
+        meta: bool = False,
         prefetch: int = 2,
+        on_bad: OnBad = "error",
+        max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
     ) -> TokenLoader:
         """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
@@ -254,10 +251,17 @@ class TokenView(Dataset[Batch]):
             seed: Changes the order of all epochs.
             rank: Which share of each step this process gets.
             world_size: Number of ranks; all of them see the same steps.
-            small_buckets: What becomes of rows that fill no batch: ``repeat`` (default), ``drop``, ``partial`` or
-                ``error``.
+            small_buckets: What becomes of rows that fill no batch: ``repeat`` (default), ``drop``, ``partial``,
+                ``error``, or ``mask``: the last batch is filled with rows whose labels are all -100, and a ``plain``
+                batch says which, as ``is_pad_row``, (B,) bool.
             format: What a batch calls things: ``plain``, ``transformers`` or ``flat`` (see ``token_formats``).
+            meta: Whether a batch also has ``meta``, plain numbers: ``epoch``, ``step_in_epoch``, ``tokens`` and
+                ``trainable_tokens`` of this rank's batch. Take it out before a model gets the batch.
             prefetch: Batches that a thread reads ahead while you train; 0 reads each when it is asked for.
+            on_bad: ``error`` (default): a row that is damaged or missing is an exception. ``substitute``: another
+                row of its length takes its place, with a warning, and is counted in ``loader.substituted``.
+            max_substitutes: How many different rows may be bad before it is an error after all; by default 1 % of
+                the rows, and at least one.
             device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
 
         Raises:
@@ -274,7 +278,10 @@ class TokenView(Dataset[Batch]):
             seed=seed,
             rank=rank,
             format=format,
+            meta=meta,
             prefetch=prefetch,
+            on_bad=on_bad,
+            max_substitutes=max_substitutes,
             device=device,
         )
 
@@ -283,13 +290,6 @@ class TokenView(Dataset[Batch]):
         narrow = self._scratch.take(math.prod(shape) * part.dtype.itemsize).view(part.dtype).reshape(shape)
         left = self.settings.padding_side == "left"
         part.fill(rows, part.tokens_of(rows), arrays, at, narrow, pad_id=self.settings.pad_id, left=left)
-
-    def _width(self, rows: NDArray[np.int64]) -> int:
-        """The smallest allowed length that holds all of these rows."""
-        allowed = self.settings.lengths
-        if len(allowed) == 1 or not len(rows):
-            return allowed[-1]
-        return allowed[int(fitting(self.row_lengths[rows].max(keepdims=True), allowed)[0])]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_ring", "_scratch")}

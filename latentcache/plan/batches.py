@@ -22,11 +22,12 @@ from latentcache.plan.weights import Dataset, Mixture, bucket_counts
 #: Samples in one step of all ranks; a typing error beyond it would fill the memory with repeats.
 MAX_STEP = 1 << 24
 
-SmallBuckets = Literal["repeat", "drop", "partial", "error"]
+SmallBuckets = Literal["repeat", "drop", "partial", "error", "mask"]
 """What happens to samples that do not fill a batch.
 
 ``repeat``: the last batch is filled with samples of the same bucket. ``drop``: they are left out.
-``partial``: the last batch is smaller, filled only up to equal shares for all ranks. ``error``: refuse.
+``partial``: the last batch is smaller, filled only up to equal shares for all ranks. ``error``: refuse. ``mask``, for
+rows of tokens: the last batch is filled with rows of which nothing is learned, so nothing counts twice.
 """
 
 
@@ -90,12 +91,16 @@ class BucketPlan:
     dropped: int
     last: int
     """Samples per rank in the bucket's last step (the batch size, or less under ``partial``)."""
+    masked: int = 0
+    """Rows that only fill, under ``mask``."""
+    blank: int = 0
+    """Batches of one rank in which every row only fills: there a mean over the labels is nan."""
 
     @property
     def fill(self) -> float:
         """Part of the bucket's servings that are first ones; 0 without a step."""
         used = self.samples - self.dropped
-        return used / (used + self.repeated) if used else 0.0
+        return used / (used + self.repeated + self.masked) if used else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,16 @@ class PlanReport:
     def samples_repeated(self) -> int:
         """Servings beyond those that are due."""
         return sum(bucket.repeated for bucket in self.buckets)
+
+    @property
+    def rows_masked(self) -> int:
+        """Rows that only fill, under ``mask``."""
+        return sum(bucket.masked for bucket in self.buckets)
+
+    @property
+    def blank_batches(self) -> int:
+        """Batches of one rank in which every row only fills."""
+        return sum(bucket.blank for bucket in self.buckets)
 
 
 def plan_report(
@@ -204,10 +219,38 @@ def _bucket_plan(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
             why=f"steps of {batches.global_batch_size} leave over {rest}",
             fix="--small-buckets repeat, drop or partial",
         )
+    if policy == "mask":
+        return _masked(size, count, batches)
     last = full if policy == "repeat" else -(-rest // batches.world_size)
     repeated = last * batches.world_size - rest
     steps = whole + 1
     return BucketPlan(size=size, samples=count, least=count, steps=steps, repeated=repeated, dropped=0, last=last)
+
+
+def _masked(size: Size, count: int, batches: BatchPlan) -> BucketPlan:
+    """Steps of a bucket that is filled with rows of which nothing is learned."""
+    steps = -(-count // batches.global_batch_size)
+    return BucketPlan(
+        size=size,
+        samples=count,
+        least=count,
+        steps=steps,
+        repeated=0,
+        dropped=0,
+        last=batches.batch_size,
+        masked=steps * batches.global_batch_size - count,
+        blank=max(batches.world_size - rows_of_last_step(count, batches), 0),
+    )
+
+
+def rows_of_last_step(count: int, batches: BatchPlan) -> int:
+    """Real rows in the last step of a bucket of so many, under ``mask``: one for each rank, where that can be.
+
+    The step before gives them up. With batches of one row it would only move the empty ones.
+    """
+    rest = count % batches.global_batch_size or batches.global_batch_size
+    wanted = batches.world_size if batches.batch_size > 1 and count > rest else 0
+    return max(rest, wanted)
 
 
 def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPlan:
@@ -217,7 +260,7 @@ def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPl
     """
     first, least, most = counts
     dropping = batches.small_buckets == "drop"
-    if batches.small_buckets == "error" and least != most:
+    if batches.small_buckets in ("error", "mask") and least != most:
         raise PlanError(
             f"bucket {size} does not divide into full batches",
             where=f"bucket {size}: {least} samples in one epoch, {most} in another",
@@ -225,6 +268,8 @@ def _weighted(size: Size, counts: Sequence[int], batches: BatchPlan) -> BucketPl
             fix="--small-buckets repeat, drop or partial, or other weights",
         )
     plan = _bucket_plan(size, least if dropping else most, batches)
+    if plan.masked:
+        return plan
     served = plan.samples - plan.dropped + plan.repeated
     more, fewer = max(served - first, 0), max(first - served, 0)
     return replace(plan, samples=first, least=least, repeated=more, dropped=fewer)

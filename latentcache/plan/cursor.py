@@ -20,10 +20,14 @@ from latentcache.errors import PlanError
 from latentcache.geometry.sizes import Size
 from latentcache.plan.batches import MAX_STEP, BatchPlan, plan_report
 from latentcache.plan.epoch import EpochPlan, due, interleave, plan_epoch, step_sizes
+from latentcache.plan.fill import filled, real
+from latentcache.plan.lengths import merged_upward
 from latentcache.plan.shuffle import by_bucket
 from latentcache.plan.weights import Mixture
 
 CURSOR_VERSION = 1
+#: With weights. Before 2 the order followed from the place of a data set among the others, not from its name.
+MIXED_VERSION = 2
 
 _ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
 
@@ -65,11 +69,14 @@ class Cursor:
         Raises:
             PlanError: Written by a newer version, or no cursor.
         """
-        version = data.get("version") if isinstance(data, Mapping) else None
-        if version != CURSOR_VERSION:
+        found = data if isinstance(data, Mapping) else {}
+        weighted = found.get("datasets") is not None
+        known, version = MIXED_VERSION if weighted else CURSOR_VERSION, found.get("version")
+        if version != known:
             raise PlanError(
                 f"this checkpoint's position has version {version!r}",
-                why=f"this version of latentcache reads version {CURSOR_VERSION}",
+                why=f"this version of latentcache reads version {known} of one {'with' if weighted else 'without'}"
+                " weights of data sets",
                 fix="resume with the version that wrote it, or start the epoch again",
                 slug="resume-version",
             )
@@ -112,26 +119,40 @@ def rest_of_epoch(
     cursor: Cursor,
     batches: BatchPlan,
     mixture: Mixture | None = None,
+    *,
+    upward: bool = False,
 ) -> EpochPlan:
-    """What is left of an epoch, in steps of ``batches``; the arguments are those of :func:`left_of_epoch`.
+    """What is left of an epoch, in steps of ``batches``; the arguments are those of :func:`walked`.
 
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    left = left_of_epoch(bucket, sizes, cursor, batches, mixture)
-    return left if _sizes_of(cursor.legs[-1], batches) == batches else recut(left.rows, bucket, sizes, batches)
+    left = walked(bucket, sizes, cursor, batches, mixture, upward=upward).left
+    same = _sizes_of(cursor.legs[-1], batches) == batches
+    return left if same else recut(left.rows, bucket, sizes, batches, upward=upward)
 
 
-def left_of_epoch(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What a cursor has behind it and before it."""
+
+    served: NDArray[np.integer]
+    """Entries in the order they were served, on all ranks."""
+    left: EpochPlan
+    """In steps where the last sizes are those to go on with, else in no steps yet; nothing of an epoch that was
+    served to its end with its last sizes."""
+
+
+def walked(
     bucket: NDArray[np.integer],
     sizes: Sequence[Size],
     cursor: Cursor,
     batches: BatchPlan,
     mixture: Mixture | None = None,
-) -> EpochPlan:
-    """What is left of an epoch: in steps where the last sizes are those to go on with, else in no steps yet.
-
-    Nothing is left of an epoch that was served to its end with its last sizes.
+    *,
+    upward: bool = False,
+) -> Walk:
+    """What was served of an epoch, and what is left of it.
 
     Args:
         bucket: (N,) bucket of every entry, as a position in ``sizes``.
@@ -139,6 +160,7 @@ def left_of_epoch(
         cursor: What was served, and with which sizes.
         batches: The sizes to go on with.
         mixture: How often each data set is served, as it was from the start.
+        upward: Whether what fills no step of its bucket goes with the next ones, where sizes change.
 
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
@@ -153,11 +175,11 @@ def left_of_epoch(
     for leg in cursor.legs:
         used = _sizes_of(leg, batches)
         if used != last:
-            plan, last = recut(owed().rows, bucket, sizes, used), used
+            plan, last = recut(owed().rows, bucket, sizes, used, upward=upward), used
         require_served(leg, len(plan))
         served = np.concatenate([served, plan.rows[: plan.starts[leg.steps]]])
         plan = after(plan, leg.steps)
-    return plan if last == batches else owed()
+    return Walk(served=served, left=plan if last == batches else owed())
 
 
 def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.integer]) -> EpochPlan:
@@ -170,11 +192,12 @@ def still_owed(plan: EpochPlan, served: NDArray[np.integer], due: NDArray[np.int
     """
     if not len(plan):
         return plan
-    owed = np.maximum(due - np.bincount(served, minlength=len(due)), 0)
-    order = np.argsort(plan.rows, kind="stable")
-    ordered = plan.rows[order]
+    owed = np.maximum(due - np.bincount(real(served), minlength=len(due)), 0)
+    coming = real(plan.rows)
+    order = np.argsort(coming, kind="stable")
+    ordered = coming[order]
     times = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # how often it came before, in this rest
-    kept = plan.rows[np.sort(order[times < owed[ordered]])]
+    kept = coming[np.sort(order[times < owed[ordered]])]
     missing = np.repeat(np.arange(len(due), dtype=np.int32), owed - np.bincount(kept, minlength=len(due)))
     rows = np.concatenate([kept, missing]).astype(np.int32, copy=False)
     return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=1)
@@ -207,10 +230,17 @@ def after(plan: EpochPlan, steps: int) -> EpochPlan:
 
 
 def recut(
-    rows: NDArray[np.integer], bucket: NDArray[np.integer], sizes: Sequence[Size], batches: BatchPlan
+    rows: NDArray[np.integer],
+    bucket: NDArray[np.integer],
+    sizes: Sequence[Size],
+    batches: BatchPlan,
+    *,
+    upward: bool = False,
 ) -> EpochPlan:
-    """Entries in steps, in the order they come in."""
+    """Entries in steps, in the order they come in; ``upward`` as in :func:`walked`."""
     own = bucket[rows]
+    if upward:
+        own = merged_upward(own, range(len(sizes)), batches.global_batch_size)
     report = plan_report(own, sizes, batches)
     grouped = by_bucket(own, len(sizes))
     pieces, lengths, begins, start = [rows[:0]], [np.empty(0, dtype=np.int64)], [grouped[:0]], 0
@@ -219,7 +249,7 @@ def recut(
         start += part.samples
         cut = step_sizes(part, batches)
         lengths.append(cut)
-        pieces.append(np.resize(rows[positions], int(cut.sum())))
+        pieces.append(filled(rows[positions], int(cut.sum()), batches))
         begins.append(positions[np.concatenate(([0], np.cumsum(cut)))[:-1]])
     order = np.argsort(np.concatenate(begins), kind="stable")  # by where the first entry of each step stood
     return interleave(np.concatenate(pieces), np.concatenate(lengths), order, batches.world_size)

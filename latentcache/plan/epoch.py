@@ -2,19 +2,22 @@
 
 Decides which entries make which batch. Guarantee: every step has one bucket; all ranks see the same step
 sequence; the order depends on (seed, epoch) and the entries, not on worker counts or library versions. With a
-mixture of data sets an entry is served as often as that says, before the policy for short buckets.
+mixture of data sets an entry is served as often as that says, before the policy for short buckets, and in an order
+that one more data set leaves as it is (``plan.mixed``).
 Cost: a sort of N 64-bit numbers and one of N 16-bit numbers; those of ``weights`` where there are any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.plan.batches import BatchPlan, BucketPlan, PlanReport
+from latentcache.plan.fill import filled, real
+from latentcache.plan.mixed import mixed_turns
 from latentcache.plan.shuffle import grouped, shuffled, visit
 from latentcache.plan.weights import servings
 
@@ -27,7 +30,8 @@ class EpochPlan:
     """Every batch of one epoch."""
 
     rows: NDArray[np.integer]
-    """Entries in the order they are served: step after step, within a step rank after rank."""
+    """Entries in the order they are served: step after step, within a step rank after rank. Below 0 is ``~entry``: a
+    row that only fills (``small_buckets="mask"``)."""
     starts: NDArray[np.int64]
     """(steps + 1,) where each step begins in ``rows``."""
     world_size: int
@@ -51,11 +55,15 @@ def plan_epoch(bucket: NDArray[np.integer], report: PlanReport, *, seed: int, ep
         seed: Changes the order of all epochs.
         epoch: Number of the epoch, from 0.
     """
-    pieces, lengths = [_NO_ROWS], [_NO_STEPS]
-    for plan, turns in zip(report.buckets, _turns(bucket, report, seed, epoch), strict=True):
-        sizes = step_sizes(plan, report.batches)
-        lengths.append(sizes)
-        pieces.append(np.resize(turns, int(sizes.sum())))  # repeats the bucket's own samples from its front
+    if report.mixture is not None:
+        return _mixed_epoch(bucket, report, seed, epoch)
+    held = np.bincount(bucket)
+    order = grouped(shuffled(len(bucket), seed, epoch, stream=0), bucket, len(held))
+    pieces: list[NDArray[np.integer]] = [_NO_ROWS]
+    lengths = [_NO_STEPS]
+    for plan, turns in zip(report.buckets, np.split(order, np.cumsum(held[held > 0]))[:-1], strict=True):
+        lengths.append(step_sizes(plan, report.batches))
+        pieces.append(filled(turns, int(lengths[-1].sum()), report.batches))
     steps = shuffled(report.steps, seed, epoch, stream=1)
     return interleave(np.concatenate(pieces), np.concatenate(lengths), steps, report.batches.world_size)
 
@@ -74,32 +82,28 @@ def uneven(plan: EpochPlan, expected: NDArray[np.integer]) -> tuple[NDArray[np.i
         plan: The epoch.
         expected: (N,) how often each entry is due.
     """
-    served = np.bincount(plan.rows, minlength=len(expected))
+    served = np.bincount(real(plan.rows), minlength=len(expected))
     return np.flatnonzero(served > expected), np.flatnonzero(served < expected)
 
 
-def _turns(bucket: NDArray[np.integer], report: PlanReport, seed: int, epoch: int) -> Iterator[NDArray[np.int32]]:
-    """For each bucket that has entries its servings in their order; more is taken from the front again."""
-    held = np.bincount(bucket)
-    present = np.flatnonzero(held)
-    if report.mixture is None:
-        order = grouped(shuffled(len(bucket), seed, epoch, stream=0), bucket, len(held))
-        yield from np.split(order, np.cumsum(held[present]))[:-1]
-        return
-    times = servings(bucket, report.mixture, seed=seed, epoch=epoch)
-    drawn = np.repeat(np.arange(len(bucket), dtype=np.int32), times)
-    drawn = grouped(drawn[shuffled(len(drawn), seed, epoch, stream=0)], bucket, len(held))
-    spare = grouped(np.flatnonzero(times == 0).astype(np.int32), bucket, len(held))
-    parts = (
-        np.split(rows, np.cumsum(counts[present]))[:-1]
-        for rows, counts in (
-            (drawn, np.bincount(bucket, weights=times).astype(np.int64)),
-            (spare, np.bincount(bucket[spare], minlength=len(held))),
-        )
-    )
-    for plan, mine, others in zip(report.buckets, *parts, strict=True):
-        missing = int(step_sizes(plan, report.batches).sum()) - len(mine)
-        yield np.concatenate([mine, _some(others, missing, seed, epoch)])
+def _mixed_epoch(bucket: NDArray[np.integer], report: PlanReport, seed: int, epoch: int) -> EpochPlan:
+    """An epoch with weights: each step comes when the first of its servings does."""
+    assert report.mixture is not None
+    times, batches = due(bucket, report, seed=seed, epoch=epoch), report.batches
+    pieces: list[NDArray[np.integer]] = [_NO_ROWS]
+    lengths, firsts = [_NO_STEPS], [_NO_STEPS]
+    turns = mixed_turns(bucket, report.mixture, times, seed=seed, epoch=epoch)
+    for plan, own in zip(report.buckets, turns, strict=True):
+        sizes = step_sizes(plan, batches)
+        total = int(sizes.sum())
+        missing = 0 if batches.small_buckets == "mask" else total - len(own.rows)
+        spare = _some(own.spare, missing, seed, epoch)
+        lengths.append(sizes)
+        pieces.append(filled(np.concatenate([own.rows, spare]), total, batches))
+        begins = np.cumsum(sizes) - sizes
+        firsts.append(np.append(own.places, np.full(total, report.mixture.samples))[begins])
+    steps = np.argsort(np.concatenate(firsts), kind="stable")
+    return interleave(np.concatenate(pieces), np.concatenate(lengths), steps, batches.world_size)
 
 
 def _some(rows: NDArray[np.int32], wanted: int, seed: int, epoch: int) -> NDArray[np.int32]:
@@ -141,7 +145,7 @@ def step_sizes(plan: BucketPlan, batches: BatchPlan) -> NDArray[np.int64]:
 
 
 def interleave(
-    rows: NDArray[np.int32], lengths: NDArray[np.int64], order: NDArray[np.integer], world_size: int
+    rows: NDArray[np.integer], lengths: NDArray[np.int64], order: NDArray[np.integer], world_size: int
 ) -> EpochPlan:
     """Put steps in another order.
 

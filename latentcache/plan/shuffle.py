@@ -20,13 +20,18 @@ _SHORT = 1 << 16
 
 def shuffled(count: int, seed: int, epoch: int, *, stream: int) -> NDArray[np.int32]:
     """A permutation of ``range(count)``; other streams of the same epoch are independent of it."""
-    start = _mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)
+    return ascending(scattered(np.arange(count, dtype=np.uint64), seed, epoch, stream=stream))
+
+
+def scattered(places: NDArray[np.uint64], seed: int, epoch: int, *, stream: int) -> NDArray[np.uint64]:
+    """A 64-bit number for each place, as good as random and distinct; it follows from the place alone."""
+    start = (_mix(_mix(_mix(seed & _MASK) ^ (epoch & _MASK)) + stream)) & _MASK
     with np.errstate(over="ignore"):
-        values = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(start)
+        values = (places + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(start)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
         values ^= values >> np.uint64(31)
-    return ascending(values)
+    return values
 
 
 def ascending(values: NDArray[np.uint64]) -> NDArray[np.int32]:
@@ -45,7 +50,7 @@ def ascending(values: NDArray[np.uint64]) -> NDArray[np.int32]:
     if len(alike):
         alike = np.union1d(alike, alike + 1)
         rows = order[alike]
-        order[alike] = rows[np.argsort(values[rows])]
+        order[alike] = rows[np.argsort(values[rows], kind="stable")]
     return order
 
 

@@ -9,6 +9,7 @@ UNTESTED = {
     "latentcache/__main__.py": "one line; run by architecture/test_light.py",
     "latentcache/__init__.py": "tested by architecture/test_exports.py",
     "latentcache/encoders/protocol.py": "types without behaviour",
+    "latentcache/loader/entries.py": "types without behaviour",
     "latentcache/sources/sample.py": "types without behaviour",
 }
 

@@ -1,7 +1,8 @@
 import pytest
 from small_cache import SMALL, build, draw
 
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "small_buckets",
@@ -103,6 +104,12 @@ def test_the_text(run, shared):
     )
 
 
+def test_pictures_are_not_masked(run, shared):
+    done = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "mask", "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert "for pictures" in done.error["what"]
+
+
 def test_left_over_samples_are_named(run, shared):
     """Four entries in three sizes: at batch size 3 something is repeated, or dropped, and says who it is."""
     repeated = run("plan", shared[1], "--batch-size", "3", "--json").json
@@ -142,6 +149,9 @@ def test_the_plan_of_weights_is_that_of_the_loader(run, two):
         (str(two[0]), 1.0, 4, 6, 1, 2),
         (str(two[1]), 0.5, 2, 3, 1, 2),
     ]
+    assert [d["name"] for d in value["datasets"]] == ["cache", "more.cache"]
+    for limit in (["--max-repeat", "1.5"], ["--max-repeat", "2", "--max-repeat", "1.5"]):
+        assert run("plan", *two, *words, *limit).json == value
     both = combine_caches([open_cache(path) for path in two], weights=[1, 0.5], samples=9)
     report = both.plan(batch_size=2)
     assert (value["batches_per_epoch"], value["samples_used"]) == (report.steps, 9)
@@ -164,6 +174,9 @@ def test_the_text_says_how_often_each_is_served(run, two):
         (["--weight", "1", "--weight", "0"], "a weight of 0"),
         (["--weight", "1", "--weight", "x"], "a weight of x"),
         (["--samples", "5"], "--samples 5 without weights"),
+        (["--max-repeat", "2"], "--max-repeat 2 without weights"),
+        (["--weight", "1", "--weight", "2", "--max-repeat", "3"], "times over, max_repeat=3"),
+        (["--weight", "1", "--weight", "1", "--max-repeat", "0"], "max_repeat='0'"),
         (["--weight", "1", "--weight", "1e-9"], "an epoch of"),
     ],
 )

@@ -10,7 +10,8 @@ from small_cache import build, draw, draw_four
 import latentcache
 from latentcache.errors import CacheNotFoundError, EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
-from latentcache.loader.cache import Cache, combine_caches, open_cache
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 
@@ -171,8 +172,8 @@ def test_weights_decide_how_often_each_cache_is_served(two):
     both = combine_caches(two, weights=[0.25, 0.75])
     report = both.plan(batch_size=1)
     assert [(d.name, d.entries, d.samples, d.least, d.most) for d in report.datasets] == [
-        (str(two[0].layout.root), 4, 4, 1, 1),
-        (str(two[1].layout.root), 1, 12, 12, 12),
+        ("cache", 4, 4, 1, 1),
+        ("more.cache", 1, 12, 12, 12),
     ]
     served = Counter(name for batch in both.loader(batch_size=1) for name in batch["names"])
     assert served == {"p0.png": 1, "p1.png": 1, "p2.png": 1, "p3.png": 1, "new.png": 12}

@@ -7,7 +7,8 @@ from small_cache import build, draw, draw_four
 from torch.utils.data import DataLoader
 
 from latentcache.errors import UsageError
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.store.generation import load_generation
 

@@ -8,7 +8,8 @@ from torch.utils.data import DataLoader
 
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.loader.iterable import as_iterable
 from latentcache.loader.posterior import checked_draw, draw, mean_of
 from latentcache.store.layout import CacheLayout

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from latentcache.errors import EmptyPlanError, PlanError
-from latentcache.loader.cache import Cache, combine_caches, open_cache
+from latentcache.loader.cache import Cache, open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.settings import BuildSettings, RecipeSettings
 from latentcache.plan.weights import servings

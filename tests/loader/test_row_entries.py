@@ -7,6 +7,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_mix import combine_views
 from latentcache.plan.batches import BatchPlan
+from latentcache.plan.epoch import EpochPlan
 from latentcache.plan.lengths import fitting, merged_upward
 from latentcache.plan.weights import mixture
 
@@ -54,6 +55,26 @@ def test_with_weights_an_epoch_has_its_own_lengths():
     assert set(rows.tolist()) <= set(range(10))
     with pytest.raises(PlanError):
         mixed.report(BatchPlan(batch_size=3, small_buckets="error"))
+
+
+def test_rows_that_only_fill_stay_below_zero_at_any_length():
+    mixed = entries(mixture=MIX)
+    laid = mixed.drawn(0, 0, 4)
+    plan = EpochPlan(rows=np.array([0, ~1, ~2, 3]), starts=np.array([0, 2, 4]), world_size=1)
+    codes = mixed.laid(plan, laid).rows
+    rows = (laid.entry % 10)[:4].tolist()
+    assert mixed.rows(codes).tolist() == [rows[0], ~rows[1], ~rows[2], rows[3]]
+    assert mixed.served(codes[1:3])[0].tolist() == [~rows[1], ~rows[2]]
+
+
+def test_a_step_of_several_lengths_is_as_long_as_its_longest_row_on_all_ranks():
+    once = entries()
+    short, long = np.flatnonzero(once.bucket == 0).tolist(), np.flatnonzero(once.bucket == 1).tolist()
+    rows = np.array([short[0], short[1], short[2], long[0], short[3], short[0]])
+    plan = once.laid(EpochPlan(rows=rows, starts=np.array([0, 4, 6]), world_size=2), None)
+    assert once.rows(plan.rows).tolist() == rows.tolist()
+    assert [[once.served(plan.batch(step, rank))[1] for rank in (0, 1)] for step in (0, 1)] == [[8, 8], [4, 4]]
+    assert entries(None, SIZES[1:]).laid(plan, None) is plan
 
 
 def test_names_tell_what_a_checkpoint_counts():

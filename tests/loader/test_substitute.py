@@ -12,8 +12,10 @@ from small_cache import build, damage_payload, draw
 from torch.utils.data import DataLoader
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 from latentcache.loader.iterable import as_iterable
+from latentcache.loader.picture_entries import ReplaceablePictures
 from latentcache.loader.substitute import Substitutes
 from latentcache.store.reader import EntryReader
 
@@ -262,7 +264,7 @@ def test_settings_that_cannot_be(whole, options):
 
 def test_nothing_is_read_twice_while_all_is_whole(whole):
     opened = open_cache(whole)
-    substitutes = Substitutes(EntryReader(opened.layout, opened.generation), on_bad="substitute")
+    substitutes = Substitutes(ReplaceablePictures(EntryReader(opened.layout, opened.generation)), on_bad="substitute")
     asked = []
     assert substitutes.read([1, 2], lambda rows: asked.append(rows) or "made", seed=0, epoch=0) == ([1, 2], "made")
     assert asked == [[1, 2]]

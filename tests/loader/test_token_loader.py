@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.loader.iterable import as_iterable
 from latentcache.loader.token_loader import TokenLoader
+from latentcache.loader.token_mix import combine_views
 
 TEXTS = [[number + 2, *row[1:]] for number, row in enumerate(texts(41, 60))]  # the first id tells the document
 
@@ -190,3 +191,59 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(change):
         loader.load_state_dict(None if change is None else {**before, **change})
     assert caught.value.slug == "resume-version"
     assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("policy", ["repeat", "drop", "partial", "mask"])
+@pytest.mark.parametrize(("before", "after"), [((4, 1), (3, 2)), ((2, 2), (8, 1)), ((3, 1), (2, 1))])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_length_is_skipped_when_sizes_change_in_an_epoch(policy, before, after, weighted):
+    """What fills no step of its length at the new size goes with longer rows, at one length on all ranks."""
+    view = a_view(lengths=[16, 32, 64])
+    if weighted:
+        view = combine_views([view], weights=[1], rows=41)  # each row once, by way of weights
+    size, world = before
+    one = view.loader(batch_size=size, world_size=world, small_buckets=policy, seed=3)
+    others = [
+        iter(view.loader(batch_size=size, world_size=world, rank=rank, small_buckets=policy, seed=3))
+        for rank in range(1, world)
+    ]
+    passing = iter(one)
+    served = [next(rank) for _ in range(3) for rank in (passing, *others)]
+    state = json.loads(json.dumps(one.state_dict()))
+    size, world = after
+    ranks = []
+    for rank in range(world):
+        resumed = view.loader(batch_size=size, world_size=world, rank=rank, small_buckets=policy)
+        resumed.load_state_dict(state)
+        ranks.append(list(resumed))
+    for step in zip(*ranks, strict=True):
+        assert len({batch["labels"].shape for batch in step}) == 1
+    shapes = {batch["labels"].shape for batches in ranks for batch in batches}
+    assert {shape[1] for shape in shapes} <= {16, 32, 64}
+    counts = Counter(
+        number
+        for batch in [*served, *(batch for batches in ranks for batch in batches)]
+        for number, fills in zip(batch["input_ids"][:, 0].tolist(), pads(batch), strict=True)
+        if not fills
+    )
+    missing, more = len(TEXTS) - len(counts), counts.total() - len(counts)
+    step_size = size * world
+    assert missing < (step_size if policy == "drop" else 1)
+    assert more < {"repeat": step_size, "partial": world}.get(policy, 1) + (before[0] * before[1])
+    if policy in ("drop", "mask"):
+        assert more == 0
+
+
+def pads(batch):
+    return batch["is_pad_row"].tolist() if "is_pad_row" in batch else [False] * len(batch["labels"])
+
+
+def test_a_second_size_of_an_older_version_is_refused():
+    one = a_view(lengths=[16, 32, 64]).loader(batch_size=4)
+    state = one.state_dict()
+    del state["upward"]
+    one.load_state_dict(state)
+    with pytest.raises(PlanError, match="cannot be read") as caught:
+        one.load_state_dict({**state, "legs": [[4, 1, 2], [2, 1, 1]]})
+    assert "other sizes" in caught.value.why
+    assert "upward" not in a_view().loader(batch_size=4).state_dict()

@@ -159,4 +159,4 @@ def test_sizes_of_numpy_become_plain_ones():
 def test_an_unknown_policy_is_refused():
     with pytest.raises(UsageError, match="unknown policy 'skip'") as caught:
         BatchPlan(batch_size=1, small_buckets="skip")
-    assert caught.value.fix == "use one of repeat, drop, partial, error"
+    assert caught.value.fix == "use one of repeat, drop, partial, error, mask"

@@ -3,7 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.errors import UsageError
+from latentcache.errors import PlanError, UsageError
+from latentcache.geometry.sizes import Size
+from latentcache.plan.batches import BatchPlan, plan_report
+from latentcache.plan.epoch import plan_epoch
+from latentcache.plan.fill import entries_of, real
 from latentcache.plan.lengths import checked_lengths, drawn, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import mixture, servings
 
@@ -69,3 +73,33 @@ def test_lengths_that_cannot_be(lengths):
 def test_lengths_that_can():
     assert checked_lengths(None, 32) == (32,)
     assert checked_lengths([8, 32], 32) == (8, 32)
+
+
+POLICIES = ["repeat", "drop", "partial", "mask", "error"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(rows, st.integers(1, 5), st.integers(1, 3), st.integers(0, 3))
+def test_no_length_is_skipped_under_any_policy(policy, tokens, batch_size, world_size, epoch):
+    """A length with fewer rows than a step goes with a longer one; only the rest of all rows goes by the policy."""
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=policy)
+    step, sizes = batches.global_batch_size, [Size(1, length) for length in ALLOWED]
+    bucket = merged_upward(tokens, ALLOWED, step)
+    whole, rest = divmod(len(tokens), step)
+    if policy == "error" and rest:
+        with pytest.raises(PlanError, match="does not divide"):
+            plan_report(bucket, sizes, batches)
+        return
+    report = plan_report(bucket, sizes, batches)
+    plan = plan_epoch(bucket, report, seed=5, epoch=epoch)
+    times = np.bincount(real(plan.rows), minlength=len(tokens))
+    assert len(plan) == report.steps == whole + (rest > 0 and policy != "drop")
+    assert (times == 0).sum() == report.samples_dropped == (rest if policy == "drop" else 0)
+    assert (np.array(ALLOWED)[bucket] >= tokens).all()
+    if policy == "mask":
+        assert (times == 1).all()
+        assert report.rows_masked == (step - rest) % step
+    if policy == "repeat" and len(tokens) >= step:
+        assert times.max(initial=0) <= 2
+    for number in range(len(plan)):
+        assert len(set(bucket[entries_of(plan.rows[plan.starts[number] : plan.starts[number + 1]])].tolist())) == 1

@@ -70,7 +70,7 @@ def test_by_default_the_largest_for_its_weight_is_served_once_and_nothing_is_lef
 def test_a_float_counts_as_it_is_written():
     assert [d.samples for d in mixture([10, 10], [0.1, 0.3], samples=40).datasets] == [10, 30]
     assert mixture([10], ["7/10"]).datasets[0].weight == Fraction(7, 10)
-    assert mixture([3, 1], [3, 1]).as_json() == [[3, 3], [1, 1]]
+    assert mixture([3, 1], [3, 1]).as_json() == [["0", 3, 3], ["1", 1, 1]]
     assert [(d.least, d.most) for d in mixture([10, 4], [1, 1], samples=30).datasets] == [(1, 2), (3, 4)]
 
 
@@ -91,7 +91,8 @@ def test_what_cannot_be_served_is_refused_by_name():
     with pytest.raises(UsageError, match="an epoch of") as caught:
         mixture([10**6, 10**6], [1, 10**-6])
     assert "samples=" in caught.value.fix
-    assert mixture([10**6, 10**6], [1, 10**-6], samples=2_000_000).as_json() == [[10**6, 1_999_998], [10**6, 2]]
+    found = mixture([10**6, 10**6], [1, 10**-6], samples=2_000_000).datasets
+    assert [data.samples for data in found] == [1_999_998, 2]
     with pytest.raises(UsageError, match="an epoch of 3000000000 samples"):
         mixture([5], [1], samples=3 * 10**9)
 
@@ -141,9 +142,30 @@ def test_other_seeds_give_the_extra_turns_to_others():
 def test_the_choice_is_pinned():
     """No release may change it: checkpoints hold positions in what follows from it."""
     bucket, mix = np.repeat([0, 1, 0, 1], [4, 3, 2, 4]).astype(np.int32), mixture([7, 6], [2, 1], samples=13)
-    assert mix.as_json() == [[7, 9], [6, 4]]
+    assert mix.as_json() == [["0", 7, 9], ["1", 6, 4]]
     found = [servings(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
-    assert found == [[2, 1, 1, 1, 1, 1, 2, 1, 0, 1, 1, 1, 0], [1, 1, 2, 1, 2, 1, 1, 1, 1, 0, 1, 0, 1]]
+    assert found == [[1, 2, 1, 1, 1, 1, 2, 1, 0, 0, 1, 1, 1], [2, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 0, 0]]
+    report = plan_report(bucket, SIZES, BatchPlan(batch_size=3), mix)
+    assert plan_epoch(bucket, report, seed=5, epoch=1).rows.tolist() == [
+        8,
+        3,
+        0,
+        4,
+        6,
+        9,
+        7,
+        2,
+        1,
+        0,
+        8,
+        3,
+        5,
+        10,
+        5,
+        11,
+        12,
+        4,
+    ]
 
 
 # as a plan
@@ -266,3 +288,50 @@ def test_what_the_refusal_of_a_weighted_plan_advises_gives_steps(made, batch_siz
     else:
         better = BatchPlan(batch_size=batch_size, world_size=world_size)
     assert plan_report(bucket, SIZES, better, mix).steps > 0
+
+
+# at most so often
+
+
+@given(mixed(), st.fractions(1, 6, max_denominator=8))
+def test_what_is_served_over_too_often_is_refused_by_name_and_the_advice_holds(made, limit):
+    _, mix = made
+    entries, weights = zip(*((data.entries, data.weight) for data in mix.datasets), strict=True)
+    words = {"samples": mix.samples, "names": [f"set {number}" for number in range(len(entries))]}
+    try:
+        planned = mixture(entries, weights, **words)
+    except UsageError:
+        return  # made without samples=, and by those not every data set is served
+    over = [data for data in planned.datasets if data.samples > limit * data.entries]
+    if not over:
+        assert mixture(entries, weights, max_repeat=limit, **words) == planned
+        return
+    with pytest.raises(UsageError, match=f"an epoch would serve {over[0].name} ") as caught:
+        mixture(entries, weights, max_repeat=limit, **words)
+    if "at most" in caught.value.fix:
+        longest = int(caught.value.fix.split("at most ")[1].split()[0])
+        found = mixture(entries, weights, samples=longest, max_repeat=limit)
+        assert all(data.samples <= limit * data.entries for data in found.datasets)
+        assert longest < mix.samples
+
+
+def test_a_limit_for_each_and_what_is_none():
+    assert mixture([10, 2], [1, 1], max_repeat=[1, 5]).datasets[1].most == 5
+    assert mixture([10, 2], [1, 1], max_repeat="5") == mixture([10, 2], [1, 1])
+    with pytest.raises(UsageError, match="serve few 5 times over, max_repeat=4") as caught:
+        mixture([10, 2], [1, 1], max_repeat=[1, 4], names=["many", "few"])
+    assert caught.value.where == "10 samples of 2 entries, for a weight of 1 in 20 samples"
+    assert caught.value.fix.startswith(
+        "an epoch of at most 16 samples (samples=, rows=, --samples), a smaller weight"
+    )
+    assert mixture([10, 2], [1, 1], samples=16, max_repeat=4).datasets[1].samples == 8
+    for limit in (0, 0.5, "many", [1], [1, 2, 3], float("nan")):
+        with pytest.raises(UsageError, match="max_repeat="):
+            mixture([10, 2], [1, 1], max_repeat=limit)
+
+
+def test_two_of_one_name_are_refused():
+    with pytest.raises(UsageError, match="two data sets are called 'cats'"):
+        mixture([10, 2], [1, 1], names=["cats", "cats"])
+    with pytest.raises(UsageError, match="1 names for 2 data sets"):
+        mixture([10, 2], [1, 1], names=["cats"])
