@@ -13,11 +13,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
+from latentcache.loader.splitters import refuse_a_second_split
+from latentcache.loader.told import Told
 from latentcache.loader.transfer import Sent, Transfer
 from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
 from latentcache.plan.epoch import EpochPlan
@@ -29,6 +33,7 @@ class Epochs(ABC):
     report: PlanReport
     rank: int
     _position: Position
+    _told: Told
     _threads = 1
     """That read ahead."""
 
@@ -42,6 +47,7 @@ class Epochs(ABC):
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""
+        self._told.own()  # whoever asks may start workers next
         return self.report.steps
 
     @property
@@ -53,6 +59,11 @@ class Epochs(ABC):
     def position(self) -> Position:
         """Where this loader stands; shared with what serves its batches in another way."""
         return self._position
+
+    @property
+    def told(self) -> Told:
+        """What workers hear of this loader; shared in the same way."""
+        return self._told
 
     def steps(self, epochs: float, grad_accum: int = 1) -> int:
         """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
@@ -100,18 +111,34 @@ class Epochs(ABC):
         """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on.
 
         Raises:
-            UsageError: It is no whole number from 0.
+            UsageError: It is no whole number from 0, or something would deal the batches of this rank out to all
+                ranks once more.
         """
+        refuse_a_second_split(self.report.batches.world_size)
         if not is_whole(epoch, 0):
             raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
+        moved = epoch != self.epoch
         self._position.set_epoch(int(epoch))
+        self._told.say(self.epoch, moved=moved)
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
         return self._position.remaining()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
+        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks.
+
+        Raises:
+            UsageError: Worker processes served batches of this epoch, which this process knows nothing of.
+        """
+        if self._told.served_by_workers:
+            raise UsageError(
+                "the loader's position does not count what worker processes served",
+                why=f"it would say that nothing was served of epoch {self.epoch} yet, or no more than was loaded",
+                fix="save the state_dict() of a torchdata StatefulDataLoader over as_iterable(loader); after the last"
+                " batch of an epoch, set_epoch to the next one first",
+                slug="served-by-workers",
+            )
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,7 +149,9 @@ class Epochs(ABC):
         Raises:
             PlanError: The checkpoint belongs to other entries or another policy, is of a newer version, or cannot be.
         """
+        seed = self._position.seed
         self._position.load(state)
+        self._told.say(self.epoch, moved=True, reordered=self._position.seed != seed)
 
     @abstractmethod
     def close(self) -> None:
@@ -154,8 +183,20 @@ class Epochs(ABC):
             )
         if not is_whole(prefetch, 0):
             raise UsageError(f"prefetch={prefetch!r}", why="that many batches cannot wait", fix="0, 1, 2 or more")
-        self.rank, self._prefetch, self._transfer = int(rank), int(prefetch), Transfer(device)
+        self.rank, self._prefetch, self._transfer, self._told = int(rank), int(prefetch), Transfer(device), Told()
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+
+    def _entries_of(self, step: int) -> NDArray[np.integer]:
+        """This rank's entries of one step; in a worker those of the epoch that was set before its pass began.
+
+        Raises:
+            IndexError: No such step.
+            UsageError: A worker cannot tell of which epoch it is.
+        """
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)}")
+        self._position.set_epoch(self._told.hear(step, self.epoch))
+        return self._position.whole().batch(step, self.rank)
 
     def _serve(self, plan: EpochPlan, send: Callable[[int], Sent]) -> Iterator[dict[str, Any]]:
         """The batches of a pass, read ahead.
@@ -168,6 +209,7 @@ class Epochs(ABC):
             UsageError: The loader was closed in the middle.
         """
         batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
+        self._told.served_here()
         served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:

@@ -170,17 +170,16 @@ class CacheLoader(Epochs):
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
 
-        Workers that stay (``persistent_workers=True``) keep the epoch they began with, and do not hear of
-        ``set_epoch``: give them ``as_iterable(loader)``, which tells them.
+        Workers that stay (``persistent_workers=True``) hear of ``set_epoch`` as a pass begins, where steps come in
+        their order; with a sampler that has an order of its own another epoch is an error.
 
         Raises:
             IndexError: No such step.
+            UsageError: A worker cannot tell which epoch this pass is of.
             CorruptEntryError: An entry fails its check.
             MissingEntryError: A shard is gone.
         """
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self.batch(self._position.whole().batch(step, self.rank))
+        return self._transfer.receive(self._send(self._entries_of(step), (self.seed, self.epoch)))
 
     def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
         """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""

@@ -126,17 +126,16 @@ class TokenLoader(Epochs):
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
 
-        Workers that stay (``persistent_workers=True``) keep the epoch they began with, and do not hear of
-        ``set_epoch``: give them ``as_iterable(loader)``, which tells them.
+        Workers that stay (``persistent_workers=True``) hear of ``set_epoch`` as a pass begins, where steps come in
+        their order; with a sampler that has an order of its own another epoch is an error.
 
         Raises:
             IndexError: No such step.
+            UsageError: A worker cannot tell which epoch this pass is of.
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self._transfer.receive(self._send(self._position.whole().batch(step, self.rank)))
+        return self._transfer.receive(self._send(self._entries_of(step)))
 
     def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
         """One batch of the given entries of an epoch's plan, which share a length; the epoch is known by them."""
