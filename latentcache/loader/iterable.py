@@ -87,8 +87,6 @@ class IterableBatches(IterableDataset[Batch]):
         if not self._loaded and self._seen != self._shared[_EPOCH]:
             self._turn(self._shared[_EPOCH])
         info = get_worker_info()
-        if info is not None:
-            self._loader.told.begin(self._seen)
         loaded, self._loaded = self._loaded, False
         if loaded and not self._loader.remaining():
             return iter(())
@@ -102,8 +100,13 @@ class IterableBatches(IterableDataset[Batch]):
         return self._share(plan, info.num_workers, self._loader.position.passing)
 
     def _share(self, plan: EpochPlan, workers: int, passing: int) -> Iterator[Batch]:
-        """Every ``workers``-th batch; the position counts the batches of the others as served."""
+        """Every ``workers``-th batch; the position counts the batches of the others as served.
+
+        Raises:
+            UsageError: The others serve another epoch.
+        """
         epoch = self._loader.epoch
+        self._loader.told.begin(epoch)
         for step in range(self._skip or 0, len(plan), workers):
             batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch)
             self._loader.position.advance((self._skip or 0) + 1, of=passing)

@@ -78,10 +78,12 @@ class Told:
         begins = self._last is None or step == info.id
         self._in_order &= begins or step == (self._last or 0) + info.num_workers
         self._last = step
+        times = self._numbers[_TIMES]
         if begins or not self._in_order:
-            epoch = self._next(epoch)
+            epoch = self._next(epoch, times)
         if begins:
             self.begin(epoch)
+            self._heard = times  # not where that was refused: the next pass must hear it again
         return epoch
 
     def begin(self, epoch: int) -> None:
@@ -114,13 +116,12 @@ class Told:
                 fix="call set_epoch before the first pass over the DataLoader, or make the loader where it is used",
             )
 
-    def _next(self, epoch: int) -> int:
+    def _next(self, epoch: int, times: int) -> int:
         """The epoch that was said, if anything was said since this was asked last; else the one that is served.
 
         Raises:
             UsageError: It cannot be served from here on.
         """
-        times = self._numbers[_TIMES]
         if times == self._heard or self._numbers.foreign:
             return epoch
         said = self._numbers[_EPOCH]
@@ -130,7 +131,6 @@ class Told:
             raise _deaf(f"they are told of an epoch in 64 bits, up to {LAST_EPOCH}")
         if said != epoch and not self._in_order:
             raise _deaf("steps come in an order of a sampler's own, so that nobody sees where a pass begins")
-        self._heard = times
         return said
 
 

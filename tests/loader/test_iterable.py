@@ -7,7 +7,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from small_cache import build, draw
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -267,20 +266,3 @@ def test_it_can_be_pickled(opened):
     data = as_iterable(opened.loader(batch_size=3, seed=1))
     data.set_epoch(4)
     assert keys(pickle.loads(pickle.dumps(data))) == expected(opened, 4)
-
-
-def test_a_second_split_is_refused_with_the_reason(opened):
-    class IterableDatasetShard:
-        """Stands for the class of that name in accelerate; the real one is in tests/trainers."""
-
-        def read(self, data):
-            return next(iter(data))
-
-    import accelerate  # noqa: F401
-
-    alone = as_iterable(opened.loader(batch_size=3))
-    assert IterableDatasetShard().read(alone)["latents"] is not None
-    with pytest.raises(UsageError, match="one rank") as caught:
-        IterableDatasetShard().read(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2)))
-    assert caught.value.slug == "sharded-twice"
-    assert torch.is_tensor(next(iter(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2))))["latents"])

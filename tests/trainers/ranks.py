@@ -87,11 +87,13 @@ def use_accelerate(rank, world_size, cache):
         optimizer.step()
         optimizer.zero_grad()
         given.append(step_of(batch))
-    batches = DataLoader(as_iterable(loader), batch_size=None)
-    errors = {"map": _error_of(accelerator, DataLoader(loader, batch_size=None))}
-    errors["dispatched"] = _error_of(accelerator, batches)
+    iterable, words = as_iterable(loader), {"batch_size": None}
+    batches = DataLoader(iterable, **words)
+    started = DataLoader(iterable, **words, num_workers=2, multiprocessing_context="spawn")
+    errors = {"map": _error_of(accelerator, DataLoader(loader, **words))}
+    errors |= {"dispatched": _error_of(accelerator, batches), "started": _error_of(accelerator, started)}
     accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=False)
-    errors["sharded"] = _error_of(accelerator, batches)
+    errors |= {"sharded": _error_of(accelerator, batches), "started-sharded": _error_of(accelerator, started)}
     unprepared = [step_of(batch) for batch in batches]
     same = prepared is loader
     return {"beside": beside, "given": given, "unprepared": unprepared, "same": same, "errors": errors}
