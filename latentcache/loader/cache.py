@@ -12,17 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentcache.errors import CacheIncompleteError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.picture_report import picture_report
 from latentcache.loader.posterior import Draw
 from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
-from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
-from latentcache.plan.epoch import with_names
+from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, require_steps
 from latentcache.plan.split import in_validation
 from latentcache.plan.weights import Mixture, Weight, mixture
 from latentcache.recipe import Recipe
@@ -128,7 +127,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        return with_names(self._report(batches), self.generation.rows.bucket, self._names, seed=seed)
+        return picture_report(self.generation, batches, self.mixture, seed=seed)
 
     def loader(
         self,
@@ -182,7 +181,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        report = require_steps(self._report(batches))
+        report = require_steps(picture_report(self.generation, batches, self.mixture, seed=seed))
         loader = CacheLoader(
             EntryReader(self.layout, self.generation),
             report,
@@ -215,12 +214,6 @@ class Cache:
 
     def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation, Mixture | None]]:
         return Cache, (self.layout, self.generation, self.mixture)
-
-    def _report(self, batches: BatchPlan) -> PlanReport:
-        return plan_report(self.generation.rows.bucket, self.generation.buckets, batches, self.mixture)
-
-    def _names(self, rows: NDArray[np.integer]) -> list[str]:
-        return self.generation.samples.names.take(self.generation.rows.sample[rows].tolist())
 
     def _refuse_weights(self, what: str) -> None:
         if self.generation.arrivals is not None:

@@ -1,7 +1,8 @@
 """Rows of tokens as entries of a position: at which length each is served, and what a checkpoint calls them.
 
-Guarantee: without weights a row has one length in all epochs; with weights and several lengths they are decided for
-each epoch (``plan.lengths``), so that the shares and the steps of every epoch are those of rows of one length.
+Guarantee: lengths are decided for each epoch, by the batch size that it began with, so a checkpoint of another batch
+size keeps its epoch's and no later one's. Without weights they are the same in all epochs of one batch size; with
+weights the shares and the steps of every epoch are those of rows of one length (``plan.lengths``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
-from latentcache.plan.lengths import Drawn, drawn, fitting, merged_upward, row_and_length
+from latentcache.plan.lengths import Drawn, drawn, each_once, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
 
 
@@ -24,12 +25,14 @@ class RowEntries:
 
     name: bytes
     bucket: NDArray[np.int32]
-    """(R,) the allowed length of each row; with :attr:`tokens` the smallest that holds it."""
+    """(R,) the allowed length of each row in epochs that begin with :attr:`batch`; with weights the smallest."""
     sizes: tuple[Size, ...]
+    batch: int
+    """Rows of one step on all ranks."""
     also: tuple[bytes, ...] = ()
     mixture: Mixture | None = None
     tokens: NDArray[np.integer] | None = None
-    """(R,) tokens of each row, where each epoch has its own lengths."""
+    """(R,) tokens of each row, where there are several lengths."""
 
     @classmethod
     def of(
@@ -54,30 +57,29 @@ class RowEntries:
             also: Other names of the same rows.
             mixture: How often each part is served, where they have weights.
         """
-        own = None
         if tokens is None:
             bucket = np.zeros(rows, dtype=np.int32)
         elif mixture is None:
             bucket = merged_upward(tokens, _widths(sizes), batch)
         else:
-            bucket, own = fitting(tokens, _widths(sizes)), tokens
-        return cls(name=name, bucket=bucket, sizes=sizes, also=also, mixture=mixture, tokens=own)
-
-    @property
-    def laid_once(self) -> bool:
-        """Whether there are several lengths, and a row has the same one in all epochs."""
-        return len(self.sizes) > 1 and self.tokens is None
+            bucket = fitting(tokens, _widths(sizes))
+        return cls(name=name, bucket=bucket, sizes=sizes, batch=batch, also=also, mixture=mixture, tokens=tokens)
 
     def identities(self) -> tuple[str, ...]:
         """See ``position.Entries``."""
-        facts = self.bucket.tobytes() + (b"" if self.tokens is None else b"drawn")
+        facts = self.bucket.tobytes()
+        if self.tokens is not None:
+            facts = fitting(self.tokens, _widths(self.sizes)).tobytes() + b"drawn"
         return tuple(content_hash(name + facts).hex() for name in (self.name, *self.also))
 
     def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
         """See ``position.Entries``."""
-        if self.tokens is None or self.mixture is None:
+        if self.tokens is None:
             return None
-        return drawn(self.tokens, _widths(self.sizes), self.mixture, batch, seed=seed, epoch=epoch)
+        if self.mixture is not None:
+            return drawn(self.tokens, _widths(self.sizes), self.mixture, batch, seed=seed, epoch=epoch)
+        laid = self.bucket if batch == self.batch else merged_upward(self.tokens, _widths(self.sizes), batch)
+        return each_once(laid)
 
     def report(self, batches: BatchPlan, *, seed: int = 0) -> PlanReport:
         """What an epoch does; the lengths are those of the first one, where each epoch has its own.

@@ -9,8 +9,8 @@ Batches are read ahead by one thread.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from latentcache.loader.position import Position
 from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
-from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
-from latentcache.plan.cursor import Cursor, unreadable
+from latentcache.plan.batches import BatchPlan, PlanReport
 
 
 class Rows(Protocol):
@@ -72,35 +71,16 @@ class TokenLoader(Epochs):
         device: str | torch.device = "cpu",
     ) -> None:
         self._begin(batches, rank=rank, prefetch=prefetch, device=device)
-        self.view, self._batches = view, batches
+        self.view = view
         self.format = checked_token_format(format, isolated=isolated)
-        self._lay(batches.global_batch_size, checked_seed(seed))
+        seed, self._entries = checked_seed(seed), view.entries(batches.global_batch_size)
+        self.report = _some_steps(self._entries.report(batches, seed=seed))
+        self._position = Position(self._entries, self.report, seed=seed, generation=view.generation)
 
     @property
     def seed(self) -> int:
         """Of the order; that of the checkpoint after ``load_state_dict``."""
         return self._position.seed
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
-        state = super().state_dict()
-        return state | {"lengths_for": self._laid_for} if self._entries.laid_once else state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made, also with another batch size or number of ranks.
-
-        Rows keep the lengths they were served at when that epoch began, so with allowed lengths ``len`` may change;
-        with weights they do so to its end, and ``len`` is that of the epochs after it.
-
-        Raises:
-            PlanError: The checkpoint belongs to other rows or another policy, is of a newer version, or cannot be.
-        """
-        Cursor.from_json(state)  # before lengths change for it
-        if self._entries.laid_once and (laid_for := state.get("lengths_for", self._laid_for)) != self._laid_for:
-            if not is_whole(laid_for, 1):
-                raise unreadable(f"lengths_for {laid_for!r}, where it counts rows of a step")
-            self._lay(int(laid_for), self.seed)
-        super().load_state_dict(state)
 
     def close(self) -> None:
         """Stop reading ahead. Twice is once; iterating again starts again. Batches that were handed out stay."""
@@ -146,12 +126,6 @@ class TokenLoader(Epochs):
         """A batch on its way to the device."""
         rows, width = self._entries.served(entries)
         return self._transfer.send(token_formatted(self.view.batch(rows, width=width), self.format))
-
-    def _lay(self, batch: int, seed: int) -> None:
-        """Decide at which length each row is served, where a step has so many rows on all ranks."""
-        self._laid_for, self._entries = batch, self.view.entries(batch)
-        self.report = _some_steps(self._entries.report(self._batches, seed=seed))
-        self._position = Position(self._entries, self.report, seed=seed, generation=self.view.generation)
 
 
 def _some_steps(report: PlanReport) -> PlanReport:

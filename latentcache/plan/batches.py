@@ -8,9 +8,9 @@ is left out in silence. Reports R1 (OneTrainer: steps fly by at 0.0 it/s) and R2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,6 +98,18 @@ class BucketPlan:
         return used / (used + self.repeated) if used else 0.0
 
 
+class UnevenNames(Protocol):
+    """Samples that an epoch does not serve as often as is due, found when they are first asked for."""
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Those it serves more often."""
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Those it serves less often."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """What an epoch does, bucket by bucket."""
@@ -106,10 +118,18 @@ class PlanReport:
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
     """How often each data set is served, where there are several with weights."""
-    repeated_names: tuple[str, ...] = ()
-    """Samples that the first epoch serves beyond what is due, as far as they were asked for (``Cache.plan``)."""
-    dropped_names: tuple[str, ...] = ()
-    """Samples that the first epoch leaves out, or serves less often than is due."""
+    names: UnevenNames | None = field(default=None, repr=False, compare=False)
+    """Of the first epoch, where it is known what samples are called."""
+
+    @property
+    def repeated_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch serves beyond what is due; it is planned when they are first asked for."""
+        return self.names.repeated if self.names else ()
+
+    @property
+    def dropped_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch leaves out, or serves less often than is due; see :attr:`repeated_names`."""
+        return self.names.dropped if self.names else ()
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:

@@ -90,6 +90,16 @@ def drawn(
     return Drawn(bucket=bucket, entry=bucket.astype(np.int64) * len(tokens) + row)
 
 
+def each_once(bucket: NDArray[np.int32]) -> Drawn:
+    """What an epoch serves of rows without weights.
+
+    Args:
+        bucket: (R,) the allowed length of each row, as a position.
+    """
+    rows = len(bucket)
+    return Drawn(bucket=bucket, entry=bucket.astype(np.int64) * rows + np.arange(rows, dtype=np.int64))
+
+
 def row_and_length(entries: NDArray[np.integer], rows: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
     """Which rows entries of :class:`Drawn` are, and at which allowed lengths, of so many rows in all."""
     return entries % rows, entries // rows
