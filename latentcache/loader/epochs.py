@@ -115,10 +115,9 @@ class Epochs(ABC):
                 ranks once more.
         """
         refuse_a_second_split(self.report.batches.world_size)
-        if not is_whole(epoch, 0):
-            raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
+        epoch = checked_epoch(epoch)
         moved = epoch != self.epoch
-        self._position.set_epoch(int(epoch))
+        self._position.set_epoch(epoch)
         self._told.say(self.epoch, moved=moved)
 
     def remaining(self) -> int:
@@ -228,6 +227,17 @@ class Epochs(ABC):
         for batches in list(self._passes):
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
+
+
+def checked_epoch(epoch: int) -> int:
+    """An epoch as a plain number.
+
+    Raises:
+        UsageError: It is no whole number from 0.
+    """
+    if not is_whole(epoch, 0):
+        raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
+    return int(epoch)
 
 
 def checked_seed(seed: int) -> int:

@@ -8,12 +8,15 @@ weights the shares and the steps of every epoch are those of rows of one length 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.loader.asked_rows import checked_rows, require_one_bucket
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
 from latentcache.plan.lengths import Drawn, drawn, each_once, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
@@ -98,6 +101,27 @@ class RowEntries:
             return entries, self.sizes[self.bucket[entries[0]]].width
         rows, length = row_and_length(entries, len(self.bucket))
         return rows, self.sizes[length[0]].width
+
+    def checked(self, entries: Any) -> NDArray[np.integer]:
+        """Entries that a caller names himself, for one batch.
+
+        Raises:
+            UsageError: They are no entries of an epoch's plan, or are served at several lengths.
+        """
+        rows = len(self.bucket)
+        if self.tokens is None:
+            return checked_rows(entries, rows)
+        asked = checked_rows(entries, rows * len(self.sizes))
+        row, length = row_and_length(asked, rows)
+        require_one_bucket(asked, length, self.sizes)
+        longer = np.flatnonzero(fitting(self.tokens[row], _widths(self.sizes)) > length)
+        if len(longer):
+            raise UsageError(
+                f"entry {asked[longer[0]]} is in no plan",
+                why=f"its row has {self.tokens[row[longer[0]]]} tokens, its length is {self.sizes[length[0]].width}",
+                fix="take entries of a plan: loader.position.whole().batch(step)",
+            )
+        return asked
 
 
 def _widths(sizes: tuple[Size, ...]) -> list[int]:

@@ -118,9 +118,15 @@ class TokenLoader(Epochs):
         return self._transfer.receive(self._send(self._entries_of(step)))
 
     def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
-        """One batch of the given entries of an epoch's plan, which share a length; the epoch is known by them."""
+        """One batch of the given entries of an epoch's plan, which share a length; the epoch is known by them.
+
+        Raises:
+            UsageError: They are no such entries, or of several lengths.
+            CorruptEntryError: A document fails its check.
+            MissingEntryError: A shard is gone.
+        """
         del epoch
-        return self._transfer.receive(self._send(np.asarray(rows)))
+        return self._transfer.receive(self._send(self._entries.checked(rows)))
 
     def _send(self, entries: NDArray[np.integer]) -> Sent:
         """A batch on its way to the device."""
