@@ -22,8 +22,9 @@ from latentcache.loader.posterior import Draw
 from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, require_steps
+from latentcache.plan.given_numbers import several, whole
 from latentcache.plan.split import in_validation
-from latentcache.plan.weights import Mixture, Weight, mixture
+from latentcache.plan.weights import MAX_SAMPLES, Mixture, Weight, mixture
 from latentcache.recipe import Recipe
 from latentcache.store.entry_arrivals import follow as follow_build
 from latentcache.store.generation import Generation
@@ -84,10 +85,9 @@ class Cache:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
         self._refuse_weights("repeated")
-        if times is not None and times < 1:
-            raise UsageError(
-                f"repeated({times})", why="an entry that counts is served at least once", fix="1 or more"
-            )
+        if times is not None:
+            most = MAX_SAMPLES // max(len(self), 1)
+            times = whole("times", times, 1, most, why="an entry that counts is served at least once")
         repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
         return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
 
@@ -246,6 +246,9 @@ def combine_caches(
         UsageError: No cache, or latents that cannot stand in one batch (the fields that differ are named); weights
             that cannot be, or ``samples`` without weights; a cache that has weights itself.
     """
+    caches = several("caches", caches, fix="combine_caches([one, other])")
+    if not all(isinstance(cache, Cache) for cache in caches):
+        raise UsageError("combine_caches of what are no caches", fix="pass what open_cache gives, or parts of it")
     for cache in caches:
         cache._refuse_weights("combine_caches")
     combined = combine([(cache.layout, cache.generation) for cache in caches])

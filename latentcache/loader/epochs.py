@@ -23,8 +23,9 @@ from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.splitters import refuse_a_second_split
 from latentcache.loader.told import Told
 from latentcache.loader.transfer import Sent, Transfer
-from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
+from latentcache.plan.batches import MAX_STEP, BatchPlan, PlanReport
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.given_numbers import is_whole, real, whole
 
 
 class Epochs(ABC):
@@ -77,9 +78,8 @@ class Epochs(ABC):
         Raises:
             UsageError: Fewer epochs than none, or no such number of batches.
         """
-        if not 0 <= epochs < math.inf:
-            raise UsageError(f"steps of {epochs!r} epochs", why="epochs are counted from 0", fix="steps(2), or 0.5")
-        return math.ceil(epochs * self._steps_of_epoch(grad_accum))
+        passes = real("epochs", epochs, 0, why="epochs are counted from 0", fix="steps(2), or 0.5")
+        return math.ceil(passes * self._steps_of_epoch(grad_accum))
 
     def epoch_at(self, step: int, grad_accum: int = 1) -> float:
         """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
@@ -98,9 +98,7 @@ class Epochs(ABC):
 
     def _steps_of_epoch(self, grad_accum: int) -> int:
         """Optimizer steps of an epoch."""
-        if not is_whole(grad_accum, 1):
-            raise UsageError(f"grad_accum={grad_accum!r}", why="a step takes whole batches", fix="1 or more")
-        return math.ceil(len(self) / grad_accum)
+        return math.ceil(len(self) / whole("grad_accum", grad_accum, 1, why="a step takes whole batches"))
 
     @property
     def epoch(self) -> int:
@@ -180,9 +178,8 @@ class Epochs(ABC):
             raise UsageError(
                 what, why="ranks are whole numbers that count from 0", fix="pass rank and world_size of this process"
             )
-        if not is_whole(prefetch, 0):
-            raise UsageError(f"prefetch={prefetch!r}", why="that many batches cannot wait", fix="0, 1, 2 or more")
-        self.rank, self._prefetch, self._transfer, self._told = int(rank), int(prefetch), Transfer(device), Told()
+        self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP, why="that many batches cannot wait")
+        self.rank, self._transfer, self._told = int(rank), Transfer(device), Told()
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
 
     def _entries_of(self, step: int) -> NDArray[np.integer]:

@@ -19,8 +19,8 @@ from latentcache.loader.loader import Batch
 from latentcache.loader.shared_numbers import SharedNumbers
 from latentcache.loader.splitters import refuse_a_second_split
 from latentcache.loader.told import LAST_EPOCH
-from latentcache.plan.batches import is_whole
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.given_numbers import is_whole
 
 #: Places of what is shared with workers.
 _EPOCH, _NAMED = range(2)

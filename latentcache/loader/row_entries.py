@@ -18,6 +18,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.loader.asked_rows import checked_rows, require_one_bucket
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
+from latentcache.plan.given_numbers import whole
 from latentcache.plan.lengths import Drawn, drawn, each_once, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
 
@@ -60,6 +61,7 @@ class RowEntries:
             also: Other names of the same rows.
             mixture: How often each part is served, where they have weights.
         """
+        batch = whole("batch", batch, 1, why="rows of one step on all ranks")
         if tokens is None:
             bucket = np.zeros(rows, dtype=np.int32)
         elif mixture is None:

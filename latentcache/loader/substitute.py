@@ -18,6 +18,7 @@ import numpy as np
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.loader.gather import Rows
+from latentcache.plan.given_numbers import whole
 from latentcache.plan.shuffle import visit
 from latentcache.plan.weights import Mixture
 from latentcache.store.reader import EntryReader
@@ -47,8 +48,8 @@ class Substitutes:
     ) -> None:
         if on_bad not in get_args(OnBad):
             raise UsageError(f"unknown policy on_bad={on_bad!r}", fix=f"use one of {', '.join(get_args(OnBad))}")
-        if limit is not None and limit < 0:
-            raise UsageError(f"max_substitutes={limit}", why="fewer than none cannot be replaced", fix="0 or more")
+        if limit is not None:
+            limit = whole("max_substitutes", limit, 0, why="that many samples may be bad: 0, 1, 2 or more")
         self._reader, self._replaces = reader, on_bad == "substitute"
         rows = reader.generation.rows
         self._samples = int(np.count_nonzero(np.bincount(rows.sample))) if self._replaces else 0

@@ -16,6 +16,7 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
 from latentcache.loader.token_view import TokenView
+from latentcache.plan.given_numbers import several, whole
 from latentcache.plan.weights import Mixture, Weight, mixture
 
 Unit = Literal["rows", "documents", "tokens"]
@@ -43,6 +44,7 @@ def combine_views(
         UsageError: No view, views that cannot stand in one batch, weights that cannot be, ``rows`` without weights,
             or a view that has weights itself.
     """
+    views = several("views", views, fix="combine_views([one, other])")
     _check(views)
     if by not in get_args(Unit):
         raise UsageError(f"unknown by={by!r}", fix=f"use one of {', '.join(get_args(Unit))}")
@@ -59,8 +61,8 @@ def combine_views(
 
 
 def _check(views: Sequence[TokenView]) -> None:
-    if not views:
-        raise UsageError("no views to combine", fix="name at least one")
+    if not views or not all(isinstance(view, TokenView) for view in views):
+        raise UsageError("no views to combine", fix="name at least one, each made by a TokenCache")
     if any(view.mixture for view in views):
         raise UsageError("combine_views of a view with weights", fix="combine the views it is made of")
     different = sorted({str((view.settings, view.recipe.identity())) for view in views})
@@ -73,13 +75,14 @@ def _check(views: Sequence[TokenView]) -> None:
 
 
 def _mixture(views: Sequence[TokenView], weights: Sequence[Weight], rows: int | None, by: Unit) -> Mixture:
-    shares: list[Weight] = list(weights)
-    for number, (view, weight) in enumerate(zip(views, weights, strict=False)):
+    shares: list[Weight] = several("weights", weights, fix="one for each view, for example [3, 1]")
+    for number, (view, weight) in enumerate(zip(views, shares, strict=False)):
         held = len(view) if by == "rows" else view.tokens if by == "tokens" else _documents(view)
         try:
             shares[number] = Fraction(str(weight)) * len(view) / held
         except (ValueError, ZeroDivisionError):
             continue  # refused with the others
+    rows = None if rows is None else whole("rows", rows, 0, why="an epoch has a whole number of them")
     names = [view.name or f"view {number}" for number, view in enumerate(views)]
     return mixture([len(view) for view in views], shares, samples=rows, names=names)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Integral
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
+from latentcache.plan.given_numbers import is_whole
 from latentcache.plan.weights import Dataset, Mixture, bucket_counts
 
 #: Samples in one step of all ranks; a typing error beyond it would fill the memory with repeats.
@@ -64,13 +64,6 @@ class BatchPlan:
     def global_batch_size(self) -> int:
         """Samples of all ranks in one step."""
         return self.batch_size * self.world_size
-
-
-def is_whole(value: object, least: int | None = None) -> bool:
-    """Whether it is a whole number, where given of at least ``least``, also one of numpy; True is none."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        return False
-    return least is None or int(value) >= least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

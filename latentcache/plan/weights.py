@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
+from latentcache.plan.given_numbers import several, whole
 from latentcache.plan.shuffle import grouped, shuffled
 
 #: Servings are counted in 32 bits.
@@ -90,7 +91,9 @@ def mixture(
         UsageError: Not one weight for each, a weight that is not above 0, a data set without entries or without
             samples, or more samples than can be counted or than anybody would wait for.
     """
-    shares = [_exact(weight) for weight in weights]
+    shares = [_exact(weight) for weight in several("weights", weights, fix="one for each, for example [3, 1]")]
+    if samples is not None:
+        samples = whole("samples", samples, 0, why="an epoch has a whole number of them")
     if len(shares) != len(entries):
         raise UsageError(
             f"{len(shares)} weights for {len(entries)} data sets", fix="give one weight for each, in the same order"
