@@ -87,7 +87,7 @@ class Cache:
         self._refuse_weights("repeated")
         if times is not None:
             most = MAX_SAMPLES // max(len(self), 1)
-            times = whole("times", times, 1, most, why="an entry that counts is served at least once")
+            times = whole("times", times, 1, most, why="repeated entries count: each is served at least once")
         repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
         return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
 from latentcache.errors import UsageError
 from latentcache.loader.position import Position
@@ -148,7 +149,10 @@ class Epochs(ABC):
         """
         seed = self._position.seed
         self._position.load(state)
-        self._told.say(self.epoch, moved=True, reordered=self._position.seed != seed)
+        if get_worker_info() is None:
+            self._told.say(self.epoch, moved=True, reordered=self._position.seed != seed)
+        else:
+            self._told.resumed(self.epoch)
 
     @abstractmethod
     def close(self) -> None:

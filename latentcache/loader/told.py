@@ -16,7 +16,7 @@ from latentcache.loader.shared_numbers import SharedNumbers
 
 #: Most that workers can be told.
 LAST_EPOCH = 2**63 - 1
-_EPOCH, _ORDERS, _TIMES, _PASS, _SERVED = range(5)
+_EPOCH, _ORDERS, _TIMES, _PASS, _SERVED, _RESUMED = range(6)
 _UNTELLABLE = -1
 _BITS = 24
 
@@ -25,10 +25,10 @@ class Told:
     """Of one loader and its copies in workers. Picklable."""
 
     def __init__(self) -> None:
-        self._numbers = SharedNumbers(0, 0, 0, 0, 0)
+        self._numbers = SharedNumbers(0, 0, 0, 0, 0, 0)
         self._heard, self._orders, self._passes = 0, 0, 0
         self._last: int | None = None
-        self._in_order = True
+        self._in_order, self._counts = True, True
 
     @property
     def served_by_workers(self) -> bool:
@@ -54,7 +54,17 @@ class Told:
         self._heard, self._orders = self._heard + 1, self._orders + reordered
         self._numbers[_EPOCH] = epoch if epoch <= LAST_EPOCH else _UNTELLABLE
         self._numbers[_ORDERS], self._numbers[_SERVED] = self._orders, self._numbers[_SERVED] and not moved
+        self._numbers[_RESUMED] = 0
         self._numbers[_TIMES] = self._heard  # last: it says that the others are there
+
+    def resumed(self, epoch: int) -> None:
+        """In a worker: it was loaded with a checkpoint of this epoch, and goes on there until another one is said.
+
+        Where nothing was said, the workers of later passes go on with that epoch too, as one process would.
+        """
+        self._counts = False  # of the rest of an epoch some workers see nothing: they would count one pass less
+        if not (self._numbers[_TIMES] or self._numbers.foreign) and epoch <= LAST_EPOCH:
+            self._numbers[_EPOCH], self._numbers[_RESUMED] = epoch, 1
 
     def served_here(self) -> None:
         """A pass began in this process, and a position counts it."""
@@ -98,9 +108,12 @@ class Told:
         if self._numbers.foreign:
             self._refuse_another_pass()
             return
+        self._numbers[_SERVED] = 1
+        if not self._counts:
+            return
         pass_ = (info.seed - info.id) % (1 << 15) << 2 * _BITS | self._passes % (1 << _BITS) << _BITS
         served, last = pass_ | epoch % (1 << _BITS), self._numbers[_PASS]
-        self._numbers[_PASS], self._numbers[_SERVED] = served, 1
+        self._numbers[_PASS] = served
         if last >> _BITS == served >> _BITS and last != served:
             raise UsageError(
                 f"epoch {epoch} was set after a pass over worker processes had begun",
@@ -122,8 +135,10 @@ class Told:
         Raises:
             UsageError: It cannot be served from here on.
         """
-        if times == self._heard or self._numbers.foreign:
+        if self._numbers.foreign:
             return epoch
+        if times == self._heard:
+            return self._numbers[_EPOCH] if self._numbers[_RESUMED] else epoch
         said = self._numbers[_EPOCH]
         if self._numbers[_ORDERS] != self._orders:
             raise _deaf("a checkpoint of another seed was loaded after they had started")
