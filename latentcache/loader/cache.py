@@ -11,20 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentcache.errors import CacheIncompleteError, UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.loader.formats import FormatName
 from latentcache.loader.loader import CacheLoader
+from latentcache.loader.picture_report import picture_report
 from latentcache.loader.posterior import Draw
 from latentcache.loader.substitute import OnBad
 from latentcache.loader.willneed import warm
-from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, plan_report, require_steps
-from latentcache.plan.epoch import with_names
-from latentcache.plan.fill import refuse_mask
+from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, require_steps
+from latentcache.plan.given_numbers import whole
 from latentcache.plan.split import in_validation
-from latentcache.plan.weights import Mixture
+from latentcache.plan.weights import MAX_SAMPLES, Mixture
 from latentcache.recipe import Recipe
 from latentcache.store.entry_arrivals import follow as follow_build
 from latentcache.store.generation import Generation
@@ -85,10 +84,9 @@ class Cache:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
         self.refuse_weights("repeated")
-        if times is not None and times < 1:
-            raise UsageError(
-                f"repeated({times})", why="an entry that counts is served at least once", fix="1 or more"
-            )
+        if times is not None:
+            most = MAX_SAMPLES // max(len(self), 1)
+            times = whole("times", times, 1, most, why="repeated entries count: each is served at least once")
         repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
         return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
 
@@ -128,7 +126,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        return with_names(self._report(batches), self.generation.rows.bucket, self._names, seed=seed)
+        return picture_report(self.generation, batches, self.mixture, seed=seed)
 
     def loader(
         self,
@@ -182,7 +180,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        report = require_steps(self._report(batches))
+        report = require_steps(picture_report(self.generation, batches, self.mixture, seed=seed))
         loader = CacheLoader(
             EntryReader(self.layout, self.generation),
             report,
@@ -215,13 +213,6 @@ class Cache:
 
     def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation, Mixture | None]]:
         return Cache, (self.layout, self.generation, self.mixture)
-
-    def _report(self, batches: BatchPlan) -> PlanReport:
-        refuse_mask(batches)
-        return plan_report(self.generation.rows.bucket, self.generation.buckets, batches, self.mixture)
-
-    def _names(self, rows: NDArray[np.integer]) -> list[str]:
-        return self.generation.samples.names.take(self.generation.rows.sample[rows].tolist())
 
     def refuse_weights(self, what: str) -> None:
         """Refuse what would be another mixture, or another cache than the build under way makes.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from latentcache.errors import UsageError
 from latentcache.loader.cache import Cache
+from latentcache.plan.given_numbers import several
 from latentcache.plan.names import name_of, told_apart
 from latentcache.plan.weights import Repeats, Weight, mixture, refuse_without_weights
 from latentcache.store.views import combine
@@ -41,6 +43,9 @@ def combine_caches(
             or names that cannot be, ``samples``, ``names`` or ``max_repeat`` without weights; more of a cache than
             ``max_repeat``; a cache that has weights itself.
     """
+    caches = several("caches", caches, fix="combine_caches([one, other])")
+    if not all(isinstance(cache, Cache) for cache in caches):
+        raise UsageError("combine_caches of what are no caches", fix="pass what open_cache gives, or parts of it")
     for cache in caches:
         cache.refuse_weights("combine_caches")
     combined = combine([(cache.layout, cache.generation) for cache in caches])

@@ -16,14 +16,18 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import get_worker_info
 
 from latentcache.errors import UsageError
 from latentcache.loader.position import Position
 from latentcache.loader.prefetch import read_ahead
 from latentcache.loader.served import Served, Tally
+from latentcache.loader.splitters import refuse_a_second_split
+from latentcache.loader.told import Told
 from latentcache.loader.transfer import Sent, Transfer
-from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
+from latentcache.plan.batches import MAX_STEP, BatchPlan, PlanReport
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.given_numbers import is_whole, real, whole
 
 
 class Epochs(ABC):
@@ -32,6 +36,7 @@ class Epochs(ABC):
     report: PlanReport
     rank: int
     _position: Position
+    _told: Told
     _threads = 1
     """That read ahead."""
     _tally: Tally | None = None
@@ -41,17 +46,22 @@ class Epochs(ABC):
         """Serve the epoch, or what is left of it after ``load_state_dict``."""
 
     @abstractmethod
-    def batch(self, rows: list[int], epoch: int | None = None, step: int | None = None) -> dict[str, Any]:
-        """One batch of the given entries, as this epoch or a given one serves them.
+    def batch(self, rows: list[int], epoch: int | None = None) -> dict[str, Any]:
+        """One batch of the given entries, as this epoch or a given one serves them."""
+
+    @abstractmethod
+    def batch_of_plan(self, entries: NDArray[np.integer], epoch: int, step: int) -> dict[str, Any]:
+        """One batch of a plan of this loader, whose entries need no look.
 
         Args:
-            rows: Places of a plan.
-            epoch: By default the one the loader is in.
-            step: Which of its steps it is, where the batch is to say so.
+            entries: (B,) those of a step on this rank.
+            epoch: Number of the epoch.
+            step: Number of the step in it.
         """
 
     def __len__(self) -> int:
         """Batches of an epoch on this rank (the same on every rank)."""
+        self._told.own()  # whoever asks may start workers next
         return self.report.steps
 
     @property
@@ -63,6 +73,11 @@ class Epochs(ABC):
     def position(self) -> Position:
         """Where this loader stands; shared with what serves its batches in another way."""
         return self._position
+
+    @property
+    def told(self) -> Told:
+        """What workers hear of this loader; shared in the same way."""
+        return self._told
 
     def steps(self, epochs: float, grad_accum: int = 1) -> int:
         """Optimizer steps of so many epochs; what is left at the end of an epoch is a step too.
@@ -76,9 +91,8 @@ class Epochs(ABC):
         Raises:
             UsageError: Fewer epochs than none, or no such number of batches.
         """
-        if not 0 <= epochs < math.inf:
-            raise UsageError(f"steps of {epochs!r} epochs", why="epochs are counted from 0", fix="steps(2), or 0.5")
-        return math.ceil(epochs * self._steps_of_epoch(grad_accum))
+        passes = real("epochs", epochs, 0, why="epochs are counted from 0", fix="steps(2), or 0.5")
+        return math.ceil(passes * self._steps_of_epoch(grad_accum))
 
     def epoch_at(self, step: int, grad_accum: int = 1) -> float:
         """Epochs that are done after so many optimizer steps; the whole part is the epoch to set next.
@@ -97,9 +111,7 @@ class Epochs(ABC):
 
     def _steps_of_epoch(self, grad_accum: int) -> int:
         """Optimizer steps of an epoch."""
-        if not is_whole(grad_accum, 1):
-            raise UsageError(f"grad_accum={grad_accum!r}", why="a step takes whole batches", fix="1 or more")
-        return math.ceil(len(self) / grad_accum)
+        return math.ceil(len(self) / whole("grad_accum", grad_accum, 1, why="a step takes whole batches"))
 
     @property
     def epoch(self) -> int:
@@ -110,11 +122,14 @@ class Epochs(ABC):
         """Choose the epoch that the next pass serves; a resumed epoch that is named again goes on.
 
         Raises:
-            UsageError: It is no whole number from 0.
+            UsageError: It is no whole number from 0, or something would deal the batches of this rank out to all
+                ranks once more.
         """
-        if not is_whole(epoch, 0):
-            raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
-        self._position.set_epoch(int(epoch))
+        refuse_a_second_split(self.report.batches.world_size)
+        epoch = checked_epoch(epoch)
+        moved = epoch != self.epoch
+        self._position.set_epoch(epoch)
+        self._told.say(self.epoch, moved=moved)
 
     def remaining(self) -> int:
         """Batches of this rank that are left of the epoch."""
@@ -145,7 +160,19 @@ class Epochs(ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
+        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks.
+
+        Raises:
+            UsageError: Worker processes served batches of this epoch, which this process knows nothing of.
+        """
+        if self._told.served_by_workers:
+            raise UsageError(
+                "the loader's position does not count what worker processes served",
+                why=f"it would say that nothing was served of epoch {self.epoch} yet, or no more than was loaded",
+                fix="save the state_dict() of a torchdata StatefulDataLoader over as_iterable(loader); after the last"
+                " batch of an epoch, set_epoch to the next one first",
+                slug="served-by-workers",
+            )
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,7 +183,12 @@ class Epochs(ABC):
         Raises:
             PlanError: The checkpoint belongs to other entries or another policy, is of a newer version, or cannot be.
         """
+        seed = self._position.seed
         self._position.load(state)
+        if get_worker_info() is None:
+            self._told.say(self.epoch, moved=True, reordered=self._position.seed != seed)
+        else:
+            self._told.resumed(self.epoch)
 
     @abstractmethod
     def close(self) -> None:
@@ -186,10 +218,21 @@ class Epochs(ABC):
             raise UsageError(
                 what, why="ranks are whole numbers that count from 0", fix="pass rank and world_size of this process"
             )
-        if not is_whole(prefetch, 0):
-            raise UsageError(f"prefetch={prefetch!r}", why="that many batches cannot wait", fix="0, 1, 2 or more")
-        self.rank, self._prefetch, self._transfer = int(rank), int(prefetch), Transfer(device)
+        self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP, why="that many batches cannot wait")
+        self.rank, self._transfer, self._told = int(rank), Transfer(device), Told()
         self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+
+    def _entries_of(self, step: int) -> NDArray[np.integer]:
+        """This rank's entries of one step; in a worker those of the epoch that was set before its pass began.
+
+        Raises:
+            IndexError: No such step.
+            UsageError: A worker cannot tell of which epoch it is.
+        """
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)}")
+        self._position.set_epoch(self._told.hear(step, self.epoch))
+        return self._position.whole().batch(step, self.rank)
 
     def _serve(self, plan: EpochPlan, send: Callable[[int], Sent]) -> Iterator[dict[str, Any]]:
         """The batches of a pass, read ahead.
@@ -202,6 +245,7 @@ class Epochs(ABC):
             UsageError: The loader was closed in the middle.
         """
         batches = read_ahead(send, range(len(plan)), self._prefetch, threads=self._threads)
+        self._told.served_here()
         served, passing = 0, self._position.passing
         self._passes.add(batches)
         for batch in batches:
@@ -220,6 +264,17 @@ class Epochs(ABC):
         for batches in list(self._passes):
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
+
+
+def checked_epoch(epoch: int) -> int:
+    """An epoch as a plain number.
+
+    Raises:
+        UsageError: It is no whole number from 0.
+    """
+    if not is_whole(epoch, 0):
+        raise UsageError(f"epoch {epoch!r}", why="epochs are whole numbers that count from 0", fix="set_epoch(0)")
+    return int(epoch)
 
 
 def checked_seed(seed: int) -> int:

@@ -8,24 +8,22 @@ torchdata's ``StatefulDataLoader``; what is left of a complete epoch is nothing.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from latentcache.errors import UsageError
 from latentcache.loader.epochs import Epochs
 from latentcache.loader.loader import Batch
-from latentcache.plan.batches import is_whole
+from latentcache.loader.shared_numbers import SharedNumbers
+from latentcache.loader.splitters import refuse_a_second_split
+from latentcache.loader.told import LAST_EPOCH
 from latentcache.plan.epoch import EpochPlan
+from latentcache.plan.given_numbers import is_whole
 
-#: Most that the memory shared with workers holds.
-_LAST_EPOCH = 2**63 - 1
-
-#: Classes of accelerate that deal batches out to ranks (``accelerate/data_loader.py``).
-_SPLITTERS = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
+#: Places of what is shared with workers.
+_EPOCH, _NAMED = range(2)
 
 
 class IterableBatches(IterableDataset[Batch]):
@@ -39,9 +37,8 @@ class IterableBatches(IterableDataset[Batch]):
         self._loader = loader
         self._skip: int | None = None
         self._loaded = False
-        # shared with workers that outlive an epoch: they see a later set_epoch; and whether there was one
-        shared = torch.tensor([_shared(loader.epoch), 0]).share_memory_()  # type: ignore[no-untyped-call]
-        self._epoch, self._named = shared[0], shared[1]
+        # workers that outlive an epoch see a later set_epoch, and whether there was one
+        self._shared = SharedNumbers(_shared(loader.epoch), 0)
         self._seen = loader.epoch
 
     def __len__(self) -> int:
@@ -55,8 +52,8 @@ class IterableBatches(IterableDataset[Batch]):
             UsageError: It is no whole number from 0, or none of 64 bits.
         """
         self._turn(_shared(epoch))  # first: it refuses, and workers must not see what was refused
-        self._epoch.fill_(self._seen)
-        self._named.fill_(1)
+        self._own()
+        self._shared[_EPOCH], self._shared[_NAMED] = self._seen, 1
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's position, and how many batches other workers serve before this one's next."""
@@ -71,10 +68,11 @@ class IterableBatches(IterableDataset[Batch]):
         """
         self._loader.load_state_dict(state)
         self._skip, self._loaded, self._seen = state.get("skip"), True, self._loader.epoch
+        self._own()
         if get_worker_info() is None:
-            self._named.fill_(0)
-        if not self._named:  # torchdata loads in the workers of one pass: those of the next must hear of it
-            self._epoch.fill_(_shared(self._seen))
+            self._shared[_NAMED] = 0
+        if not self._shared[_NAMED]:  # torchdata loads in the workers of one pass: those of the next must hear of it
+            self._shared[_EPOCH] = _shared(self._seen)
 
     def __iter__(self) -> Iterator[Batch]:
         """Serve this worker's share of the epoch, or of what is left of it.
@@ -84,13 +82,14 @@ class IterableBatches(IterableDataset[Batch]):
             CorruptEntryError: An entry fails its check.
             MissingEntryError: A shard is gone.
         """
-        self._refuse_a_second_split()
-        if not self._loaded and self._seen != int(self._epoch):
-            self._turn(int(self._epoch))
+        refuse_a_second_split(self._loader.report.batches.world_size)
+        self._own()
+        if not self._loaded and self._seen != self._shared[_EPOCH]:
+            self._turn(self._shared[_EPOCH])
+        info = get_worker_info()
         loaded, self._loaded = self._loaded, False
         if loaded and not self._loader.remaining():
             return iter(())
-        info = get_worker_info()
         if info is None:
             self._skip = None
             return iter(self._loader)
@@ -101,10 +100,15 @@ class IterableBatches(IterableDataset[Batch]):
         return self._share(plan, info.num_workers, self._loader.position.passing, self._loader.position.steps)
 
     def _share(self, plan: EpochPlan, workers: int, passing: int, before: int) -> Iterator[Batch]:
-        """Every ``workers``-th batch; the position counts the batches of the others as served."""
+        """Every ``workers``-th batch; the position counts the batches of the others as served.
+
+        Raises:
+            UsageError: The others serve another epoch.
+        """
         epoch = self._loader.epoch
+        self._loader.told.begin(epoch)
         for step in range(self._skip or 0, len(plan), workers):
-            batch = self._loader.batch(plan.batch(step, self._loader.rank).tolist(), epoch, before + step)
+            batch = self._loader.batch_of_plan(plan.batch(step, self._loader.rank), epoch, before + step)
             self._loader.position.advance((self._skip or 0) + 1, of=passing)
             self._skip = workers - 1
             yield batch
@@ -117,15 +121,10 @@ class IterableBatches(IterableDataset[Batch]):
         if self._seen != before:
             self._skip, self._loaded = None, False
 
-    def _refuse_a_second_split(self) -> None:
-        """The loader serves one rank's share; dealing that share out to all ranks would lose samples in silence."""
-        if self._loader.report.batches.world_size > 1 and _is_split_by_accelerate():
-            raise UsageError(
-                "a loader of one rank was given to accelerator.prepare inside a DataLoader",
-                why="the batches of this rank would be dealt out to all ranks once more, and samples lost",
-                fix="iterate over the loader itself, or keep its DataLoader out of accelerator.prepare",
-                slug="sharded-twice",
-            )
+    def _own(self) -> None:
+        """In the process that trains, if it is not the one where this was made."""
+        if get_worker_info() is None:
+            self._shared.own()
 
 
 def as_iterable(loader: Epochs) -> IterableBatches:
@@ -143,17 +142,7 @@ def _shared(epoch: int) -> int:
     Raises:
         UsageError: It has more than 64 bits.
     """
-    if is_whole(epoch, _LAST_EPOCH + 1):
-        why = f"workers are told of an epoch in 64 bits, up to {_LAST_EPOCH}"
+    if is_whole(epoch, LAST_EPOCH + 1):
+        why = f"workers are told of an epoch in 64 bits, up to {LAST_EPOCH}"
         raise UsageError(f"epoch {epoch!r}", why=why, fix="number the epochs from 0: set_epoch(0)")
     return epoch
-
-
-def _is_split_by_accelerate() -> bool:
-    """Whether one of its classes is among those that wait for this pass (seen also by workers made with fork)."""
-    frame = sys._getframe() if "accelerate" in sys.modules else None
-    while frame is not None:
-        if type(frame.f_locals.get("self")).__name__ in _SPLITTERS:
-            return True
-        frame = frame.f_back
-    return False

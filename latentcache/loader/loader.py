@@ -14,12 +14,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.geometry.sizes import latent_size
+from latentcache.loader.asked_rows import checked_rows, require_one_bucket
 from latentcache.loader.described import described
-from latentcache.loader.epochs import Epochs, checked_seed
+from latentcache.loader.epochs import Epochs, checked_epoch, checked_seed
 from latentcache.loader.flips import checked_flip, turned
 from latentcache.loader.formats import checked_format, formatted
 from latentcache.loader.gather import BatchGather, Rows
@@ -94,6 +97,7 @@ class CacheLoader(Epochs):
         self._begin(report.batches, rank=rank, prefetch=prefetch, device=device)
         self.report = report
         pictures, seed, prefetch = Pictures(reader.generation), checked_seed(seed), self._prefetch
+        self._pictures = len(pictures.bucket)
         self._position = Position(pictures, report, seed=seed, generation=reader.generation.number)
         # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
         self._substitutes = Substitutes(
@@ -171,22 +175,39 @@ class CacheLoader(Epochs):
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
 
-        Workers that stay (``persistent_workers=True``) keep the epoch they began with, and do not hear of
-        ``set_epoch``: give them ``as_iterable(loader)``, which tells them.
+        Workers that stay (``persistent_workers=True``) hear of ``set_epoch`` as a pass begins, where steps come in
+        their order; with a sampler that has an order of its own another epoch is an error.
 
         Raises:
             IndexError: No such step.
+            UsageError: A worker cannot tell which epoch this pass is of.
             CorruptEntryError: An entry fails its check.
             MissingEntryError: A shard is gone.
         """
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self.batch(self._position.whole().batch(step, self.rank))
+        return self._transfer.receive(self._send(self._entries_of(step), (self.seed, self.epoch)))
 
-    def batch(self, rows: Rows, epoch: int | None = None, step: int | None = None) -> Batch:
-        """One batch of the given entries, which share a bucket, as this epoch or a given one serves them."""
+    def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
+        """One batch of the given entries, which share a bucket, as this epoch or a given one serves them.
+
+        Args:
+            rows: B numbers of entries, from 0.
+            epoch: Decides draws and mirrored pictures; by default that of the next pass.
+
+        Raises:
+            UsageError: They are no such numbers or of several buckets, or the epoch is no whole number from 0.
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        columns = self._reader.generation.rows
+        pictures = checked_rows(rows, self._pictures)
+        require_one_bucket(pictures, columns.bucket[pictures], self._reader.generation.buckets)
+        turn = self.seed, self.epoch if epoch is None else checked_epoch(epoch)
+        return self._transfer.receive(self._send(pictures, turn))
+
+    def batch_of_plan(self, entries: NDArray[np.integer], epoch: int, step: int) -> Batch:
+        """See :class:`Epochs`."""
         del step
-        return self._transfer.receive(self._send(rows, (self.seed, self.epoch if epoch is None else epoch)))
+        return self._transfer.receive(self._send(entries, (self.seed, epoch)))
 
     def _send(self, rows: Rows, turn: Turn) -> Sent:
         """A batch on its way to the device."""

@@ -1,23 +1,28 @@
 """Rows of tokens as entries of a position: at which length each is served, and what a checkpoint calls them.
 
-Guarantee: without weights a row has one length in all epochs; with weights and several lengths they are decided for
-each epoch (``plan.lengths``), so that the shares and the steps of every epoch are those of rows of one length.
+Guarantee: lengths are decided for each epoch, by the batch size that it began with, so a checkpoint of another batch
+size keeps its epoch's and no later one's. Without weights they are the same in all epochs of one batch size; with
+weights the shares and the steps of every epoch are those of rows of one length (``plan.lengths``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UsageError
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.loader.asked_rows import checked_rows, require_one_bucket
 from latentcache.plan.batches import BatchPlan, PlanReport, plan_report
 from latentcache.plan.epoch import EpochPlan
 from latentcache.plan.fill import entries_of, filling, only_fills
-from latentcache.plan.lengths import Drawn, drawn, fitting, merged_upward, row_and_length
+from latentcache.plan.given_numbers import whole
+from latentcache.plan.lengths import Drawn, drawn, each_once, fitting, merged_upward, row_and_length
 from latentcache.plan.weights import Mixture
 
 
@@ -27,12 +32,14 @@ class RowEntries:
 
     name: bytes
     bucket: NDArray[np.int32]
-    """(R,) the allowed length of each row; with :attr:`tokens` the smallest that holds it."""
+    """(R,) the allowed length of each row in epochs that begin with :attr:`batch`; with weights the smallest."""
     sizes: tuple[Size, ...]
+    batch: int
+    """Rows of one step on all ranks."""
     also: tuple[bytes, ...] = ()
     mixture: Mixture | None = None
     tokens: NDArray[np.integer] | None = None
-    """(R,) tokens of each row, where each epoch has its own lengths."""
+    """(R,) tokens of each row, where there are several lengths."""
 
     @classmethod
     def of(
@@ -57,30 +64,30 @@ class RowEntries:
             also: Other names of the same rows.
             mixture: How often each part is served, where they have weights.
         """
-        own = None
+        batch = whole("batch", batch, 1, why="rows of one step on all ranks")
         if tokens is None:
             bucket = np.zeros(rows, dtype=np.int32)
         elif mixture is None:
             bucket = merged_upward(tokens, _widths(sizes), batch)
         else:
-            bucket, own = fitting(tokens, _widths(sizes)), tokens
-        return cls(name=name, bucket=bucket, sizes=sizes, also=also, mixture=mixture, tokens=own)
-
-    @property
-    def laid_once(self) -> bool:
-        """Whether there are several lengths, and a row has the same one in all epochs."""
-        return len(self.sizes) > 1 and self.tokens is None
+            bucket = fitting(tokens, _widths(sizes))
+        return cls(name=name, bucket=bucket, sizes=sizes, batch=batch, also=also, mixture=mixture, tokens=tokens)
 
     def identities(self) -> tuple[str, ...]:
         """See ``position.Entries``."""
-        facts = self.bucket.tobytes() + (b"" if self.tokens is None else b"drawn")
+        facts = self.bucket.tobytes()
+        if self.tokens is not None:
+            facts = fitting(self.tokens, _widths(self.sizes)).tobytes() + b"drawn"
         return tuple(content_hash(name + facts).hex() for name in (self.name, *self.also))
 
     def drawn(self, seed: int, epoch: int, batch: int) -> Drawn | None:
         """See ``position.Entries``."""
-        if self.tokens is None or self.mixture is None:
+        if self.tokens is None:
             return None
-        return drawn(self.tokens, _widths(self.sizes), self.mixture, batch, seed=seed, epoch=epoch)
+        if self.mixture is not None:
+            return drawn(self.tokens, _widths(self.sizes), self.mixture, batch, seed=seed, epoch=epoch)
+        laid = self.bucket if batch == self.batch else merged_upward(self.tokens, _widths(self.sizes), batch)
+        return each_once(laid)
 
     def report(self, batches: BatchPlan, *, seed: int = 0) -> PlanReport:
         """What an epoch does; the lengths are those of the first one, where each epoch has its own.
@@ -111,16 +118,36 @@ class RowEntries:
 
     def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
         """See ``position.Entries``."""
+        if not self.nested:
+            return entries
         rows, _ = row_and_length(entries_of(entries), len(self.bucket))
         return np.where(only_fills(entries), filling(rows), rows)
 
     def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
-        """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are.
+        """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are."""
+        _, length = row_and_length(entries_of(entries[:1]), len(self.bucket))
+        return self.rows(entries), self.sizes[int(length[0])].width
 
-        A row that is named without a length is as wide as it is laid out.
+    def checked(self, entries: Any) -> NDArray[np.integer]:
+        """Entries that a caller names himself, for one batch.
+
+        Raises:
+            UsageError: They are no entries of an epoch's plan, or are served at several lengths.
         """
-        row, length = row_and_length(entries_of(entries[:1]), len(self.bucket))
-        return self.rows(entries), self.sizes[max(int(length[0]), int(self.bucket[row[0]]))].width
+        rows = len(self.bucket)
+        if self.tokens is None:
+            return checked_rows(entries, rows)
+        asked = checked_rows(entries, rows * len(self.sizes))
+        row, length = row_and_length(asked, rows)
+        require_one_bucket(asked, length, self.sizes)
+        longer = np.flatnonzero(fitting(self.tokens[row], _widths(self.sizes)) > length)
+        if len(longer):
+            raise UsageError(
+                f"entry {asked[longer[0]]} is in no plan",
+                why=f"its row has {self.tokens[row[longer[0]]]} tokens, its length is {self.sizes[length[0]].width}",
+                fix="take entries of a plan: loader.position.whole().batch(step)",
+            )
+        return asked
 
 
 def _widths(sizes: tuple[Size, ...]) -> list[int]:
@@ -137,8 +164,9 @@ class ReplaceableRows:
 
     @property
     def bucket(self) -> NDArray[np.int32]:
-        """See ``substitute.Replaceable``; a row of the same length, or of a smaller one, fits."""
-        return self.entries.bucket
+        """See ``substitute.Replaceable``: rows of one smallest length, which fit wherever one of them does."""
+        tokens, sizes = self.entries.tokens, self.entries.sizes
+        return self.entries.bucket if tokens is None else fitting(tokens, _widths(sizes))
 
     @property
     def samples(self) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.loader.gather import Rows
+from latentcache.plan.given_numbers import whole
 from latentcache.plan.shuffle import visit
 from latentcache.plan.weights import Mixture
 
@@ -68,8 +69,8 @@ class Substitutes:
     ) -> None:
         if on_bad not in get_args(OnBad):
             raise UsageError(f"unknown policy on_bad={on_bad!r}", fix=f"use one of {', '.join(get_args(OnBad))}")
-        if limit is not None and limit < 0:
-            raise UsageError(f"max_substitutes={limit}", why="fewer than none cannot be replaced", fix="0 or more")
+        if limit is not None:
+            limit = whole("max_substitutes", limit, 0, why="that many samples may be bad: 0, 1, 2 or more")
         self._entries, self._replaces = entries, on_bad == "substitute"
         self._samples = entries.samples if self._replaces else 0
         self._limit = max(self._samples // 100, 1) if limit is None else limit

@@ -22,7 +22,7 @@ from latentcache.loader.token_view import TokenView
 from latentcache.loader.view_settings import PaddingSide, ViewSettings
 from latentcache.plan.lengths import checked_lengths
 from latentcache.plan.packing import PACKING_RULE
-from latentcache.plan.pieces import Idle, Overflow
+from latentcache.plan.pieces import Idle, Overflow, checked_max_length
 from latentcache.plan.row_kinds import block_rows, packed_rows, padded_rows
 from latentcache.plan.rows import Corpus, RowPlan
 from latentcache.plan.split import in_validation
@@ -139,12 +139,12 @@ class TokenCache:
         """
         if padding_side not in ("right", "left"):
             raise UsageError(f"unknown padding_side={padding_side!r}", fix="use right or left")
-        policy = self._overflow(overflow)
+        policy, max_length = self._overflow(overflow), checked_max_length(max_length)
         allowed = checked_lengths(lengths, max_length)
         facts = self._facts("padded", max_length, overflow=policy, idle=idle, lengths=list(allowed))
         settings = ViewSettings(max_length=max_length, lengths=allowed, pad_id=self.pad_id, padding_side=padding_side)
         if self.under_way:
-            check_followed(max_length, policy, idle, lengths)
+            check_followed(max_length, policy, idle, None if lengths is None else allowed)
             return self._followed(max_length, policy, settings, facts)
         plan = padded_rows(self._corpus, max_length, overflow=policy, idle=idle)
         return self._view(plan, settings, facts, also=self._also(plan, facts))
@@ -164,7 +164,7 @@ class TokenCache:
             PlanError: A policy says ``error`` and there are such documents; file and line are named.
         """
         self._refuse_under_way("packed")
-        policy = self._overflow(overflow)
+        policy, max_length = self._overflow(overflow), checked_max_length(max_length)
         facts = self._facts("packed", max_length, overflow=policy, idle=idle, rule=PACKING_RULE)
         plan = self._kept(
             facts, max_length, lambda: packed_rows(self._corpus, max_length, overflow=policy, idle=idle)
@@ -196,11 +196,11 @@ class TokenCache:
         if tail not in ("keep", "drop"):
             raise UsageError(f"unknown tail={tail!r}", fix="use keep or drop")
         self._refuse_under_way("blocks")
+        max_length, crossing = checked_max_length(max_length), bool(crossing)
         plan = block_rows(self._corpus, max_length, keep_tail=tail == "keep", crossing=crossing, idle=idle)
         facts = self._facts("blocks", max_length, tail=tail, crossing=crossing, idle=idle)
-        settings = ViewSettings(
-            max_length=max_length, lengths=(max_length,), pad_id=self.pad_id, isolated=not crossing
-        )
+        lengths = (max_length,)
+        settings = ViewSettings(max_length=max_length, lengths=lengths, pad_id=self.pad_id, isolated=not crossing)
         return self._view(plan, settings, facts)
 
     @property
@@ -215,7 +215,7 @@ class TokenCache:
         )
 
     def _overflow(self, overflow: Overflow | None) -> Overflow:
-        return overflow or ("error" if self.recipe.loss == "assistant" else "split")
+        return ("error" if self.recipe.loss == "assistant" else "split") if overflow is None else overflow
 
     def _part(self, kept: NDArray[np.bool_]) -> TokenCache:
         return replace(self, chosen=self._corpus.documents[kept])

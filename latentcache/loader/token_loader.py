@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError
 from latentcache.loader.batch_facts import meta, without_labels
-from latentcache.loader.epochs import Epochs, checked_seed
+from latentcache.loader.epochs import Epochs, checked_epoch, checked_seed
 from latentcache.loader.position import Position
 from latentcache.loader.row_entries import ReplaceableRows, RowEntries
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.token_formats import Batch, checked_token_format, token_formatted
 from latentcache.loader.transfer import Sent
-from latentcache.plan.batches import BatchPlan, PlanReport, is_whole
-from latentcache.plan.cursor import Cursor, unreadable
+from latentcache.plan.batches import BatchPlan, PlanReport
 from latentcache.plan.fill import entries_of, only_fills
 
 
@@ -88,10 +87,13 @@ class TokenLoader(Epochs):
         device: str | torch.device = "cpu",
     ) -> None:
         self._begin(batches, rank=rank, prefetch=prefetch, device=device)
-        self.view, self._batches, self.meta = view, batches, meta
+        self.view, self.meta = view, meta
         self.format = checked_token_format(format, isolated=isolated)
-        self._on_bad, self._max_substitutes = on_bad, max_substitutes
-        self._lay(batches.global_batch_size, checked_seed(seed))
+        seed, self._entries = checked_seed(seed), view.entries(batches.global_batch_size)
+        self.report = _some_steps(self._entries.report(batches, seed=seed))
+        self._position = Position(self._entries, self.report, seed=seed, generation=view.generation)
+        rows = ReplaceableRows(entries=self._entries, where=view.where)
+        self._substitutes = Substitutes(rows, on_bad=on_bad, limit=max_substitutes, mixture=self.report.mixture)
 
     @property
     def seed(self) -> int:
@@ -106,27 +108,6 @@ class TokenLoader(Epochs):
         own.
         """
         return self._substitutes.counts
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training stands, as plain values: batches handed out, not batches read ahead. Equal on all ranks."""
-        state = super().state_dict()
-        return state | {"lengths_for": self._laid_for} if self._entries.laid_once else state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was made, also with another batch size or number of ranks.
-
-        Rows keep the lengths they were served at when that epoch began, so with allowed lengths ``len`` may change;
-        with weights they do so to its end, and ``len`` is that of the epochs after it.
-
-        Raises:
-            PlanError: The checkpoint belongs to other rows or another policy, is of a newer version, or cannot be.
-        """
-        Cursor.from_json(state)  # before lengths change for it
-        if self._entries.laid_once and (laid_for := state.get("lengths_for", self._laid_for)) != self._laid_for:
-            if not is_whole(laid_for, 1):
-                raise unreadable(f"lengths_for {laid_for!r}, where it counts rows of a step")
-            self._lay(int(laid_for), self.seed)
-        super().load_state_dict(state)
 
     def close(self) -> None:
         """Stop reading ahead. Twice is once; iterating again starts again. Batches that were handed out stay."""
@@ -144,10 +125,8 @@ class TokenLoader(Epochs):
             CacheDamagedError: More rows are bad than may be replaced.
         """
         plan = self._position.begin()
-        before, turn = (
-            self._position.steps,
-            (self.seed, self.epoch),
-        )  # set_epoch in a pass changes none of its batches
+        before = self._position.steps
+        turn = self.seed, self.epoch  # what is set in the middle of a pass changes none of its batches
 
         def send(step: int) -> Sent:
             return self._send(plan.batch(step, self.rank), turn, before + step)
@@ -157,50 +136,55 @@ class TokenLoader(Epochs):
     def __getitem__(self, step: int) -> Batch:
         """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
 
-        Workers that stay (``persistent_workers=True``) keep the epoch they began with, and do not hear of
-        ``set_epoch``: give them ``as_iterable(loader)``, which tells them.
+        Workers that stay (``persistent_workers=True``) hear of ``set_epoch`` as a pass begins, where steps come in
+        their order; with a sampler that has an order of its own another epoch is an error.
 
         Raises:
             IndexError: No such step.
+            UsageError: A worker cannot tell which epoch this pass is of.
             CorruptEntryError: A document fails its check.
             MissingEntryError: A shard is gone.
         """
-        if not 0 <= step < len(self):
-            raise IndexError(f"step {step} of an epoch of {len(self)}")
-        return self.batch(self._position.whole().batch(step, self.rank).tolist(), step=step)
+        return self._transfer.receive(self._send(self._entries_of(step), (self.seed, self.epoch), step))
 
-    def batch(self, rows: list[int], epoch: int | None = None, step: int | None = None) -> Batch:
-        """One batch of the given entries of an epoch's plan, which share a length."""
-        turn = self.seed, self.epoch if epoch is None else epoch
-        return self._transfer.receive(self._send(np.asarray(rows), turn, step))
+    def batch(self, rows: list[int], epoch: int | None = None) -> Batch:
+        """One batch of the given entries of an epoch's plan, which share a length.
+
+        Args:
+            rows: B entries of a plan, none of them one that only fills.
+            epoch: What ``meta`` says, and what decides about rows in the place of bad ones.
+
+        Raises:
+            UsageError: They are no such entries, or of several lengths.
+            CorruptEntryError: A document fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        turn = self.seed, self.epoch if epoch is None else checked_epoch(epoch)
+        return self._transfer.receive(self._send(self._entries.checked(rows), turn, None))
+
+    def batch_of_plan(self, entries: NDArray[np.integer], epoch: int, step: int) -> Batch:
+        """See :class:`Epochs`."""
+        return self._transfer.receive(self._send(entries, (self.seed, epoch), step))
 
     def _send(self, entries: NDArray[np.integer], turn: tuple[int, int], step: int | None) -> Sent:
         """A batch on its way to the device; ``turn`` is seed and epoch."""
-        numbers, width = self._entries.served(entries)
-        seed, epoch = turn
+        (rows, width), (seed, epoch) = self._entries.served(entries), turn
+        masks = self.report.batches.small_buckets == "mask"
 
-        def read(rows: Sequence[int] | NDArray[np.integer]) -> Batch:
-            return self.view.batch(rows, width=width)
+        def read(some: Sequence[int] | NDArray[np.integer]) -> Batch:
+            return self.view.batch(some, width=width)
 
-        _, batch = self._substitutes.read(entries_of(numbers), read, seed=seed, epoch=epoch)
-        fills = only_fills(numbers)
-        batch = without_labels(batch, fills)
+        _, batch = self._substitutes.read(entries_of(rows) if masks else rows, read, seed=seed, epoch=epoch)
+        fills = only_fills(rows)
+        if masks:
+            batch = without_labels(batch, fills)
         facts: Batch = {"meta": meta(batch, fills, epoch=epoch, step=step)} if self.meta else {}
-        if self._batches.small_buckets == "mask" and self.format == "plain":
+        if masks and self.format == "plain":
             facts["is_pad_row"] = torch.from_numpy(fills)
         return self._transfer.send(token_formatted(batch, self.format) | facts)
 
     def _tokens_of_entries(self) -> NDArray[np.integer] | None:
         return self.view.known_lengths
-
-    def _lay(self, batch: int, seed: int) -> None:
-        """Decide at which length each row is served, where a step has so many rows on all ranks."""
-        self._laid_for, self._entries = batch, self.view.entries(batch)
-        self.report = _some_steps(self._entries.report(self._batches, seed=seed))
-        self._position = Position(self._entries, self.report, seed=seed, generation=self.view.generation)
-        rows = ReplaceableRows(entries=self._entries, where=self.view.where)
-        limit, mixture = self._max_substitutes, self.report.mixture
-        self._substitutes = Substitutes(rows, on_bad=self._on_bad, limit=limit, mixture=mixture)
 
 
 def _some_steps(report: PlanReport) -> PlanReport:

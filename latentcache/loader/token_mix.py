@@ -16,6 +16,7 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
 from latentcache.loader.token_view import TokenView
+from latentcache.plan.given_numbers import several, whole
 from latentcache.plan.names import name_of, told_apart
 from latentcache.plan.weights import Repeats, Weight, mixture, refuse_without_weights
 
@@ -52,6 +53,7 @@ def combine_views(
             ``names`` or ``max_repeat`` without weights; more of a view than ``max_repeat``; a view that has weights
             itself.
     """
+    views = several("views", views, fix="combine_views([one, other])")
     _check(views)
     if by not in get_args(Unit):
         raise UsageError(f"unknown by={by!r}", fix=f"use one of {', '.join(get_args(Unit))}")
@@ -59,6 +61,7 @@ def combine_views(
         refuse_without_weights(rows=rows, names=names, max_repeat=max_repeat)
         mix = None
     else:
+        rows = None if rows is None else whole("rows", rows, 0, why="an epoch has a whole number of them")
         called = names or told_apart([_called(view) for view in views])
         counts, shares = [len(view) for view in views], _shares(views, weights, by)
         mix = mixture(counts, shares, samples=rows, names=called, max_repeat=max_repeat)
@@ -73,8 +76,8 @@ def combine_views(
 
 
 def _check(views: Sequence[TokenView]) -> None:
-    if not views:
-        raise UsageError("no views to combine", fix="name at least one")
+    if not views or not all(isinstance(view, TokenView) for view in views):
+        raise UsageError("no views to combine", fix="name at least one, each made by a TokenCache")
     if any(view.mixture for view in views):
         raise UsageError("combine_views of a view with weights", fix="combine the views it is made of")
     different = sorted({str((view.settings, view.recipe.identity())) for view in views})
@@ -94,8 +97,8 @@ def _called(view: TokenView) -> str:
 
 def _shares(views: Sequence[TokenView], weights: Sequence[Weight], by: Unit) -> list[Weight]:
     """Shares of rows, by what a row of each view holds on average."""
-    shares: list[Weight] = list(weights)
-    for number, (view, weight) in enumerate(zip(views, weights, strict=False)):
+    shares: list[Weight] = several("weights", weights, fix="one for each view, for example [3, 1]")
+    for number, (view, weight) in enumerate(zip(views, shares, strict=False)):
         held = len(view) if by == "rows" else view.tokens if by == "tokens" else _documents(view)
         try:
             shares[number] = Fraction(str(weight)) * len(view) / held

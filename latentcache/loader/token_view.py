@@ -28,6 +28,7 @@ from latentcache.loader.token_rows import RowArrays, RowReader, arrays_in
 from latentcache.loader.view_settings import ViewSettings
 from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets
 from latentcache.plan.rows import begins
+from latentcache.plan.trainer_steps import trainer_steps
 from latentcache.plan.weights import Mixture
 from latentcache.token_recipe import TokenRecipe
 
@@ -140,8 +141,7 @@ class TokenView(Dataset[Batch]):
         """
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
-        batch = self.batch([row % len(self)], width=self.max_length)
-        return {name: value[0] for name, value in batch.items()}
+        return {name: value[0] for name, value in self.batch([row % len(self)], width=self.max_length).items()}
 
     def __getitems__(self, rows: Sequence[int]) -> list[Batch]:
         """Several rows, each a view of one batch; errors as for one row."""
@@ -224,10 +224,12 @@ class TokenView(Dataset[Batch]):
             world_size: Number of ranks.
             grad_accum: Batches of a rank per optimizer step.
             drop_last: Whether a batch that is not full is left out.
+
+        Raises:
+            UsageError: Fewer epochs than none, or a number that is none.
         """
-        batches = len(self) // batch_size if drop_last else math.ceil(len(self) / batch_size)
-        batches = batches // world_size if drop_last else math.ceil(batches / world_size)
-        return math.ceil(epochs * max(math.ceil(batches / grad_accum), 1))
+        sizes = {"batch_size": batch_size, "world_size": world_size, "grad_accum": grad_accum}
+        return trainer_steps(len(self), epochs, **sizes, drop_last=drop_last)
 
     def loader(
         self,

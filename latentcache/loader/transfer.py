@@ -197,7 +197,7 @@ def _checked(device: str | torch.device) -> torch.device:
     """The device, with its number, if torch can use it here."""
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise UsageError(
             f"no kind of device: {device!r}", why=str(error).splitlines()[0], fix="cpu or cuda"
         ) from error

@@ -8,15 +8,15 @@ is left out in silence. Reports R1 (OneTrainer: steps fly by at 0.0 it/s) and R2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptyPlanError, PlanError, UsageError
 from latentcache.geometry.sizes import Size
+from latentcache.plan.given_numbers import is_whole
 from latentcache.plan.weights import Dataset, Mixture, bucket_counts
 
 #: Samples in one step of all ranks; a typing error beyond it would fill the memory with repeats.
@@ -67,13 +67,6 @@ class BatchPlan:
         return self.batch_size * self.world_size
 
 
-def is_whole(value: object, least: int | None = None) -> bool:
-    """Whether it is a whole number, where given of at least ``least``, also one of numpy; True is none."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        return False
-    return least is None or int(value) >= least
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
     """What one epoch does with one bucket."""
@@ -103,6 +96,18 @@ class BucketPlan:
         return used / (used + self.repeated + self.masked) if used else 0.0
 
 
+class UnevenNames(Protocol):
+    """Samples that an epoch does not serve as often as is due, found when they are first asked for."""
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Those it serves more often."""
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Those it serves less often."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     """What an epoch does, bucket by bucket."""
@@ -111,10 +116,18 @@ class PlanReport:
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
     """How often each data set is served, where there are several with weights."""
-    repeated_names: tuple[str, ...] = ()
-    """Samples that the first epoch serves beyond what is due, as far as they were asked for (``Cache.plan``)."""
-    dropped_names: tuple[str, ...] = ()
-    """Samples that the first epoch leaves out, or serves less often than is due."""
+    names: UnevenNames | None = field(default=None, repr=False, compare=False)
+    """Of the first epoch, where it is known what samples are called."""
+
+    @property
+    def repeated_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch serves beyond what is due; it is planned when they are first asked for."""
+        return self.names.repeated if self.names else ()
+
+    @property
+    def dropped_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch leaves out, or serves less often than is due; see :attr:`repeated_names`."""
+        return self.names.dropped if self.names else ()
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,14 +115,36 @@ def _some(rows: NDArray[np.int32], wanted: int, seed: int, epoch: int) -> NDArra
     return rows[(start + stride * np.arange(min(wanted, len(rows)), dtype=np.int64)) % len(rows)]
 
 
-def with_names(
-    report: PlanReport,
-    bucket: NDArray[np.integer],
-    names_of: Callable[[NDArray[np.int64]], Sequence[str]],
-    *,
-    seed: int = 0,
-) -> PlanReport:
+NamesOf = Callable[[NDArray[np.int64]], Sequence[str]]
+
+
+class FirstEpochNames:
+    """``batches.UnevenNames`` of the first epoch of a seed. Picklable where ``names_of`` is."""
+
+    def __init__(self, report: PlanReport, bucket: NDArray[np.integer], names_of: NamesOf, seed: int) -> None:
+        self._report, self._bucket, self._names_of, self._seed = report, bucket, names_of, seed
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Those it serves more often than is due."""
+        return self._both[0]
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Those it serves less often than is due."""
+        return self._both[1]
+
+    @cached_property
+    def _both(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        plan = plan_epoch(self._bucket, self._report, seed=self._seed, epoch=0)
+        more, fewer = uneven(plan, due(self._bucket, self._report, seed=self._seed, epoch=0))
+        return tuple(self._names_of(more)), tuple(self._names_of(fewer))
+
+
+def with_names(report: PlanReport, bucket: NDArray[np.integer], names_of: NamesOf, *, seed: int = 0) -> PlanReport:
     """The report with the samples that the first epoch of a seed repeats or leaves out; later epochs choose others.
+
+    They are found when they are first asked for: that costs what planning an epoch costs.
 
     Args:
         report: Of ``plan_report``.
@@ -131,9 +154,7 @@ def with_names(
     """
     if not (report.samples_repeated or report.samples_dropped):
         return report
-    plan = plan_epoch(bucket, report, seed=seed, epoch=0)
-    more, fewer = uneven(plan, due(bucket, report, seed=seed, epoch=0))
-    return replace(report, repeated_names=tuple(names_of(more)), dropped_names=tuple(names_of(fewer)))
+    return replace(report, names=FirstEpochNames(report, bucket, names_of, seed))
 
 
 def step_sizes(plan: BucketPlan, batches: BatchPlan) -> NDArray[np.int64]:

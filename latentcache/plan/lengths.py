@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
+from latentcache.plan.given_numbers import is_whole, several
 from latentcache.plan.weights import Mixture, servings
 
 
@@ -36,10 +37,12 @@ def checked_lengths(lengths: Sequence[int] | None, max_length: int) -> tuple[int
     Raises:
         UsageError: They do not rise, the last is not ``max_length``, or one holds fewer than 2 tokens.
     """
-    allowed = tuple(lengths) if lengths is not None else (max_length,)
-    if not allowed or list(allowed) != sorted(set(allowed)) or allowed[0] < 2 or allowed[-1] != max_length:
+    given = (max_length,) if lengths is None else tuple(several("lengths", lengths, fix=f"lengths=[{max_length}]"))
+    allowed = tuple(int(length) for length in given if is_whole(length))
+    rising = len(allowed) == len(given) > 0 and list(allowed) == sorted(set(allowed))
+    if not rising or allowed[0] < 2 or allowed[-1] != max_length:
         raise UsageError(
-            f"lengths={list(allowed)} for rows of {max_length} tokens",
+            f"lengths={list(given)} for rows of {max_length} tokens",
             why="they rise from at least 2 up to max_length",
             fix=f"for example lengths={sorted({max(max_length // 4, 2), max(max_length // 2, 2), max_length})}",
         )
@@ -88,6 +91,16 @@ def drawn(
     row = np.repeat(np.arange(len(tokens), dtype=np.int64), times)
     bucket = merged_upward(tokens[row], allowed, batch)
     return Drawn(bucket=bucket, entry=bucket.astype(np.int64) * len(tokens) + row)
+
+
+def each_once(bucket: NDArray[np.int32]) -> Drawn:
+    """What an epoch serves of rows without weights.
+
+    Args:
+        bucket: (R,) the allowed length of each row, as a position.
+    """
+    rows = len(bucket)
+    return Drawn(bucket=bucket, entry=bucket.astype(np.int64) * rows + np.arange(rows, dtype=np.int64))
 
 
 def row_and_length(entries: NDArray[np.integer], rows: int) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

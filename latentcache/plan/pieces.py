@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import PlanError, UsageError
+from latentcache.plan.given_numbers import whole
 from latentcache.plan.rows import Corpus, Left, spread
 from latentcache.plan.runs import learned_of_pieces
 
@@ -29,6 +30,8 @@ Idle = Literal["drop", "error"]
 
 #: Documents that a message names.
 NAMED = 5
+#: Places in a row are counted in 32 bits.
+MAX_LENGTH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,14 +175,22 @@ def _count(left: Left) -> str:
     return f"{len(left.documents)} document{'s' * (len(left.documents) > 1)}"
 
 
+def checked_max_length(max_length: int) -> int:
+    """Tokens in a row, as a plain number.
+
+    Raises:
+        UsageError: It is no whole number of at least 2, or is not counted in 32 bits.
+    """
+    return whole("max_length", max_length, 2, MAX_LENGTH, why="a token is learned from the one before it")
+
+
 def check_policies(max_length: int, overflow: str, idle: str) -> None:
     """Refuse rows of fewer than 2 tokens and policies that are not there.
 
     Raises:
         UsageError: It is so.
     """
-    if max_length < 2:
-        raise UsageError(f"max_length={max_length}", why="a token is learned from the one before it", fix="2 or more")
+    checked_max_length(max_length)
     for name, value, known in (("overflow", overflow, Overflow), ("idle", idle, Idle)):
         if value not in get_args(known):
             raise UsageError(f"unknown policy {name}={value!r}", fix=f"use one of {', '.join(get_args(known))}")

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UsageError
+from latentcache.plan.given_numbers import real
 
 _SPAN = 1 << 64
 
@@ -29,8 +29,7 @@ def in_validation(content: NDArray[np.uint8], share: float) -> NDArray[np.bool_]
     Raises:
         UsageError: ``share`` is not between 0 and 1.
     """
-    if not 0 <= share <= 1:
-        raise UsageError(f"a validation share of {share}", why="expected 0 to 1", fix="for example 0.05")
+    share = real("validation", share, 0, 1, why="the share of all samples, from 0 to 1", fix="for example 0.05")
     if share == 1:
         return np.ones(len(content), dtype=np.bool_)
     # The first eight bytes are as good as uniform; the other eight stay free for other uses of the hash.

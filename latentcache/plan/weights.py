@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.identity.content import content_hash
+from latentcache.plan.given_numbers import several, whole
 from latentcache.plan.names import refuse_namesakes
 from latentcache.plan.shuffle import grouped, shuffled
 
@@ -109,7 +110,9 @@ def mixture(
             a data set without entries or without samples, more samples than can be counted or than anybody would wait
             for, or more of a data set than ``max_repeat``.
     """
-    shares = [_exact(weight) for weight in weights]
+    shares = [_exact(weight) for weight in several("weights", weights, fix="one for each, for example [3, 1]")]
+    if samples is not None:
+        samples = whole("samples", samples, 0, why="an epoch has a whole number of them")
     called = tuple(names) or tuple(str(number) for number in range(len(entries)))
     for what, given in (("weights", shares), ("names", called)):
         if len(given) != len(entries):

@@ -161,6 +161,30 @@ def test_the_plan_names_who_is_repeated_or_left_out(shared):
     assert cache.plan(batch_size=1).repeated_names == ()
 
 
+def test_no_sample_crosses_when_a_second_build_adds_others(tmp_path):
+    for number in range(24):
+        draw(tmp_path / "data" / f"{number:02}.png", seed=number)
+    build(tmp_path / "data", tmp_path / "cache")
+    first = [set(part.generation.samples.names) & served(part) for part in open_cache(tmp_path / "cache").split(0.4)]
+    assert len(first[0]) + len(first[1]) == 24
+    assert min(len(part) for part in first) > 3
+    for number in range(24, 60):
+        draw(tmp_path / "data" / f"0{number}.png", seed=number)  # sorted before and among the others
+    (tmp_path / "data" / "07.png").rename(tmp_path / "data" / "99.png")
+    (tmp_path / "data" / "11.png").unlink()
+    build(tmp_path / "data", tmp_path / "cache")
+    assert open_cache(tmp_path / "cache").generation.number == 2
+    second = [served(part) for part in open_cache(tmp_path / "cache").split(0.4)]
+    assert len(second[0]) + len(second[1]) == 59
+    for before, after in zip(first, second, strict=True):
+        kept = {"99.png" if name == "07.png" else name for name in before - {"11.png"}}
+        assert kept <= after
+
+
+def served(cache):
+    return {name for batch in cache.loader(batch_size=1) for name in batch["names"]}
+
+
 @pytest.fixture
 def two(shared, tmp_path):
     draw(tmp_path / "more" / "new.png", seed=99)

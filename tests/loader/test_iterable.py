@@ -2,18 +2,18 @@
 
 import copy
 import json
+import multiprocessing
 import pickle
 
 import numpy as np
 import pytest
-import torch
 from small_cache import build, draw
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from latentcache.errors import UsageError
 from latentcache.loader.cache import open_cache
-from latentcache.loader.iterable import as_iterable
+from latentcache.loader.iterable import IterableBatches, as_iterable
 
 SHAPES = [(96, 64), (64, 96), (80, 80)]
 
@@ -63,7 +63,7 @@ def test_more_workers_than_batches(opened):
     assert keys(DataLoader(data, batch_size=None, num_workers=4)) == expected(opened, 0, batch_size=16)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_that_stay_see_the_next_epoch(opened, method):
     data = as_iterable(opened.loader(batch_size=3, seed=1))
     more = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
@@ -95,18 +95,71 @@ def test_the_last_epoch_that_workers_can_be_told_of(opened):
     assert keys(data) == expected(opened, 2**63 - 1)
 
 
-def test_workers_that_stay_hear_of_an_epoch_only_in_the_iterable_form(opened):
-    """As the how-to says; without persistent workers the loader itself is right too."""
-    loader = opened.loader(batch_size=3, seed=1)
-    told = as_iterable(opened.loader(batch_size=3, seed=1))
-    stay = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
-    kept, fresh = DataLoader(loader, **stay), DataLoader(loader, batch_size=None, num_workers=2)
-    hearing = DataLoader(told, **stay)
-    for epoch in range(3):
-        loader.set_epoch(epoch)
-        told.set_epoch(epoch)
-        assert keys(hearing) == keys(fresh) == expected(opened, epoch)
-        assert keys(kept) == expected(opened, 0)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))], ids=["copy", "pickle"]
+)
+def test_workers_of_a_copy_hear_of_its_epochs_and_not_of_the_other_ones(opened, copied):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    data.set_epoch(1)
+    other = copied(data)
+    batches = DataLoader(other, batch_size=None, num_workers=2, persistent_workers=True)
+    assert keys(batches) == expected(opened, 1)
+    data.set_epoch(5)
+    other.set_epoch(2)
+    assert keys(batches) == expected(opened, 2)
+
+
+def test_an_epoch_that_is_set_while_workers_begin_a_pass_is_no_mixture(opened, monkeypatch):
+    """The second worker begins late, and after ``set_epoch``: it must not serve its share of another epoch."""
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    begun, go = multiprocessing.Event(), multiprocessing.Event()
+    monkeypatch.setattr(IterableBatches, "__iter__", late(IterableBatches.__iter__, begun, go))
+    passing = iter(DataLoader(data, batch_size=None, num_workers=2))
+    assert begun.wait(60)
+    data.set_epoch(1)
+    go.set()
+    with pytest.raises(UsageError, match="epoch 1 was set after a pass over worker processes had begun"):
+        list(passing)
+
+
+def late(begin, begun, go):
+    """``begin`` as it is for the first worker, and after a sign for the second."""
+
+    def wait_and_begin(self):
+        if get_worker_info().id == 1:
+            assert go.wait(60)
+            return begin(self)
+        batches = begin(self)
+        begun.set()
+        return batches
+
+    return wait_and_begin
+
+
+@pytest.mark.parametrize("more", [{}, {"persistent_workers": True}], ids=str)
+def test_a_position_that_does_not_count_what_workers_serve_is_not_saved(opened, more):
+    data = as_iterable(opened.loader(batch_size=3, seed=1))
+    before = data.state_dict()
+    batches = DataLoader(data, batch_size=None, num_workers=2, **more)
+    passing = iter(batches)
+    next(passing)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="does not count what worker processes served") as caught:
+            data.state_dict()
+    assert caught.value.slug == "served-by-workers"
+    assert "StatefulDataLoader" in caught.value.fix
+    list(passing)
+    data.set_epoch(0)  # it is that one already: a place in it would be named again
+    with pytest.raises(UsageError, match="worker processes"):
+        data.state_dict()
+    data.set_epoch(1)
+    assert data.state_dict() == before | {"epoch": 1}
+    keys(batches)
+    data.load_state_dict(before)
+    assert data.state_dict() == before
+    keys(batches)
+    next(iter(data))
+    assert data.state_dict()["legs"] == [[3, 1, 1]]
 
 
 def stateful(opened, workers, **options):
@@ -213,20 +266,3 @@ def test_it_can_be_pickled(opened):
     data = as_iterable(opened.loader(batch_size=3, seed=1))
     data.set_epoch(4)
     assert keys(pickle.loads(pickle.dumps(data))) == expected(opened, 4)
-
-
-def test_a_second_split_is_refused_with_the_reason(opened):
-    class IterableDatasetShard:
-        """Stands for the class of that name in accelerate; the real one is in tests/trainers."""
-
-        def read(self, data):
-            return next(iter(data))
-
-    import accelerate  # noqa: F401
-
-    alone = as_iterable(opened.loader(batch_size=3))
-    assert IterableDatasetShard().read(alone)["latents"] is not None
-    with pytest.raises(UsageError, match="one rank") as caught:
-        IterableDatasetShard().read(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2)))
-    assert caught.value.slug == "sharded-twice"
-    assert torch.is_tensor(next(iter(as_iterable(opened.loader(batch_size=3, rank=1, world_size=2))))["latents"])

@@ -8,10 +8,11 @@ from latentcache.loader.row_entries import RowEntries
 from latentcache.loader.token_mix import combine_views
 from latentcache.plan.batches import BatchPlan
 from latentcache.plan.epoch import EpochPlan
-from latentcache.plan.lengths import fitting, merged_upward
+from latentcache.plan.lengths import fitting, merged_upward, row_and_length
 from latentcache.plan.weights import mixture
 
 SIZES = (Size(1, 4), Size(1, 8))
+SIZES_OF_NINE = (Size(1, 4), Size(1, 9))
 TOKENS = np.array([3, 3, 4, 7, 2, 8, 8, 1, 2, 3])
 MIX = mixture([6, 4], [1, 1], samples=8)
 
@@ -20,13 +21,22 @@ def entries(tokens=TOKENS, sizes=SIZES, *, batch=4, name=b"rows", **words):
     return RowEntries.of(len(TOKENS), tokens, sizes, batch, name=name, **words)
 
 
-def test_without_weights_a_row_has_one_length():
+def test_without_weights_a_row_has_one_length_in_all_epochs_of_a_batch_size():
     once = entries()
-    assert once.laid_once
-    assert once.drawn(0, 0, 4) is None
     assert np.bincount(once.bucket).tolist() == [4, 6]
-    assert once.served(np.array([7, 4]))[0].tolist() == [7, 4]
-    assert [once.served(np.array([row]))[1] for row in (7, 5)] == [4, 8]
+    laid = [once.drawn(seed, epoch, 4) for seed, epoch in ((0, 0), (3, 7))]
+    assert all(one.bucket.tolist() == once.bucket.tolist() for one in laid)
+    rows, length = row_and_length(laid[0].entry, len(TOKENS))
+    assert (rows.tolist(), length.tolist()) == (list(range(10)), once.bucket.tolist())
+    for bucket, width in enumerate((4, 8)):
+        chosen = np.flatnonzero(once.bucket == bucket)
+        served = once.served(laid[0].entry[chosen])
+        assert (served[0].tolist(), served[1]) == (chosen.tolist(), width)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 10])
+def test_an_epoch_that_began_with_another_batch_size_has_the_lengths_of_that(batch):
+    assert entries(batch=4).drawn(0, 1, batch).bucket.tolist() == entries(batch=batch).bucket.tolist()
 
 
 def test_a_view_says_the_lengths_of_its_rows():
@@ -39,14 +49,12 @@ def test_a_view_says_the_lengths_of_its_rows():
 @pytest.mark.parametrize("mix", [None, MIX])
 def test_one_length_asks_for_no_tokens(mix):
     one = entries(None, SIZES[1:], mixture=mix)
-    assert not one.laid_once
     assert one.drawn(0, 0, 4) is None
     assert one.report(BatchPlan(batch_size=4)).mixture == mix
 
 
 def test_with_weights_an_epoch_has_its_own_lengths():
     mixed = entries(mixture=MIX)
-    assert not mixed.laid_once
     report = mixed.report(BatchPlan(batch_size=4, small_buckets="error"))
     assert (report.steps, report.samples_repeated, report.mixture) == (2, 0, MIX)
     laid = mixed.drawn(0, 1, 4)
@@ -78,6 +86,7 @@ def test_a_step_of_several_lengths_is_as_long_as_its_longest_row_on_all_ranks():
 
 
 def test_names_tell_what_a_checkpoint_counts():
-    names = [entries(), entries(mixture=MIX), entries(batch=10), entries(name=b"other")]
+    names = [entries(), entries(None, SIZES[1:]), entries(TOKENS + 1, SIZES_OF_NINE), entries(name=b"other")]
     assert len({some.identities() for some in names}) == 4
+    assert entries(batch=10).identities() == entries().identities()  # lengths follow from the sizes in the cursor
     assert entries(also=(b"other",)).identities()[1:] == entries(name=b"other").identities()

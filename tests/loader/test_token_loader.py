@@ -106,6 +106,28 @@ def test_another_number_of_ranks_goes_on_without_loss(lengths, before, after):
     assert sum(counts.values()) - len(counts) < 2 * before[0] * before[1] + 4 * after[0] * after[1]
 
 
+@pytest.mark.parametrize(("before", "after"), [((4, 1), (6, 1)), ((2, 3), (5, 1)), ((7, 1), (1, 2))])
+def test_epochs_after_a_resume_with_other_sizes_are_those_of_the_new_sizes(before, after):
+    """The resumed epoch keeps the lengths that it began with; nothing of them is left in the next one."""
+    view = a_view(lengths=[16, 32, 64])
+    old = view.loader(batch_size=before[0], world_size=before[1], small_buckets="drop")
+    words = {"batch_size": after[0], "world_size": after[1], "small_buckets": "drop"}
+    fresh, resumed = view.loader(**words), view.loader(**words)
+    next(iter(old))
+    resumed.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert len(resumed) == len(fresh)
+    next(passing := iter(resumed))
+    again = view.loader(**words)
+    again.load_state_dict(json.loads(json.dumps(resumed.state_dict())))
+    assert rows_of(again) == rows_of(passing)
+    for loader in (resumed, again):
+        for epoch in (1, 2):
+            loader.set_epoch(epoch)
+            fresh.set_epoch(epoch)
+            assert [batch["input_ids"].tolist() for batch in loader] == [b["input_ids"].tolist() for b in fresh]
+            assert loader.state_dict() == fresh.state_dict()
+
+
 def test_a_checkpoint_of_other_rows_is_refused():
     state = a_view().loader(batch_size=4).state_dict()
     for other in (cache_of(TEXTS).padded(65), cache_of(TEXTS[:-1]).padded(64), cache_of(TEXTS).packed(64)):
@@ -183,7 +205,7 @@ def test_batches_are_tensors_that_own_their_memory():
     assert all(torch.equal(batch["labels"], labels) for batch, labels in zip(kept, again, strict=True))
 
 
-@pytest.mark.parametrize("change", [{"lengths_for": "x"}, {"lengths_for": 0}, {"legs": [[4, 1, -1]]}, None])
+@pytest.mark.parametrize("change", [{"legs": [["x", 1, 0]]}, {"legs": [[0, 1, 0]]}, {"legs": [[4, 1, -1]]}, None])
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(change):
     loader = a_view(lengths=[16, 32, 64]).loader(batch_size=4)
     before = loader.state_dict()

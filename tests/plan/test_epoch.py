@@ -142,6 +142,46 @@ def test_every_epoch_repeats_other_samples():
     assert repeated == set(range(17))
 
 
+@pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
+def test_a_million_samples_in_skewed_buckets_are_laid_out_as_the_policy_says(policy):
+    """Bucket sizes fall by halves, down to a single sample; eight ranks."""
+    held = np.maximum(1_000_000 >> np.arange(1, 25), 1)
+    held[0] += 1_000_000 - held.sum()
+    bucket = np.random.default_rng(0).permutation(np.repeat(np.arange(24), held))
+    sizes = [Size(64, 64 + 8 * number) for number in range(24)]
+    batches = BatchPlan(batch_size=6, world_size=8, small_buckets=policy)
+    report = plan_report(bucket, sizes, batches)
+    plan = plan_epoch(bucket, report, seed=7, epoch=3)
+    lengths = np.diff(plan.starts)
+    assert len(plan) == report.steps > 20_000
+    assert (lengths % 8 == 0).all()  # equal shares of all ranks
+    of_step = bucket[plan.rows[plan.starts[:-1]]]
+    assert (bucket[plan.rows] == np.repeat(of_step, lengths)).all()  # one bucket, so the same one on all ranks
+    steps = np.bincount(of_step, minlength=24)
+    full = np.bincount(of_step[lengths == 48], minlength=24)
+    times = np.bincount(plan.rows, minlength=len(bucket))
+    served = np.bincount(bucket, weights=times, minlength=24).astype(int)
+    if policy == "drop":
+        assert steps.tolist() == full.tolist() == (held // 48).tolist()
+        assert times.max() == 1
+        assert served.tolist() == (held // 48 * 48).tolist()
+    else:
+        assert steps.tolist() == (-(-held // 48)).tolist()
+        assert full.tolist() == (steps if policy == "repeat" else held // 48).tolist()
+        fewest, most = (np.full(24, -1) for _ in range(2))
+        for number in range(24):
+            own = times[bucket == number]
+            fewest[number], most[number] = own.min(), own.max()
+        assert fewest.min() == 1  # none is left out
+        assert (most - fewest <= 1).all()  # and none repeated before the others of its bucket
+        filled = steps * 48 if policy == "repeat" else held // 48 * 48 + -(-(held % 48) // 8) * 8
+        assert served.tolist() == filled.tolist()
+    assert (report.samples_used + report.samples_repeated, report.samples_dropped) == (
+        len(plan.rows),
+        int((times == 0).sum()),
+    )
+
+
 def test_an_epoch_of_nothing():
     report, plan = laid_out(np.zeros(0, dtype=np.int32), BatchPlan(batch_size=4))
     assert (len(plan), len(plan.rows), report.steps) == (0, 0, 0)

@@ -68,6 +68,53 @@ def train_with_ddp(rank, world_size, cache, state, batch_size):
     return {"length": len(loader), "steps": steps, "states": states, "weights": weights}
 
 
+def train_with_trainer(rank, world_size, cache, in_data_loader, folder):
+    """Two epochs of the Trainer of transformers; what the model saw, and the Trainer's own account."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    loader = open_cache(cache).loader(batch_size=2, seed=3, rank=rank, world_size=world_size, dtype=torch.float32)
+    batches = DataLoader(as_iterable(loader), batch_size=None) if in_data_loader else loader
+    seen, epochs = [], []
+
+    class Denoiser(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Conv2d(4, 4, 1)
+
+        def forward(self, latents, names, **rest):
+            seen.append({"shape": list(latents.shape), "names": names})
+            return {"loss": self.layer(latents).pow(2).mean()}
+
+    class Progress(TrainerCallback):
+        def on_epoch_begin(self, args, state, control, train_dataloader=None, **rest):
+            if in_data_loader:  # as the page says; the Trainer itself names it to the loader alone
+                train_dataloader.dataset.set_epoch(int(state.epoch or 0))
+
+        def on_step_end(self, args, state, control, **rest):
+            epochs.append(state.epoch)
+
+    class CacheTrainer(Trainer):
+        def get_train_dataloader(self):
+            return batches
+
+    arguments = TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=2,
+        num_train_epochs=2,
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = CacheTrainer(Denoiser(), arguments, callbacks=[Progress()])
+    assert trainer.args.world_size == world_size
+    trainer.train()
+    weights = [float(value) for value in trainer.model.layer.weight.detach().flatten()]
+    counted = {"steps": trainer.state.global_step, "max_steps": trainer.state.max_steps, "epochs": epochs}
+    return counted | {"seen": seen, "length": len(loader), "weights": weights}
+
+
 def use_accelerate(rank, world_size, cache):
     """The loader beside ``prepare``, in it, and hidden in a ``DataLoader`` that is given to it."""
     from accelerate import Accelerator
@@ -87,11 +134,13 @@ def use_accelerate(rank, world_size, cache):
         optimizer.step()
         optimizer.zero_grad()
         given.append(step_of(batch))
-    batches = DataLoader(as_iterable(loader), batch_size=None)
-    errors = {"map": _error_of(accelerator, DataLoader(loader, batch_size=None))}
-    errors["dispatched"] = _error_of(accelerator, batches)
+    iterable, words = as_iterable(loader), {"batch_size": None}
+    batches = DataLoader(iterable, **words)
+    started = DataLoader(iterable, **words, num_workers=2, multiprocessing_context="spawn")
+    errors = {"map": _error_of(accelerator, DataLoader(loader, **words))}
+    errors |= {"dispatched": _error_of(accelerator, batches), "started": _error_of(accelerator, started)}
     accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=False)
-    errors["sharded"] = _error_of(accelerator, batches)
+    errors |= {"sharded": _error_of(accelerator, batches), "started-sharded": _error_of(accelerator, started)}
     unprepared = [step_of(batch) for batch in batches]
     same = prepared is loader
     return {"beside": beside, "given": given, "unprepared": unprepared, "same": same, "errors": errors}

@@ -1,7 +1,10 @@
 """The Trainer of transformers: total steps and epoch numbers are exact (LLaMA-Factory), and a resume is too."""
 
+from collections import Counter
+
 import pytest
 import torch
+from ranks import spawn, train_with_trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from latentcache import open_cache
@@ -79,6 +82,34 @@ def test_epochs_have_orders_of_their_own(thirteen):
     loader = open_cache(thirteen / "pictures.latentcache").loader(batch_size=2)
     both = order(loader, 2)
     assert both[:7] != both[7:]
+
+
+@pytest.mark.parametrize("in_data_loader", [False, True], ids=["loader", "DataLoader"])
+def test_two_processes_train_on_every_sample_and_count_exactly(thirteen, tmp_path, in_data_loader):
+    cache = str(thirteen / "pictures.latentcache")
+    ranks = spawn(train_with_trainer, 2, tmp_path, cache, in_data_loader, str(tmp_path / "out"))
+    expected = []
+    for rank in range(2):
+        loader = open_cache(cache).loader(batch_size=2, seed=3, rank=rank, world_size=2)
+        expected.append([])
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            expected[rank] += [batch["names"] for batch in loader]
+    assert [[batch["names"] for batch in rank["seen"]] for rank in ranks] == expected
+    steps = loader.steps(2)
+    for rank in ranks:
+        assert (rank["steps"], rank["max_steps"], rank["epochs"][-1]) == (steps, steps, 2)
+        assert rank["epochs"] == pytest.approx([loader.epoch_at(step) for step in range(1, steps + 1)])
+    for one, other in zip(*(rank["seen"] for rank in ranks), strict=True):
+        assert one["shape"] == other["shape"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    each = len(loader)
+    for epoch in range(2):
+        served = Counter(
+            name for rank in ranks for batch in rank["seen"][epoch * each :][:each] for name in batch["names"]
+        )
+        assert len(served) == 13
+        assert sum(served.values()) == 13 + loader.report.samples_repeated
 
 
 def test_the_page_and_its_resume(at_hand, run_howto):
