@@ -76,6 +76,24 @@ def token_options(
         list[str] | None,
         typer.Option("--dataset", metavar="NAME", help="Of a dataset_info.json. Repeat.", show_default=False),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Make share I of N of the records, I from 0: one node of several.",
+            show_default=False,
+        ),
+    ] = None,
+    take_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--take-from",
+            metavar="CACHE",
+            help="Take finished documents over from there: the shares of all nodes. Repeat.",
+            show_default=False,
+        ),
+    ] = None,
     text_lines: Annotated[bool, typer.Option("--text-lines", help="Each line of a text file is a document.")] = False,
     workers: Annotated[
         int | None,
@@ -94,6 +112,8 @@ def token_options(
         "add_eos": add_eos,
         "control_tokens": control_tokens,
         "datasets": tuple(dataset or ()) or None,
+        "share": shard,
+        "take_from": tuple(take_from or ()) or None,
         "text_lines": text_lines or None,
         "workers": workers,
     }

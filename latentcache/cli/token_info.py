@@ -40,6 +40,7 @@ def info(cache: Path, *, entries: bool, quarantine: bool, as_json: bool) -> int:
     samples = len(generation.documents) + len(generation.refused) if generation else int(marker.get("samples", 0))
     payload: dict[str, Any] = {
         "kind": "tokens",
+        "share": generation.share if generation else _share(marker),
         "cache": str(cache),
         "complete": generation is not None and generation.complete and not layout.building.exists(),
         "generation": generation.number if generation else 0,
@@ -114,6 +115,12 @@ def _marker(building: Path) -> dict[str, Any]:
         return read_json(building) if building.exists() else {}
     except LatentcacheError:
         return {}
+
+
+def _share(marker: Mapping[str, Any]) -> str:
+    """Of a first build that has not ended; all records are no share."""
+    said = str(marker.get("share", ""))
+    return "" if said.endswith("/1") else said
 
 
 def _begun(marker: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +206,8 @@ def _show(payload: dict[str, Any]) -> None:
     out(f"{payload['cache']}  tokens, generation {payload['generation'] or 'none yet'}, {state}")
     held = f"{counted(counts['samples'], 'record')}, {counted(counts['entries'], 'block')}"
     out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
+    if payload["share"]:
+        out(f"share {payload['share']} of the records: the whole is made by a build with --take-from for each share")
     if payload["entries_lost"]:
         lost = counted(payload["entries_lost"], "block")
         out(f"{lost} of it cannot be found: `latentcache verify {shlex.quote(payload['cache'])}` says why")

@@ -76,7 +76,7 @@ def check_room(plan: TokenPlan) -> None:
     Raises:
         DiskFullError: The plan needs more than is free.
     """
-    if plan.todo and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
+    if plan.todo + plan.taken and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
         raise DiskFullError(
             "the disk is too full for this build",
             where=str(plan.cache),
