@@ -81,12 +81,13 @@ def _payload(report: TokenReport) -> dict[str, Any]:
     """The JSON form."""
     plan = report.plan
     cached = plan.reused if report.dry_run else report.cached
-    made = {"encoded": report.encoded, "cached": cached, "taken": report.taken}
+    made = {"encoded": report.encoded, "cached": cached}
     return {
         **_about(plan),
         **results(report, _item),
         "counts": {"samples": plan.samples, **made, "quarantined": len(report.refused)},
         "fields": {FIELD: made},
+        "taken": report.taken,
         "tokens": dict(report.accounts),
     }
 
