@@ -88,6 +88,7 @@ def _payload(report: TokenReport) -> dict[str, Any]:
         "counts": {"samples": plan.samples, **made, "quarantined": len(report.refused)},
         "fields": {FIELD: made},
         "taken": report.taken,
+        "worker_restarts": report.restarts,
         "tokens": dict(report.accounts),
     }
 

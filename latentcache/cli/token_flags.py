@@ -20,9 +20,23 @@ from latentcache.pipeline.token_settings import TokenSettings
 
 #: Flags of ``build`` that both kinds have.
 _SHARED = frozenset(
-    {"data", "out_folder", "commit_every", "events", "allow_failed", "retry_failed", "dry_run", "report_to", "quiet"}
+    {
+        "data",
+        "out_folder",
+        "commit_every",
+        "host_memory",
+        "events",
+        "allow_failed",
+        "retry_failed",
+        "dry_run",
+        "report_to",
+        "quiet",
+    }
     | {"as_json", "stream"}
 )
+
+#: Those of them that have one meaning and one name in the settings of both.
+_SAME = ("commit_every", "host_memory", "stream", "events", "retry_failed", "dry_run")
 
 Tokenizer = Annotated[
     str | None,
@@ -164,7 +178,7 @@ def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
             data=shared.pop("data"),
             out=shared.pop("out_folder"),
             allow_failed=shared.pop("allow_failed") or "0",
-            **{name: shared.pop(name) for name in ("commit_every", "stream", "events", "retry_failed", "dry_run")},
+            **{name: shared.pop(name) for name in _SAME},
         )
         from latentcache.cli.token_build import build
 

@@ -24,6 +24,7 @@ from latentcache.pipeline.token_checks import (
     check_room,
     nothing_changed,
     refused_before,
+    tries_again,
 )
 from latentcache.pipeline.token_inputs import (
     TokenBefore,
@@ -113,7 +114,12 @@ class _Build:
     def stand(self, before: TokenBefore, listing: Listing) -> TokenReport | None:
         """What there is to say where nothing changed since the last build; None where something may have."""
         old = before.generation
-        if old is None or self.settings.retry_failed or old.allow_failed != self.settings.allow_failed:
+        if (
+            old is None
+            or self.settings.retry_failed
+            or tries_again(old)
+            or old.allow_failed != self.settings.allow_failed
+        ):
             return None
         if not nothing_changed(before, listing, self.settings, self.layout):
             return None
@@ -244,6 +250,7 @@ class _Build:
             published=not same,
             elapsed_s=self.elapsed,
             written_bytes=self.progress.written_bytes,
+            restarts=self.progress.restarts,
             allow_failed=self.settings.allow_failed,
         )
 

@@ -65,6 +65,8 @@ class TokenProgress:
     """Documents that are durable."""
     written_bytes: int = 0
     """Headers and payloads of the blocks that are durable."""
+    restarts: int = 0
+    """Worker processes that ended and were replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,8 @@ class TokenReport:
     """False where the generation before says the same already."""
     elapsed_s: float = 0.0
     written_bytes: int = 0
+    restarts: int = 0
+    """Worker processes that ended and were replaced."""
     allow_failed: str = "0"
 
 

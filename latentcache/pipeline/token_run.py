@@ -68,7 +68,7 @@ class TokenRun:
         """
         filler = BlockFiller(self.description.recipe)
         self.stop.orderly = True
-        with EventLog(self.settings.events) as events, TokenPool(self.description, workers) as pool:
+        with EventLog(self.settings.events) as events, self._pool(workers) as pool:
 
             def committed(entries: Sequence[NewEntry]) -> None:
                 events.commit([entry.key for entry in entries])
@@ -88,6 +88,7 @@ class TokenRun:
                         self.advanced(self.progress)
                     if self.stop.requested:
                         break
+                self.progress.restarts = pool.restarts
                 last = None if self.stop.requested else filler.finish()
                 if last is not None:
                     writer.put([last])
@@ -96,6 +97,10 @@ class TokenRun:
         self.advanced(self.progress)
         if self.stop.requested:
             raise self.stop.error()
+
+    def _pool(self, workers: int) -> TokenPool:
+        memory = self.settings.host_memory
+        return TokenPool(self.description, workers, host_memory=memory, warn=self.warned)
 
     def _made(self, pool: TokenPool, records: Iterable[Record]) -> Iterator[Settled]:
         """What becomes of each record."""

@@ -46,6 +46,8 @@ class TokenSettings:
     """Whether control strings in content become control tokens."""
     workers: int | None = None
     """Processes that tokenise; 0 is this one."""
+    host_memory: int | None = None
+    """Bytes for records that are larger than a unit of work, of all workers together."""
     commit_every: int | None = None
     """Blocks per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     stream: bool = False
@@ -60,7 +62,7 @@ class TokenSettings:
             raise UsageError(f"--loss {self.loss!r} is not known", fix=f"--loss {'|'.join(LOSSES)}")
         _ = self.part
         at_least(0, workers=self.workers)
-        at_least(1, commit_every=self.commit_every)
+        at_least(1, commit_every=self.commit_every, host_memory=self.host_memory)
 
     @property
     def cache(self) -> Path:
