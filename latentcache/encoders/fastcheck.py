@@ -91,7 +91,7 @@ def _random_documents(controls: list[str]) -> Iterator[Record]:
 
 
 def _first(records: Iterable[Record]) -> Iterator[Record]:
-    """The records of the first megabyte; one that is larger by itself would take gigabytes here and is passed over."""
+    """The records of the first megabyte; one that is larger would take gigabytes here and is passed over."""
     size = 0
     for record in islice(records, 100_000):
         if record_size(record) > _FIRST_BYTES:
