@@ -148,6 +148,11 @@ class RecordScan:
             yield file.name, stat, file.reading
 
     @property
+    def reading(self) -> int:
+        """Position in ``sources`` that the file of the latest record will have; a file may be there several times."""
+        return len(self._log.sources)
+
+    @property
     def sources(self) -> tuple[RecordSource, ...]:
         """Files that were read to their end, in order."""
         return tuple(self._log.sources)
