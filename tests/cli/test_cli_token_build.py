@@ -112,3 +112,22 @@ def test_a_record_that_ends_its_workers_is_quarantined_and_workers_are_counted(r
     assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
     found = run("build", data, "--tokenizer", "stub", "--retry-failed", "--json").json
     assert (found["exit_code"], found["counts"]["encoded"], found["worker_restarts"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("command", ["build", "build --dry-run", "info", "verify", "gc"])
+def test_a_folder_in_the_place_of_current_is_called_so(run, tmp_path, command):
+    """It was called a folder that may not be written, after all the work."""
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"text": "one"}\n')
+    run("build", data, "--tokenizer", "stub")
+    cache = tmp_path / "a.jsonl.latentcache"
+    (cache / "CURRENT").unlink()
+    (cache / "CURRENT").mkdir()
+    (cache / "CURRENT" / "mine").write_text("kept")
+    name, *more = command.split()
+    found = run(name, data if name == "build" else cache, *more, "--json")
+    assert (found.status, found.error["slug"]) == (3, "cache-damaged")
+    assert found.error["what"] == "CURRENT cannot be read or written: there is a folder in its place"
+    assert found.error["fix"].startswith("mv ")
+    (cache / "CURRENT").rename(tmp_path / "elsewhere")
+    assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
