@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -114,8 +115,6 @@ class TokenProcess:
     def _bound(self, limit: int) -> None:
         """Let it take no more than ``limit`` bytes of memory of its own (``setrlimit(2)``, RLIMIT_DATA)."""
         if sys.platform == "linux":
-            import resource
-
             try:
                 _, hard = resource.prlimit(self.pid, resource.RLIMIT_DATA)
                 most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

@@ -130,5 +130,5 @@ def test_a_folder_in_the_place_of_current_is_called_so(layout):
     layout.check_current()
     layout.current.mkdir()
     for call in (layout.check_current, layout.current_generation):
-        with pytest.raises(CacheDamagedError, match="CURRENT cannot be .* there is a folder in its place"):
+        with pytest.raises(CacheDamagedError, match=r"CURRENT cannot be .* there is a folder in its place"):
             call()
