@@ -32,7 +32,7 @@ HostMemory = Annotated[
     typer.Option(
         "--host-memory",
         min=1,
-        help="Bytes for pictures in work, of all workers together (RAM / 4, at most 4 GiB).",
+        help="Bytes for pictures, or large records, in work, of all workers together (RAM / 4, at most 4 GiB).",
         show_default=False,
     ),
 ]

@@ -185,7 +185,8 @@ def show_quarantine(payload: dict[str, Any]) -> None:
     for cause in payload["causes"]:
         out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
         for example in cause["examples"]:
-            out(f"  {example['path']}{': ' + example['found'] if 'found' in example else ''}")
+            field, found = (example.get(name, "") for name in ("field", "found"))
+            out(f"  {example['path']}{' ' + field if field else ''}{': ' + found if found else ''}")
         if cause["count"] > len(cause["examples"]):
             out(f"  and {cause['count'] - len(cause['examples'])} more (all of them with --json)")
     if payload["fix"]:

@@ -26,6 +26,7 @@ from latentcache.errors import CacheFormatError, CacheLockedError, CacheNotFound
 
 #: Files that a cause names as examples.
 EXAMPLES = 3
+_OF_EXAMPLES = ("path", "path_b64", "key", "field", "file", "found")
 NAME, ITEMS_SUFFIX = "report.json", ".items.jsonl"
 _NONE = Path("none")
 #: Errors after which nothing was done here, or nothing may be written here.
@@ -117,7 +118,7 @@ def causes(items: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
         cause.setdefault("hint", item["hint"])
         examples = cause.setdefault("examples", [])
         if len(examples) < EXAMPLES:
-            examples.append({key: item[key] for key in ("path", "path_b64", "key", "file", "found") if item.get(key)})
+            examples.append({key: item[key] for key in _OF_EXAMPLES if item.get(key)})
     return sorted(found.values(), key=lambda cause: -int(cause["count"]))
 
 

@@ -58,6 +58,7 @@ def _so_far(talk: TokenTalk) -> dict[str, Any]:
 def _about(plan: TokenPlan) -> dict[str, Any]:
     return {
         "kind": "tokens",
+        "share": plan.share,
         "cache": str(plan.cache),
         "data": str(plan.data),
         "tokenizer": plan.tokenizer,
@@ -66,6 +67,7 @@ def _about(plan: TokenPlan) -> dict[str, Any]:
         "plan": {
             "documents_to_make": plan.todo,
             "documents_cached": plan.reused,
+            "documents_to_take": plan.taken,
             "sources": plan.sources,
             "characters": plan.characters,
             "bytes_to_write": plan.bytes_to_write,
@@ -78,12 +80,15 @@ def _about(plan: TokenPlan) -> dict[str, Any]:
 def _payload(report: TokenReport) -> dict[str, Any]:
     """The JSON form."""
     plan = report.plan
-    made = {"encoded": report.encoded, "cached": plan.reused if report.dry_run else report.cached}
+    cached = plan.reused if report.dry_run else report.cached
+    made = {"encoded": report.encoded, "cached": cached}
     return {
         **_about(plan),
         **results(report, _item),
         "counts": {"samples": plan.samples, **made, "quarantined": len(report.refused)},
         "fields": {FIELD: made},
+        "taken": report.taken,
+        "worker_restarts": report.restarts,
         "tokens": dict(report.accounts),
     }
 
@@ -107,17 +112,23 @@ def _show(report: TokenReport, excess: str) -> None:
     quarantined = f"{len(report.refused)} quarantined{excess}"
     if report.dry_run:
         plan = report.plan
-        out(f"dry run: {counted(plan.todo, 'document')} would be tokenised, {plan.reused} reused, {quarantined}")
+        taken = f"{plan.taken} taken over, " if plan.taken else ""
+        todo = counted(plan.todo, "document")
+        out(f"dry run: {todo} would be tokenised, {taken}{plan.reused} reused, {quarantined}")
         return
-    if report.encoded:
+    taken = f"{report.taken} taken over, " if report.taken else ""
+    if report.encoded or report.taken:
         rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
         size = human_bytes(report.written_bytes)
         speed = f"{report.elapsed_s:.1f} s ({rate:.0f} documents/s, {size})"
-        out(f"{report.encoded} tokenised, {report.cached} reused, {quarantined} in {speed}")
+        out(f"{report.encoded} tokenised, {taken}{report.cached} reused, {quarantined} in {speed}")
     else:
         out(f"nothing to tokenise: {counted(report.cached, 'document')} reused, {quarantined}")
     show_accounts(report.accounts, split_control=report.plan.recipe.split_control)
-    show_cache(report.plan.cache, report.generation, report.encoded + report.cached, "record")
+    documents = report.encoded + report.cached + report.taken
+    if report.plan.share:
+        out(f"share {report.plan.share} of the records: another build takes the shares together with --take-from")
+    show_cache(report.plan.cache, report.generation, documents, "record")
 
 
 def show_accounts(accounts: Any, *, split_control: bool) -> None:

@@ -20,9 +20,23 @@ from latentcache.pipeline.token_settings import TokenSettings
 
 #: Flags of ``build`` that both kinds have.
 _SHARED = frozenset(
-    {"data", "out_folder", "commit_every", "events", "allow_failed", "retry_failed", "dry_run", "report_to", "quiet"}
+    {
+        "data",
+        "out_folder",
+        "commit_every",
+        "host_memory",
+        "events",
+        "allow_failed",
+        "retry_failed",
+        "dry_run",
+        "report_to",
+        "quiet",
+    }
     | {"as_json", "stream"}
 )
+
+#: Those of them that have one meaning and one name in the settings of both.
+_SAME = ("commit_every", "host_memory", "stream", "events", "retry_failed", "dry_run")
 
 Tokenizer = Annotated[
     str | None,
@@ -76,6 +90,24 @@ def token_options(
         list[str] | None,
         typer.Option("--dataset", metavar="NAME", help="Of a dataset_info.json. Repeat.", show_default=False),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Make share I of N of the records, I from 0: one node of several.",
+            show_default=False,
+        ),
+    ] = None,
+    take_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--take-from",
+            metavar="CACHE",
+            help="Take finished documents over from there: the shares of all nodes. Repeat.",
+            show_default=False,
+        ),
+    ] = None,
     text_lines: Annotated[bool, typer.Option("--text-lines", help="Each line of a text file is a document.")] = False,
     workers: Annotated[
         int | None,
@@ -94,6 +126,8 @@ def token_options(
         "add_eos": add_eos,
         "control_tokens": control_tokens,
         "datasets": tuple(dataset or ()) or None,
+        "share": shard,
+        "take_from": tuple(take_from or ()) or None,
         "text_lines": text_lines or None,
         "workers": workers,
     }
@@ -144,7 +178,7 @@ def with_tokens(command: Callable[..., int]) -> Callable[..., int]:
             data=shared.pop("data"),
             out=shared.pop("out_folder"),
             allow_failed=shared.pop("allow_failed") or "0",
-            **{name: shared.pop(name) for name in ("commit_every", "stream", "events", "retry_failed", "dry_run")},
+            **{name: shared.pop(name) for name in _SAME},
         )
         from latentcache.cli.token_build import build
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, reports
-from latentcache.cli.console import counted, human_bytes, item, out, table
+from latentcache.cli.console import counted, human_bytes, item, out
 from latentcache.cli.token_build import FIELD, show_accounts
 from latentcache.cli.token_flags import holds_tokens
+from latentcache.cli.token_rows import planned_rows, row_facts, show_rows
 from latentcache.errors import LatentcacheError, UsageError
 
 if TYPE_CHECKING:
     from latentcache.store.token_generation import TokenGeneration
-
-#: Row lengths that ``info`` counts rows for.
-ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
 def info(cache: Path, *, entries: bool, quarantine: bool, as_json: bool) -> int:
@@ -40,6 +38,7 @@ def info(cache: Path, *, entries: bool, quarantine: bool, as_json: bool) -> int:
     samples = len(generation.documents) + len(generation.refused) if generation else int(marker.get("samples", 0))
     payload: dict[str, Any] = {
         "kind": "tokens",
+        "share": generation.share if generation else _share(marker),
         "cache": str(cache),
         "complete": generation is not None and generation.complete and not layout.building.exists(),
         "generation": generation.number if generation else 0,
@@ -51,7 +50,7 @@ def info(cache: Path, *, entries: bool, quarantine: bool, as_json: bool) -> int:
         },
         "bytes": bytes_on_disk(cache),
         "entries_lost": _lost(generation, stored) if generation else 0,
-        **(_facts(generation) if generation else _begun(marker)),
+        **(_facts(generation) | {"plans": planned_rows(cache, generation)} if generation else _begun(marker)),
     }
     if quarantine:
         payload |= _quarantine(cache, generation)
@@ -86,27 +85,6 @@ def refuse_plan(paths: Sequence[Path]) -> None:
             )
 
 
-def row_counts(lengths: Any) -> list[dict[str, Any]]:
-    """Rows that views of common lengths have: padded (longer documents left out), and blocks."""
-    total = int(lengths.sum())
-    found = []
-    for length in ROW_LENGTHS:
-        fits = lengths <= length
-        inside = int(lengths[fits].sum())
-        rows = int(fits.sum())
-        found.append(
-            {
-                "max_length": length,
-                "too_long": len(lengths) - rows,
-                "padded_rows": rows,
-                "padded_fill": round(inside / (rows * length), 4) if rows else 0.0,
-                "packed_rows_at_least": -(-inside // length),
-                "block_rows": -(-total // length),
-            }
-        )
-    return found
-
-
 def _marker(building: Path) -> dict[str, Any]:
     from latentcache.store.durable import read_json
 
@@ -114,6 +92,12 @@ def _marker(building: Path) -> dict[str, Any]:
         return read_json(building) if building.exists() else {}
     except LatentcacheError:
         return {}
+
+
+def _share(marker: Mapping[str, Any]) -> str:
+    """Of a first build that has not ended; all records are no share."""
+    said = str(marker.get("share", ""))
+    return "" if said.endswith("/1") else said
 
 
 def _begun(marker: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +132,7 @@ def _facts(generation: TokenGeneration) -> dict[str, Any]:
         "allow_failed": generation.allow_failed,
         "fingerprint": generation.fingerprint,
         "tokens": manifest["tokens"],
-        "rows": row_counts(generation.documents.length.astype(np.int64)),
+        "rows": row_facts(generation.documents),
     }
 
 
@@ -164,7 +148,8 @@ def _quarantine(cache: Path, generation: TokenGeneration | None) -> dict[str, An
     for one in refused:
         path = f"{one['name']}:{one['line']}" if one.get("line") else str(one["name"])
         detail, hint = str(one.get("detail", "")), str(one.get("hint", "")) or "look at the record"
-        items.append(item("quarantined", str(one["cause"]), path, found=detail, hint=hint))
+        field = str(one.get("field", ""))
+        items.append(item("quarantined", str(one["cause"]), path, field=field, found=detail, hint=hint))
     build = f"latentcache build {shlex.quote(generation.source_root)}" if generation else "latentcache build DATA"
     fix = f"{build} --out {shlex.quote(str(cache))}" if refused else ""
     return {"causes": reports.causes(items), "items": items, "fix": fix}
@@ -199,6 +184,8 @@ def _show(payload: dict[str, Any]) -> None:
     out(f"{payload['cache']}  tokens, generation {payload['generation'] or 'none yet'}, {state}")
     held = f"{counted(counts['samples'], 'record')}, {counted(counts['entries'], 'block')}"
     out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
+    if payload["share"]:
+        out(f"share {payload['share']} of the records: the whole is made by a build with --take-from for each share")
     if payload["entries_lost"]:
         lost = counted(payload["entries_lost"], "block")
         out(f"{lost} of it cannot be found: `latentcache verify {shlex.quote(payload['cache'])}` says why")
@@ -210,10 +197,4 @@ def _show(payload: dict[str, Any]) -> None:
         out(f"  tokenizer  {payload['tokenizer']} ({recipe['tokenizer'][:8]}{template}), loss on {recipe['loss']}")
     if "tokens" in payload:
         show_accounts(payload["tokens"], split_control=payload["recipe"]["split_control"])
-        rows: list[tuple[object, ...]] = [("rows of", "padded", "filled", "too long", "packed, at least", "blocks")]
-        for one in payload["rows"]:
-            fill = f"{one['padded_fill']:.1%}"
-            packed = one["packed_rows_at_least"]
-            rows.append((one["max_length"], one["padded_rows"], fill, one["too_long"], packed, one["block_rows"]))
-        for line in table(rows):
-            out(f"  {line}")
+        show_rows(payload)

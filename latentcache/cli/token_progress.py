@@ -28,13 +28,15 @@ class TokenTalk(Talk):
             return
         recipe = plan.recipe
         files = counted(plan.sources, "file")
-        say(f"{counted(plan.samples, 'record')} of {files} in {plan.data}, cache {plan.cache}")
+        share = f", share {plan.share} of them" if plan.share else ""
+        say(f"{counted(plan.samples, 'record')} of {files} in {plan.data}{share}, cache {plan.cache}")
         kind = f"{recipe.num_ids:,} ids in {recipe.dtype}, loss on {recipe.loss}"
         say(f"  tokenizer  {plan.tokenizer} ({recipe.tokenizer[:8]}, {kind}), recipe {recipe.recipe_id.hex()[:8]}")
         cost = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
         by = f" by {counted(plan.workers, 'worker')}" if plan.workers else ""
-        todo = f"{counted(plan.todo, 'document')} to tokenise{by}, {plan.reused} reused"
-        say(f"  plan       {todo}, {cost if plan.todo else 'nothing to write'}")
+        taken = f", {plan.taken} to take over" if plan.taken else ""
+        todo = f"{counted(plan.todo, 'document')} to tokenise{by}{taken}, {plan.reused} reused"
+        say(f"  plan       {todo}, {cost if plan.todo + plan.taken else 'nothing to write'}")
         if plan.refused:
             say(f"  refused    {counted(len(plan.refused), 'record')} so far, named at the end")
         self._begin()

@@ -112,7 +112,8 @@ def _open_records(data: Path, options: Mapping[str, Any]) -> RecordScan:
     from latentcache.pipeline.token_settings import TokenSettings
 
     datasets, text_lines = tuple(options.get("datasets", ())), bool(options.get("text_lines"))
-    return open_records(TokenSettings(data=data, datasets=datasets, text_lines=text_lines))
+    share = str(options["share"]) if "share" in options else None
+    return open_records(TokenSettings(data=data, datasets=datasets, text_lines=text_lines, share=share))
 
 
 def _description(cache: Path, generation: TokenGeneration, asked: Asked, depth: Depth) -> TokeniserDescription | None:

@@ -204,6 +204,7 @@ def payload_of(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -
         "generation": report.generation,
         "recipe_id": report.recipe_id,
         "allow_failed": report.allow_failed,
+        "share": report.share,
         "counts": report.counts,
         "items": [_item(finding) for finding in findings],
         "building": report.building,
@@ -238,6 +239,8 @@ def show(report: VerifyReport, findings: Sequence[Finding], fast: str = "headers
     out(f"{counts} ({read})")
     if report.unused_corrupt:
         out(f"damaged entries that no sample needs: {report.unused_corrupt}")
+    if report.share:
+        out(f"this is share {report.share} of the records: those of other shares were not looked for")
     if report.not_looked_at:
         out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
     if report.confidence:

@@ -47,6 +47,8 @@ class TokenCache:
     """Hex digits that name the recipe, the documents in their order, their lengths and runs."""
     name: str = "tokens"
     generation: int = 0
+    share: str = ""
+    """``i/n`` where it holds one of n shares of its data, made by one node of several; empty where it holds all."""
     plans: PlanFolder | None = None
     """Where packed plans are kept; nowhere without it."""
     chosen: NDArray[np.int32] | None = None
@@ -245,14 +247,8 @@ class TokenCache:
         """A row for each document, whose tokens are still to come."""
         assert isinstance(self.store, TokenReader)
         rows = FollowedRows(self.store, self._corpus.documents, max_length=max_length, overflow=overflow)
-        return TokenView(
-            [rows],
-            settings,
-            recipe=self.recipe,
-            identity=json_hash(facts),
-            generation=self.generation,
-            name=self.name,
-        )
+        facts_id, number = json_hash(facts), self.generation
+        return TokenView([rows], settings, recipe=self.recipe, identity=facts_id, generation=number, name=self.name)
 
     def _also(self, plan: RowPlan, facts: dict[str, Any]) -> tuple[bytes, ...]:
         """What followers of the build called these rows, where each document has one."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ def open_tokens(
             its documents. Where none is, the current generation as usual.
         timeout_s: How long a batch waits, seconds.
 
+    A cache that holds one share of its data (``build --shard``) is served with a warning.
+
     Raises:
         StaleCacheError: It was made with another tokenizer or recipe; the fields that differ are named.
         ModelNotFoundError: There is no tokenizer at this path.
@@ -63,6 +66,8 @@ def open_tokens(
         refuse_other(generation, tokenizer, str(root))
     if not (generation.complete or allow_partial):
         raise _incomplete(root, generation)
+    if generation.share:
+        _warn_of_share(root, generation)
     recipe = generation.recipe
     return TokenCache(
         store=TokenReader(layout, generation),
@@ -70,7 +75,18 @@ def open_tokens(
         fingerprint=coming_name(recipe, coming.documents) if coming else generation.fingerprint,
         name=str(root),
         generation=generation.number,
+        share=generation.share,
         plans=PlanFolder(layout),
+    )
+
+
+def _warn_of_share(root: Path, generation: TokenGeneration) -> None:
+    """Nobody trains on a quarter of his data because of a path with a wrong digit."""
+    build = f"latentcache build {shlex.quote(generation.source_root)} --take-from {shlex.quote(str(root))}"
+    warnings.warn(
+        f"{root} holds share {generation.share} of its data: one node of several made it; the whole is made by"
+        f" `{build} ... --out WHOLE`, with --take-from for each share",
+        stacklevel=3,
     )
 
 

@@ -1,9 +1,9 @@
 """Decode threads: read a file once, hash and decode the same buffer, cut it for every bucket it goes to.
 
-Guarantee: the key is made from the bytes that were decoded; a file that cannot be used becomes a refusal with
-its cause and never stops the build; memory is bounded by the byte budget, which is taken before a file is read.
-Threads are enough: simplejpeg, Pillow and torch's resize all release the interpreter lock (2 threads and 2
-processes had the same throughput and CPU cost).
+Guarantee: the key is made from the bytes that were decoded; a file that cannot be used becomes a refusal with its
+cause and never stops the build; memory is bounded by 17/16 of the byte budget, which is taken before a file is read:
+a sixteenth beside it is memory that threads keep for the next JPEG. Threads are enough: simplejpeg, Pillow and
+torch's resize all release the interpreter lock (2 threads and 2 processes had the same throughput and CPU cost).
 """
 
 from __future__ import annotations

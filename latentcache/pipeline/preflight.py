@@ -53,9 +53,11 @@ def check_places(data: Path, cache: Path) -> None:
     Raises:
         UsageError: As said.
         CacheReadOnlyError: The cache folder cannot be looked into.
+        CacheDamagedError: A folder is in the place of ``CURRENT``.
     """
     try:
         _check_places(data, cache)
+        CacheLayout(cache).check_current()
     except OSError as error:
         raise as_store_error(error, cache) from error
 

@@ -1,6 +1,6 @@
 """The device loop of one worker: decode threads on one side, the writer thread on the other.
 
-Decides nothing about content; it moves pieces. Guarantee: bounded memory (the byte budget, a short writer
+Decides nothing about content; it moves pieces. Guarantee: bounded memory (17/16 of the byte budget, a short writer
 queue, two batches on the device); when decoders starve because half-filled buckets hold the budget, the fullest is
 flushed, so nothing waits for ever; after a stop request the batches on the device are committed.
 """

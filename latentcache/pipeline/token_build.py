@@ -8,12 +8,10 @@ columns but places do not depend on the number of workers; sources are only read
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from latentcache.encoders.describe_tokens import check_ends
 from latentcache.encoders.tokenising import TokeniserDescription
@@ -26,6 +24,7 @@ from latentcache.pipeline.token_checks import (
     check_room,
     nothing_changed,
     refused_before,
+    tries_again,
 )
 from latentcache.pipeline.token_inputs import (
     TokenBefore,
@@ -34,9 +33,11 @@ from latentcache.pipeline.token_inputs import (
     open_records,
     read_token_before,
 )
-from latentcache.pipeline.token_known import known_documents
+from latentcache.pipeline.token_known import Known, known_documents
 from latentcache.pipeline.token_making import TokenWork, make_documents
 from latentcache.pipeline.token_memory import is_chat_data, survey_changed
+from latentcache.pipeline.token_planning import Divided, divide, refused_elsewhere
+from latentcache.pipeline.token_recovery import known_whole, recover
 from latentcache.pipeline.token_report import (
     SilentTokens,
     TokenObserver,
@@ -44,27 +45,19 @@ from latentcache.pipeline.token_report import (
     TokenProgress,
     TokenReport,
     token_plan,
-    with_work,
 )
 from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_settings import TokenSettings
-from latentcache.pipeline.token_survey import (
-    as_refusals,
-    first_of_each,
-    refused_rows,
-    todo_of,
-    token_refusal_json,
-)
+from latentcache.pipeline.token_survey import TokenSurvey, as_refusals, first_of_each, token_refusal_json
+from latentcache.pipeline.token_taking import open_other
 from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
-from latentcache.store.catalog import Located, load_catalog
+from latentcache.store.catalog import load_catalog
 from latentcache.store.coming import withdraw
 from latentcache.store.durable import make_folder, remove_durably
 from latentcache.store.layout import CacheLayout
 from latentcache.store.lock import builder_lock
-from latentcache.store.retire import retire
-from latentcache.store.salvage import mend_shards, salvage
 from latentcache.store.token_generation import TokenGeneration, publish_tokens
 from latentcache.token_recipe import TokenRecipe
 
@@ -113,32 +106,20 @@ class _Build:
         if is_new:
             locks.callback(remove_unused, self.layout)
 
-    def recover(self, before: TokenBefore) -> None:
-        """Take over what a build that died has committed, and what is whole of damaged shards."""
-        if before.damage:
-            self.observer.warned(f"the manifest was damaged and is made again ({before.damage})")
-        make_folder(self.layout.shards)
-        for found in mend_shards(self.layout, before.generation):
-            saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
-            self.observer.warned(f"shard {found.source} was damaged: {saved}")
-
     def standing(self, old: TokenGeneration | None, recipe: TokenRecipe) -> TokenGeneration | None:
         """The last generation, where what it knows of unchanged files is what this build would find."""
         same = old is not None and old.recipe.recipe_id == recipe.recipe_id
         return old if same and not self.settings.retry_failed else None
 
-    def set_aside(self, damaged: Sequence[Located]) -> None:
-        """Copy what is whole of the shards of damaged blocks and retire them: what is made again has the same key."""
-        for block in damaged:
-            self.observer.warned(f"block {block.key.hex()} is damaged: what is needed of it is made again")
-        for name in dict.fromkeys(block.shard for block in damaged):
-            salvage(self.layout, self.layout.shards / name)
-            retire(self.layout, name, "damaged")
-
     def stand(self, before: TokenBefore, listing: Listing) -> TokenReport | None:
         """What there is to say where nothing changed since the last build; None where something may have."""
         old = before.generation
-        if old is None or self.settings.retry_failed or old.allow_failed != self.settings.allow_failed:
+        if (
+            old is None
+            or self.settings.retry_failed
+            or tries_again(old)
+            or old.allow_failed != self.settings.allow_failed
+        ):
             return None
         if not nothing_changed(before, listing, self.settings, self.layout):
             return None
@@ -174,50 +155,55 @@ class _Build:
         for note in description.notes:
             self.observer.warned(note)
         work = survey_changed(scan, self.standing(old, recipe))
-        if not len(work.content) and not work.refused:
+        if not (len(work.content) or work.refused or (self.settings.part and work.sources)):
             raise EmptySourceError(
                 f"no record in {self.settings.data}", where=str(self.settings.data), fix="check the path"
             )
         if work.has_texts:  # beside conversations too: only now is it known
             check_ends(recipe, self.settings.tokenizer or "")
         if not self.settings.dry_run:
-            self.recover(before)
-        catalog = load_catalog(self.layout)
-        known = known_documents(catalog, old, recipe)
-        if known.damaged and not self.settings.dry_run:
-            self.set_aside(known.damaged)
-            known = known_documents(load_catalog(self.layout), old, recipe)
-        self.refused = dict({} if self.settings.retry_failed else refused_before(old, recipe))
-        todo = todo_of(work, known, self.refused)
-        again = refused_rows(work, self.refused)
-        characters = int(work.size[todo].sum(dtype=np.int64))
-        samples = len(work.content) + len(work.refused)
-        plan = token_plan(self.settings, recipe, samples=samples, refused=(*work.refused, *again), notes=work.notes)
-        reused = int((known.find(work.content[first_of_each(work.content)]) >= 0).sum())
-        plan = replace(plan, reused=reused, sources=len(work.sources))
-        plan = with_work(plan, int(todo.sum()), characters, self.settings.workers)
+            recover(self.layout, before, self.observer.warned)
+        known = known_whole(self.layout, before, recipe, None if self.settings.dry_run else self.observer.warned)
+        divided = self.divide(work, known, description, old)
+        plan = divided.plan
         self.observer.planned(plan)
         if self.settings.dry_run:
             return TokenReport(
                 plan=plan, dry_run=True, refused=plan.refused, notes=plan.notes, elapsed_s=self.elapsed
             )
         check_room(plan)
-        if plan.todo:
-            run = TokenRun(
-                description=description,
-                layout=self.layout,
-                settings=self.settings,
-                stop=self.stop,
-                progress=self.progress,
-                refused=self.refused,
-                advanced=self.observer.advanced,
-                warned=self.observer.warned,
-            )
-            doing = TokenWork(scan=scan, survey=work, todo=todo, before=old.number if old else 0)
-            description = make_documents(doing, plan, run)
+        if plan.todo + plan.taken:
+            before_this = old.number if old else 0
+            doing = TokenWork(scan=scan, survey=work, todo=divided.todo, taken=divided.taken, before=before_this)
+            description = make_documents(doing, plan, self.tokenising(description, plan))
             known = known_documents(load_catalog(self.layout), old, recipe)
         draft = assemble_tokens(work, known, self.refused)
         return self.publish(plan, draft, description, old, before, listing)
+
+    def divide(
+        self, work: TokenSurvey, known: Known, description: TokeniserDescription, old: TokenGeneration | None
+    ) -> Divided:
+        """What is there, what other caches have, and what is to be made."""
+        others = [open_other(cache, description, self.layout.root) for cache in self.settings.take_from]
+        for note in (note for other in others for note in other.notes):
+            self.observer.warned(note)
+        if not self.settings.retry_failed:
+            self.refused = refused_elsewhere(others, known) | dict(refused_before(old, description.recipe))
+        return divide(self.settings, description.recipe, work, known, others, self.refused)
+
+    def tokenising(self, description: TokeniserDescription, plan: TokenPlan) -> TokenRun:
+        """What tokenises and commits."""
+        self.progress.total, self.progress.characters_total = plan.todo + plan.taken, plan.characters
+        return TokenRun(
+            description=description,
+            layout=self.layout,
+            settings=self.settings,
+            stop=self.stop,
+            progress=self.progress,
+            refused=self.refused,
+            advanced=self.observer.advanced,
+            warned=self.observer.warned,
+        )
 
     def publish(
         self,
@@ -255,7 +241,8 @@ class _Build:
         return TokenReport(
             plan=plan,
             encoded=encoded,
-            cached=distinct - encoded,
+            cached=distinct - encoded - plan.taken,
+            taken=plan.taken,
             refused=draft.refused,
             notes=draft.notes,
             accounts=facts["tokens"],
@@ -263,6 +250,7 @@ class _Build:
             published=not same,
             elapsed_s=self.elapsed,
             written_bytes=self.progress.written_bytes,
+            restarts=self.progress.restarts,
             allow_failed=self.settings.allow_failed,
         )
 

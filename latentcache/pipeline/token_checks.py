@@ -23,6 +23,9 @@ from latentcache.store.layout import CacheLayout
 from latentcache.store.token_generation import TokenGeneration
 from latentcache.token_recipe import TokenRecipe
 
+#: Causes that lie in the machine and its settings: tried again by every build.
+_RETRIED = frozenset({"record-too-large"})
+
 
 def is_chat(scan: RecordScan) -> bool:
     """Whether there are conversations, as the first usable record of any file is one.
@@ -64,10 +67,16 @@ def _all_there(generation: TokenGeneration, layout: CacheLayout) -> bool:
 
 
 def refused_before(generation: TokenGeneration | None, recipe: TokenRecipe) -> Mapping[bytes, Refusal]:
-    """Records that this recipe's tokenizer refused in the last build, by content hash."""
+    """Records that this recipe's tokenizer refused in the last build and would refuse again, by content hash."""
     if generation is None or generation.recipe.recipe_id != recipe.recipe_id:
         return {}
-    return {refusal.content: refusal for refusal in as_refusals(generation.refused) if refusal.content}
+    kept = (refusal for refusal in as_refusals(generation.refused) if refusal.cause not in _RETRIED)
+    return {refusal.content: refusal for refusal in kept if refusal.content}
+
+
+def tries_again(generation: TokenGeneration) -> bool:
+    """Whether a build tries some of what the last one refused: it was not the record's fault alone."""
+    return any(refusal["cause"] in _RETRIED for refusal in generation.refused)
 
 
 def check_room(plan: TokenPlan) -> None:
@@ -76,7 +85,7 @@ def check_room(plan: TokenPlan) -> None:
     Raises:
         DiskFullError: The plan needs more than is free.
     """
-    if plan.todo and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
+    if plan.todo + plan.taken and plan.bytes_to_write * 11 // 10 + RESERVE_BYTES > plan.free_bytes:
         raise DiskFullError(
             "the disk is too full for this build",
             where=str(plan.cache),

@@ -24,6 +24,8 @@ from latentcache.store.manifest import TOKENS, TOKENS_VERSION, signed
 from latentcache.store.token_generation import TokenGeneration, load_tokens
 from latentcache.token_recipe import TokenRecipe
 
+#: The share that is all records.
+WHOLE = "0/1"
 _STUB = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
 
 
@@ -37,6 +39,8 @@ class TokenBefore:
     """As the build before was told it, a path as an absolute one."""
     chat_template: str | None = None
     """Path of the template's file, where one was given."""
+    share: str | None = None
+    """Of the records, as ``i/n``; ``0/1`` for all of them, None where nothing is there."""
     damage: str = ""
     """What is wrong with the current generation, where an older one or none had to stand in for it."""
 
@@ -59,6 +63,7 @@ def read_token_before(layout: CacheLayout) -> TokenBefore:
         recipe=generation.recipe,
         tokenizer=str(made["tokenizer"]),
         chat_template=made.get("chat_template"),
+        share=generation.share or WHOLE,
         damage=damage,
     )
 
@@ -73,6 +78,7 @@ def token_marker(recipe: TokenRecipe, settings: TokenSettings, samples: int) -> 
             "recipe": recipe.as_json(),
             "tokenizer": settings.tokenizer,
             "chat_template": None if template is None else str(template.resolve()),
+            "share": str(settings.part or WHOLE),
             "samples": samples,
         }
     )
@@ -82,8 +88,9 @@ def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
     """The settings with what the cache says in the places of what was not said.
 
     Raises:
-        UsageError: Nobody says which tokenizer.
+        UsageError: Nobody says which tokenizer, or another share is asked for than the cache holds.
     """
+    _refuse_other_share(settings, before)
     recipe, same = before.recipe, settings.tokenizer in (None, before.tokenizer)
     if settings.tokenizer is None and before.tokenizer is None:
         raise UsageError(
@@ -96,6 +103,7 @@ def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
         settings,
         tokenizer=_absolute(settings.tokenizer or before.tokenizer or ""),
         chat_template=settings.chat_template or template,
+        share=settings.share or before.share,
     )
     if recipe is None:
         return said
@@ -108,6 +116,24 @@ def completed(settings: TokenSettings, before: TokenBefore) -> TokenSettings:
         add_eos=recipe.add_eos if said.add_eos is None else said.add_eos,
         control_tokens=not recipe.split_control if said.control_tokens is None else said.control_tokens,
     )
+
+
+def _refuse_other_share(settings: TokenSettings, before: TokenBefore) -> None:
+    """A folder holds one share: another one would take the place of what somebody still wants to put together."""
+    asked = None if settings.share is None else str(settings.part or WHOLE)
+    if before.share is None or asked in (None, before.share):
+        return
+    raise UsageError(
+        f"this cache holds {told_share(before.share)} of its data, and {told_share(asked or WHOLE)} is asked for",
+        where=str(settings.cache),
+        why="the documents of one would replace those of the other",
+        fix="give each share, and the whole, a folder of its own with --out",
+    )
+
+
+def told_share(share: str) -> str:
+    """A share in words."""
+    return "all records" if share == WHOLE else f"share {share}"
 
 
 def describe(settings: TokenSettings, *, chat: bool) -> TokeniserDescription:
@@ -136,7 +162,8 @@ def open_records(settings: TokenSettings) -> RecordScan:
         SourceError: There is nothing that could be one.
         UsageError: A kind of file that is not read, or a data set that is not there.
     """
-    return scan_records(settings.data, RecordOptions(text_lines=settings.text_lines, datasets=settings.datasets))
+    options = RecordOptions(text_lines=settings.text_lines, datasets=settings.datasets, share=settings.part)
+    return scan_records(settings.data, options)
 
 
 def is_there(tokenizer: str) -> bool:
@@ -156,4 +183,5 @@ def _begun(marker: Mapping[str, Any]) -> TokenBefore:
         recipe=TokenRecipe.from_json(marker["recipe"]),
         tokenizer=str(marker["tokenizer"]),
         chat_template=marker["chat_template"],
+        share=str(marker.get("share", WHOLE)),
     )

@@ -21,6 +21,7 @@ from latentcache.pipeline.token_inputs import token_marker
 from latentcache.pipeline.token_report import TokenPlan
 from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_survey import TokenSurvey, todo_records
+from latentcache.pipeline.token_taking import Taken, in_order
 from latentcache.sources.records import Record, RecordScan
 from latentcache.store.documents import as_items
 from latentcache.store.durable import write_json, writing
@@ -37,7 +38,9 @@ class TokenWork:
     scan: RecordScan
     survey: TokenSurvey
     todo: NDArray[np.bool_]
-    """(N,) whether a record is to be tokenised."""
+    """(N,) whether a record's document is not in the cache yet."""
+    taken: Taken
+    """Which of those documents other caches have."""
     before: int
     """Generation that is current, 0 without one."""
 
@@ -62,14 +65,20 @@ def make_documents(work: TokenWork, plan: TokenPlan, run: TokenRun) -> Tokeniser
     write_json(run.layout.building, token_marker(run.description.recipe, run.settings, plan.samples))
     with writing(run.layout.building):
         failpoint("plan-written")
+    fresh, ready = work.todo & ~work.taken.there, np.flatnonzero(work.todo & work.taken.there)
+    taken = work.taken.documents(work.survey.content, ready)
     with Announcer() as followers:
         if run.settings.stream:
             coming = token_announcement(work, run)
             followers.begin(announce_tokens(run.layout, coming), numbers_of(coming.content))
         if plan.characters >= FAST_CHARACTERS:
-            try_fast_path(run, todo_records(work.scan, work.survey, work.todo))
+            try_fast_path(run, todo_records(work.scan, work.survey, fresh))
         run.told = followers.refused
-        run(todo_records(work.scan, work.survey, work.todo), plan.workers)
+        run(
+            todo_records(work.scan, work.survey, fresh),
+            plan.workers,
+            lambda made: in_order(made, taken, np.flatnonzero(fresh), ready),
+        )
     return run.description
 
 

@@ -1,44 +1,40 @@
 """Tokenises records in worker processes and hands the documents back in the order of the records.
 
-Guarantee: what comes out, and in which order, does not depend on the number of workers; memory is bounded by two
-units of work for each worker. Units end at 1 MiB of text or 1024 records, so that a worker is asked rarely and a
-signal is heard soon. Cost: 0.2 s and about 60 MB for each worker, a copy of text and ids through two pipes.
+Guarantee: what comes out, and in which order, does not depend on the number of workers. Memory is bounded: two units
+of work for each worker, which end at 1 MiB of text or 1024 records, so that a worker is asked rarely and a signal is
+heard soon; a record that is larger waits for its part of ``--host-memory``, and one for which all of it would not do
+is refused with its size. A worker that ends is replaced and counted; a record that ends workers is found and refused.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import queue
-import subprocess
-import sys
-import tempfile
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import Self
 
 from latentcache.encoders.opening_tokens import open_tokeniser
 from latentcache.encoders.tokenising import TokeniserDescription
-from latentcache.errors import EncoderError, WorkerError
-from latentcache.pipeline.token_worker import (
-    Result,
-    get_frame,
-    pack_description,
-    pack_records,
-    put_frame,
-    unpack_results,
-)
-from latentcache.sources.records import Record, record_size
+from latentcache.errors import WorkerError
+from latentcache.pipeline.budget import ByteBudget, default_budget_bytes
+from latentcache.pipeline.token_process import TokenProcess, WorkerGoneError
+from latentcache.pipeline.token_worker import Result
+from latentcache.sources.causes import hint_for
+from latentcache.sources.records import Record, record_size, text_record
+from latentcache.sources.sample import Refusal
 
 UNIT_CHARACTERS, UNIT_RECORDS = 1 << 20, 1024
 #: Text for which a further worker is worth its start: 0.5 s of tokenising.
 WORTH_CHARACTERS = 2 << 20
+#: Bytes that tokenising holds per character at its peak, at most: measured with the reference tokenizer, whose token
+#: is a string with offsets, 110 (prose) to 264 (a conversation in words of one letter); 42 by the fast path.
+CHARACTER_BYTES = 320
 _MOST_WORKERS = 32
-_CHILD = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from latentcache.pipeline.token_worker import serve; serve()"
-)
+#: Records that end their workers, in one build; with more of them something else is wrong. As of pictures.
+_MAX_CONVICTED = 100
 
 
 def default_workers(characters: int) -> int:
@@ -66,27 +62,42 @@ class TokenPool:
 
     Args:
         description: What they follow.
-        workers: How many; 0 tokenises in this process.
+        workers: How many; 0 tokenises in this process, where nothing but the size of records bounds memory.
+        host_memory: Bytes for records that are larger than a unit, of all workers together.
+        warn: Told of each worker that ended, by the thread that asks for results.
     """
 
-    def __init__(self, description: TokeniserDescription, workers: int) -> None:
-        self._description = description
+    def __init__(
+        self,
+        description: TokeniserDescription,
+        workers: int,
+        *,
+        host_memory: int | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._description, self._warn = description, warn
         self._local = open_tokeniser(description) if not workers else None
-        self._free: queue.Queue[_Worker] = queue.Queue()
-        self._workers: list[_Worker] = []
+        self._free: queue.Queue[TokenProcess] = queue.Queue()
+        self._workers: list[TokenProcess] = []
         self._count = workers
         self._threads: ThreadPoolExecutor | None = None
+        self._budget = ByteBudget(host_memory or default_budget_bytes())
+        self._lock, self._ending, self._convicted = threading.Lock(), False, 0
+        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.restarts = 0
+        """Workers that ended and were replaced."""
 
     def __enter__(self) -> Self:
         for _ in range(self._count):
-            worker = _Worker(self._description)
-            self._workers.append(worker)
-            self._free.put(worker)
+            self._free.put(self._hired())
         if self._workers:
             self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="tokenise")
         return self
 
     def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._ending = True
+        self._budget.close()
         for worker in self._workers:
             worker.kill()
         if self._threads is not None:
@@ -98,86 +109,146 @@ class TokenPool:
         """Each unit with one result for each of its records, in their order.
 
         Raises:
-            WorkerError: A worker died.
+            WorkerError: Workers keep ending, and no record is to blame.
             EncoderError: A tokenizer cannot be used.
         """
         if self._local is not None:
             for unit in work:
-                yield unit, self._local.tokenise(unit)
+                yield unit, self._weighed(unit, self._local.tokenise)
             return
         assert self._threads is not None
         waiting: deque[tuple[list[Record], Future[list[Result]]]] = deque()
         for unit in work:
-            waiting.append((unit, self._threads.submit(self._ask, unit)))
+            waiting.append((unit, self._threads.submit(self._weighed, unit, self._ask)))
             while len(waiting) > 2 * self._count or (waiting and waiting[0][1].done()):
-                first, future = waiting.popleft()
-                yield first, future.result()
+                yield self._next(waiting)
         while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
+            yield self._next(waiting)
+
+    def _next(self, waiting: deque[tuple[list[Record], Future[list[Result]]]]) -> tuple[list[Record], list[Result]]:
+        """The first unit that was given out, once it is done."""
+        unit, future = waiting.popleft()
+        try:
+            return unit, future.result()
+        finally:
+            while not self._words.empty():
+                self._warn(self._words.get())
+
+    def _weighed(self, unit: list[Record], tokenise: Callable[[list[Record]], list[Result]]) -> list[Result]:
+        """Have those records tokenised that memory is enough for, and refuse the others."""
+        most = self._budget.limit // CHARACTER_BYTES
+        fits = [record_size(record) <= max(most, UNIT_CHARACTERS) for record in unit]
+        if all(fits):
+            return tokenise(unit)
+        some = [record for record, is_fine in zip(unit, fits, strict=True) if is_fine]
+        done = iter(tokenise(some) if some else ())
+        limit = self._budget.limit
+        return [
+            next(done) if is_fine else too_large(record, limit) for record, is_fine in zip(unit, fits, strict=True)
+        ]
 
     def _ask(self, unit: list[Record]) -> list[Result]:
+        """Have a unit tokenised by a worker that is free, within the memory that there is for it."""
+        size = sum(map(record_size, unit))
+        more = size * CHARACTER_BYTES if size > 2 * UNIT_CHARACTERS else 0
         worker = self._free.get()
         try:
-            return worker.ask(unit)
+            if more and not self._budget.acquire(more):
+                raise WorkerError("the build is ending")
+            try:
+                worker, results = self._asked(worker, unit, max(more, self._budget.limit // self._count))
+            finally:
+                self._budget.release(more)
+            return results
         finally:
             self._free.put(worker)
 
-
-class _Worker:
-    """One process that tokenises. Used by one thread at a time."""
-
-    def __init__(self, description: TokeniserDescription) -> None:
-        self._talk = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._talk,
-            env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C is for the parent, which decides
-        )
-        self._description: TokeniserDescription | None = description
-
-    def ask(self, unit: list[Record]) -> list[Result]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        answer: tuple[Any, bytes] | None = None
+    def _asked(self, worker: TokenProcess, unit: list[Record], more: int) -> tuple[TokenProcess, list[Result]]:
+        """Ask, and where the worker ends, find the record that does it by halves; gives the worker that lives."""
         try:
-            if self._description is not None:
-                put_frame(stdin, pack_description(self._description))
-                self._description = None
-            put_frame(stdin, pack_records(unit))
-            answer = get_frame(stdout)
-        except BrokenPipeError:
-            answer = get_frame(stdout)  # it may have said why it ended
-        if answer is None:
-            raise self._died(unit)
-        head, body = answer
-        if isinstance(head, dict):
-            raise EncoderError(**{name: head["error"][name] for name in ("what", "where", "why", "fix", "slug")})
-        return unpack_results(head, body)
+            return worker, worker.ask(unit, more)
+        except WorkerGoneError as error:
+            words = str(error)
+        worker = self._replaced(worker, unit, words)
+        if len(unit) == 1:
+            return self._tried_alone(worker, unit[0], more)
+        middle = len(unit) // 2
+        worker, first = self._asked(worker, unit[:middle], more)
+        worker, second = self._asked(worker, unit[middle:], more)
+        return worker, first + second
 
-    def kill(self) -> None:
-        self._process.kill()
+    def _tried_alone(self, worker: TokenProcess, record: Record, more: int) -> tuple[TokenProcess, list[Result]]:
+        """One more try for a record that a worker ended with: whoever killed that one may have meant another."""
+        try:
+            return worker, worker.ask([record], more)
+        except WorkerGoneError as error:
+            words = str(error)
+        worker = self._replaced(worker, [record], words)
+        try:
+            worker.ask([text_record("", 0, "a")])
+        except WorkerGoneError as error:
+            raise _keep_dying(str(error), "no record is to blame: one letter ends them") from error
+        with self._lock:
+            self._convicted += 1
+            if self._convicted > _MAX_CONVICTED:
+                raise _keep_dying(words, f"{self._convicted} records were found that end them")
+        return worker, [crashed(record, words)]
 
-    def close(self) -> None:
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._talk):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue
+    def _replaced(self, gone: TokenProcess, unit: list[Record], words: str) -> TokenProcess:
+        """Another worker for one that ended."""
+        first, last = unit[0], unit[-1]
+        where = f"{first.source}:{first.line}" + (f" to {last.source}:{last.line}" if len(unit) > 1 else "")
+        with self._lock:
+            if self._ending:
+                raise WorkerError("the build is ending")
+            self.restarts += 1
+            self._workers.remove(gone)
+            worker = self._hired(again=True)
+        gone.close()
+        self._words.put(f"a worker process {words}, at {where}; its records are given out again")
+        return worker
 
-    def _died(self, unit: list[Record]) -> WorkerError:
-        status = self._process.wait()
-        self._talk.seek(0)
-        last = self._talk.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-        ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        return WorkerError(
-            "a worker process of the build died",
-            where=f"{unit[0].source}:{unit[0].line} to {unit[-1].source}:{unit[-1].line}",
-            why=f"{ended}: {last}" if last else ended,
-        )
+    def _hired(self, *, again: bool = False) -> TokenProcess:
+        worker = TokenProcess(self._description, again=again)
+        self._workers.append(worker)
+        return worker
+
+
+def too_large(record: Record, limit: int) -> Refusal:
+    """The refusal of a record for which there is not enough memory.
+
+    Args:
+        record: The record.
+        limit: Bytes that there are.
+    """
+    size = record_size(record)
+    needed = f"it has {size:,} characters and needs about {size * CHARACTER_BYTES:,} bytes to be tokenised"
+    return Refusal(
+        name=record.source,
+        line=record.line,
+        content=record.content,
+        cause="record-too-large",
+        detail=f"{needed}; --host-memory is {limit:,}",
+        hint=hint_for("record-too-large"),
+    )
+
+
+def crashed(record: Record, words: str) -> Refusal:
+    """The refusal of a record that ends its workers.
+
+    Args:
+        record: The record.
+        words: How the last one ended.
+    """
+    return Refusal(
+        name=record.source,
+        line=record.line,
+        content=record.content,
+        cause="tokenizer-crash",
+        detail=f"a worker process {words} whenever it tokenised its {record_size(record):,} characters",
+        hint=hint_for("tokenizer-crash"),
+    )
+
+
+def _keep_dying(words: str, blamed: str) -> WorkerError:
+    return WorkerError("worker processes keep dying", why=f"the last one {words}; {blamed}")

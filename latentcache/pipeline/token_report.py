@@ -31,12 +31,16 @@ class TokenPlan:
     free_bytes: int
     refused: tuple[Refusal, ...]
     notes: tuple[Refusal, ...]
+    share: str = ""
+    """``i/n`` of the records, where only these are built; empty for all."""
     sources: int = 0
     """Files of records."""
     reused: int = 0
     """Distinct documents that are committed already."""
     todo: int = 0
     """Distinct records to tokenise."""
+    taken: int = 0
+    """Distinct documents that are taken from other caches."""
     characters: int = 0
     """In those."""
     bytes_to_write: int = 0
@@ -50,7 +54,7 @@ class TokenProgress:
     """Where a build stands."""
 
     total: int = 0
-    """Records to tokenise."""
+    """Records to tokenise, and documents to take."""
     done: int = 0
     characters: int = 0
     """Of all records that are done."""
@@ -61,6 +65,8 @@ class TokenProgress:
     """Documents that are durable."""
     written_bytes: int = 0
     """Headers and payloads of the blocks that are durable."""
+    restarts: int = 0
+    """Worker processes that ended and were replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ class TokenReport:
     """Distinct documents tokenised and committed by this run."""
     cached: int = 0
     """Distinct documents that were there."""
+    taken: int = 0
+    """Distinct documents that came from other caches."""
     refused: tuple[Refusal, ...] = ()
     notes: tuple[Refusal, ...] = ()
     accounts: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +90,8 @@ class TokenReport:
     """False where the generation before says the same already."""
     elapsed_s: float = 0.0
     written_bytes: int = 0
+    restarts: int = 0
+    """Worker processes that ended and were replaced."""
     allow_failed: str = "0"
 
 
@@ -139,10 +149,13 @@ def token_plan(
         free_bytes=shutil.disk_usage(existing).free,
         refused=refused,
         notes=notes,
+        share=str(settings.part or ""),
     )
 
 
-def with_work(plan: TokenPlan, todo: int, characters: int, workers: int | None) -> TokenPlan:
+def with_work(
+    plan: TokenPlan, todo: int, characters: int, workers: int | None, *, taken: int = 0, tokens: int = 0
+) -> TokenPlan:
     """The plan with what is to be tokenised.
 
     Args:
@@ -150,6 +163,8 @@ def with_work(plan: TokenPlan, todo: int, characters: int, workers: int | None) 
         todo: Records.
         characters: In those.
         workers: As asked for; by default as many as are worth their start.
+        taken: Documents that are taken from other caches.
+        tokens: In those.
     """
     itemsize = DTYPES[plan.recipe.dtype][1]
     chosen = default_workers(characters) if workers is None else workers
@@ -157,6 +172,7 @@ def with_work(plan: TokenPlan, todo: int, characters: int, workers: int | None) 
         plan,
         todo=todo,
         characters=characters,
+        taken=taken,
         workers=chosen if todo else 0,
-        bytes_to_write=characters * itemsize // _CHARACTERS_PER_TOKEN + _DOCUMENT_BYTES * todo,
+        bytes_to_write=(characters // _CHARACTERS_PER_TOKEN + tokens) * itemsize + _DOCUMENT_BYTES * (todo + taken),
     )

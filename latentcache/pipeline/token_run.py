@@ -7,7 +7,7 @@ after a stop request the full blocks are committed. The one that is not full is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from latentcache.encoders.tokenising import TokeniserDescription
@@ -24,6 +24,11 @@ from latentcache.store.blocks import BlockFiller, Tokenised
 from latentcache.store.entry import HEADER_BYTES, NewEntry, unpack_header
 from latentcache.store.layout import OPEN_SUFFIX, CacheLayout
 from latentcache.store.shard import ShardWriter
+
+#: A record that is done with: its document, or why there is none.
+Settled = Tokenised | Refusal
+#: Records after which a build says how far it is.
+_TELL_EVERY = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,8 +47,18 @@ class TokenRun:
     told: Callable[[bytes], None] = lambda content: None
     """Told the content of each record that the tokenizer refuses."""
 
-    def __call__(self, records: Iterable[Record], workers: int) -> None:
+    def __call__(
+        self,
+        records: Iterable[Record],
+        workers: int,
+        among: Callable[[Iterator[Settled]], Iterator[Settled]] = lambda made: made,
+    ) -> None:
         """Tokenise and commit.
+
+        Args:
+            records: What is tokenised.
+            workers: In how many processes.
+            among: Puts what is made among what need not be, in the order of the records.
 
         Raises:
             InterruptedBuildError: Asked to stop; what was acknowledged is committed.
@@ -53,7 +68,7 @@ class TokenRun:
         """
         filler = BlockFiller(self.description.recipe)
         self.stop.orderly = True
-        with EventLog(self.settings.events) as events, TokenPool(self.description, workers) as pool:
+        with EventLog(self.settings.events) as events, self._pool(workers) as pool:
 
             def committed(entries: Sequence[NewEntry]) -> None:
                 events.commit([entry.key for entry in entries])
@@ -67,12 +82,13 @@ class TokenRun:
                 rolling=self.settings.stream,
             )
             try:
-                for unit, results in pool.results(units(records)):
-                    for record, result in zip(unit, results, strict=True):
-                        self._take(record, result, filler, writer)
-                    self.advanced(self.progress)
+                for one in among(self._made(pool, records)):
+                    self._take(one, filler, writer)
+                    if not self.progress.done % _TELL_EVERY:
+                        self.advanced(self.progress)
                     if self.stop.requested:
                         break
+                self.progress.restarts = pool.restarts
                 last = None if self.stop.requested else filler.finish()
                 if last is not None:
                     writer.put([last])
@@ -82,39 +98,45 @@ class TokenRun:
         if self.stop.requested:
             raise self.stop.error()
 
-    def _take(self, record: Record, result: Result, filler: BlockFiller, writer: WriterThread) -> None:
-        """One record's document goes into its block, or its refusal to the others."""
-        self.progress.done += 1
-        self.progress.characters += record_size(record)
-        if isinstance(result, Refusal):
-            self._refuse(replace(result, content=record.content))
-        elif not len(result.ids):
-            self._refuse(
-                Refusal(
-                    name=record.source,
-                    line=record.line,
-                    content=record.content,
-                    cause="no-tokens",
-                    detail="the tokenizer makes nothing of it",
-                    hint="take the record out, or let every text end with a token (--add-eos)",
-                )
-            )
-        else:
-            document = Tokenised(
-                content=record.content,
-                ids=result.ids,
-                runs=result.runs,
-                control_strings=result.control_strings,
-            )
-            self.progress.tokens += len(result.ids)
-            full = filler.add(document)
-            if full is not None:
-                writer.put([full])
+    def _pool(self, workers: int) -> TokenPool:
+        memory = self.settings.host_memory
+        return TokenPool(self.description, workers, host_memory=memory, warn=self.warned)
 
-    def _refuse(self, refusal: Refusal) -> None:
-        self.progress.refused += 1
-        self.refused[refusal.content] = refusal
-        self.told(refusal.content)
+    def _made(self, pool: TokenPool, records: Iterable[Record]) -> Iterator[Settled]:
+        """What becomes of each record."""
+        for unit, results in pool.results(units(records)):
+            for record, result in zip(unit, results, strict=True):
+                self.progress.characters += record_size(record)
+                yield settled(record, result)
+
+    def _take(self, one: Settled, filler: BlockFiller, writer: WriterThread) -> None:
+        """A document goes into its block, a refusal to the others."""
+        self.progress.done += 1
+        if isinstance(one, Refusal):
+            self.progress.refused += 1
+            self.refused[one.content] = one
+            self.told(one.content)
+            return
+        self.progress.tokens += len(one.ids)
+        full = filler.add(one)
+        if full is not None:
+            writer.put([full])
+
+
+def settled(record: Record, result: Result) -> Settled:
+    """What becomes of a record, from what the tokenizer made of it."""
+    if isinstance(result, Refusal):
+        return replace(result, content=record.content)
+    if not len(result.ids):
+        return Refusal(
+            name=record.source,
+            line=record.line,
+            content=record.content,
+            cause="no-tokens",
+            detail="the tokenizer makes nothing of it",
+            hint="take the record out, or let every text end with a token (--add-eos)",
+        )
+    return Tokenised(content=record.content, ids=result.ids, runs=result.runs, control_strings=result.control_strings)
 
 
 def _documents_in(entry: NewEntry) -> int:

@@ -66,22 +66,19 @@ def survey_records(
         SourceError: A file cannot be read.
     """
     content, source, line, size = bytearray(), array("i"), array("I"), array("I")
-    numbers: dict[str, int] = {}
     kept, has_texts = _Kept(keep), False
     for record in scan:
         kept.take(record)
         has_texts = has_texts or record.messages is None
         content += record.content
-        source.append(numbers.setdefault(record.source, len(numbers)))
+        source.append(scan.reading)  # not by its name: two data sets may name one file
         line.append(record.line)
         size.append(min(record_size(record), 0xFFFF_FFFF))
         if not len(line) % 4096:
             met(len(line))
-    position = {one.name: number for number, one in enumerate(scan.sources)}
-    moved = np.array([position[name] for name in numbers], dtype=np.int32)
     return TokenSurvey(
         content=np.frombuffer(bytes(content), dtype=np.uint8).reshape(-1, HASH_BYTES),
-        source=moved[np.array(source, dtype=np.int32)] if numbers else np.empty(0, dtype=np.int32),
+        source=np.array(source, dtype=np.int32),
         line=np.array(line, dtype=np.uint32),
         size=np.array(size, dtype=np.uint32),
         sources=scan.sources,
@@ -164,10 +161,10 @@ def todo_records(scan: RecordScan, work: TokenSurvey, todo: NDArray[np.bool_]) -
     Raises:
         SourceError: A file is not what it was a moment ago.
     """
-    wanted = np.isin(np.arange(len(work.sources)), work.source[todo])
+    names = {work.sources[number].name for number in np.unique(work.source[todo]).tolist()}
+    wanted = np.array([source.name in names for source in work.sources], dtype=np.bool_)
     rows = np.flatnonzero(wanted[work.source]).tolist()
     last = int(np.flatnonzero(todo)[-1]) if rows else -1
-    names = {source.name for number, source in enumerate(work.sources) if wanted[number]}
     for place, record in enumerate(_again(scan, names, work.kept)):
         row = rows[place] if place < len(rows) else -1
         if row < 0 or record.content != work.content[row].tobytes():

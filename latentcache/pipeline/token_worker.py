@@ -8,6 +8,7 @@ frame, in order; a worker without a parent ends.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from latentcache import failpoint
 from latentcache.encoders.opening_tokens import open_tokeniser
 from latentcache.encoders.tokenising import TokenisedDocument, Tokeniser, TokeniserDescription
 from latentcache.errors import LatentcacheError
@@ -115,6 +117,7 @@ def unpack_description(value: dict[str, Any]) -> TokeniserDescription:
 def serve() -> None:
     """The worker: a description first, then frames of records, each answered."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    failpoint.arm(os.environ.get(failpoint.VARIABLE), build=os.getppid())
     first = get_frame(stdin)
     if first is None:
         return
@@ -124,8 +127,11 @@ def serve() -> None:
     except LatentcacheError as error:
         put_frame(stdout, {"error": error.as_json()})
     while tokeniser is not None and (frame := get_frame(stdin)) is not None:
+        records = unpack_records(frame[0])
+        for record in records:
+            failpoint.failpoint("encoding", f"{record.source}#{record.line}")
         try:
-            head, body = pack_results(tokeniser.tokenise(unpack_records(frame[0])))
+            head, body = pack_results(tokeniser.tokenise(records))
         except LatentcacheError as error:
             put_frame(stdout, {"error": error.as_json()})
             return

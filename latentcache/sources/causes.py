@@ -70,6 +70,8 @@ HINTS: Mapping[str, str] = {
     "template-rewrites": "give a template that marks what is learned with {% generation %}, by --chat-template FILE",
     "no-template": "give a template with --chat-template FILE",
     "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
+    "record-too-large": "split the record into several, or give more memory with --host-memory",
+    "tokenizer-crash": "it ends the process that tokenises it: remove the record; --retry-failed tries it once more",
     # the encoder
     "non-finite": "the model gives no finite latents for it, in float32 neither: remove the picture",
     "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",

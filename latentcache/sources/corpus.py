@@ -24,6 +24,7 @@ from latentcache.sources.record_format import TEXT, RecordFormat
 from latentcache.sources.records import Record, RecordLog, RecordScan
 from latentcache.sources.sample import Refusal
 from latentcache.sources.saved import is_saved, saved_files
+from latentcache.sources.share import Share
 from latentcache.sources.sorting import CACHE_SUFFIX, extension_of
 
 #: Extension in lower case -> kind of file.
@@ -44,6 +45,8 @@ class RecordOptions:
     """Whether each line of a text file is a document."""
     datasets: tuple[str, ...] = ()
     """Names in a dataset_info.json; all that lie on this disk by default."""
+    share: Share | None = None
+    """Of the records, told by their content; all of them by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan
             if file.name not in without:
                 yield from islice(_read(file, log, alone=alone), 1 if first else None)
 
-    return RecordScan(root, read, tuple(file.unread() for file in listing.files))
+    return RecordScan(root, read, tuple(file.unread() for file in listing.files), share=options.share)
 
 
 def is_corpus(data: Path) -> bool:

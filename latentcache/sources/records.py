@@ -15,6 +15,7 @@ from pathlib import Path
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.sample import Refusal
+from latentcache.sources.share import Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class RecordScan:
             told so, over what comes after the first record of each file.
         files: The files, in their order.
         without: Names of files to pass over.
+        share: Give the records of this share alone. Refusals are those of all: a line that is no record is in none.
     """
 
     def __init__(
@@ -106,26 +108,28 @@ class RecordScan:
         read: Callable[[RecordLog, Collection[str], bool], Iterator[Record]],
         files: tuple[UnreadFile, ...] = (),
         without: Collection[str] = (),
+        share: Share | None = None,
     ) -> None:
-        self.root, self.files = root, files
+        self.root, self.files, self.share = root, files, share
         self._read, self._without = read, without
         self._log = RecordLog()
 
     def but(self, names: Collection[str]) -> RecordScan:
         """The same without some files, which are not opened."""
-        return RecordScan(self.root, self._read, self.files, frozenset([*self._without, *names]))
+        return RecordScan(self.root, self._read, self.files, frozenset([*self._without, *names]), self.share)
 
     def __iter__(self) -> Iterator[Record]:
-        """Every record that can be used.
+        """Every record of the share that can be used.
 
         Raises:
             SourceError: A file cannot be read, is no text, or changed while it was read.
         """
         self._log = RecordLog()
-        return self._read(self._log, self._without, False)
+        records, share = self._read(self._log, self._without, False), self.share
+        return records if share is None else (record for record in records if share.holds(record.content))
 
     def firsts(self) -> Iterator[Record]:
-        """The first usable record of each file; a file is opened when its record is asked for.
+        """The first usable record of each file, whoever's share it is; a file is opened when its record is asked for.
 
         Nothing of it is in ``sources``, ``refused`` and ``notes``.
 
@@ -142,6 +146,11 @@ class RecordScan:
             except OSError:
                 stat = None
             yield file.name, stat, file.reading
+
+    @property
+    def reading(self) -> int:
+        """Position in ``sources`` that the file of the latest record will have; a file may be there several times."""
+        return len(self._log.sources)
 
     @property
     def sources(self) -> tuple[RecordSource, ...]:

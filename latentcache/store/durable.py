@@ -101,6 +101,17 @@ def unreadable(path: Path, error: Exception) -> CacheDamagedError:
     return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error), fix=fix)
 
 
+def folder_in_place(path: Path) -> CacheDamagedError:
+    """A folder stands where a file of the cache belongs. Somebody put it there, so nothing advises to remove it."""
+    quoted = shlex.quote(str(path))
+    return CacheDamagedError(
+        f"{path.name} cannot be read or written: there is a folder in its place",
+        where=str(path),
+        why="a cache never makes one there; something else did",
+        fix=f"mv {quoted} elsewhere, then the `latentcache build` command that made the cache: entries are kept",
+    )
+
+
 def refuse_unreadable(error: Exception, path: Path) -> None:
     """Raise where the system refused to read: that says nothing of what is there, so it may not count as damage.
 
@@ -194,6 +205,8 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
     if error.errno == errno.EIO:
         fix = "check the disk, then run the same command again: committed work is kept"
         return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
+    if error.errno == errno.EISDIR:
+        return folder_in_place(Path(error.filename2 or error.filename or path))
     reason = "read-only" if error.errno in READ_ONLY else "not usable"
     return CacheReadOnlyError(
         f"the cache folder cannot be written: {path}",

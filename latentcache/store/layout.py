@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.store.durable import read_file, refuse_unreadable, unreadable
+from latentcache.store.durable import folder_in_place, read_file, refuse_unreadable, unreadable
 
 OPEN_SUFFIX = ".open"
 RETIRED_SUFFIX = ".retired"
@@ -105,6 +105,15 @@ class CacheLayout:
         """
         return {path.stem for path in _listed(self.shards) if path.suffix == RETIRED_SUFFIX}
 
+    def check_current(self) -> None:
+        """See that a generation can be switched to: a build says so before its work, not after.
+
+        Raises:
+            CacheDamagedError: There is a folder in the place of ``CURRENT``.
+        """
+        if self.current.is_dir():
+            raise folder_in_place(self.current)
+
     def check_shards(self) -> None:
         """See that the shards can be listed: what cannot be looked at must not pass for nothing.
 
@@ -162,6 +171,7 @@ class CacheLayout:
             if error.errno == errno.ENAMETOOLONG:
                 what, why = "no cache at this path: it is too long", str(error.strerror)
                 raise CacheNotFoundError(what, where=str(self.root), why=why, fix="check the path") from error
+            self.check_current()
             raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
             newest = max(self.generations(), default=0)

@@ -45,6 +45,11 @@ class Told:
         return str(self.manifest["source"]["root"])
 
     @property
+    def share(self) -> str:
+        """``i/n`` where it holds one of n shares of the records; empty where it holds them all."""
+        return str(self.manifest["source"].get("options", {}).get("share", ""))
+
+    @property
     def allow_failed(self) -> str:
         """What may be quarantined, as the last build was told: a number, or a share of all samples such as ``2%``."""
         return str(self.manifest.get("allow_failed", "0"))

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,19 @@ class PlanFolder:
                 stacklevel=2,
             )
             return None
+
+    def kept(self) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[np.uint32]]]]:
+        """Facts and columns of every plan that is there and whole, in the order of their names."""
+        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else ():
+            try:
+                facts = dict(read_json(path)["facts"])
+            except (CacheDamagedError, KeyError, TypeError, ValueError):
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # who uses a damaged plan is warned, not who counts them
+                columns = self.load(facts) if self._path(facts) == path else None
+            if columns is not None:
+                yield facts, columns
 
     def save(self, facts: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> bool:
         """Keep columns of numbers from 0 to 2^32 - 1; whether they could be kept.

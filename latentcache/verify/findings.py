@@ -132,6 +132,8 @@ class VerifyReport:
     """Of the generation, in hex."""
     allow_failed: str = "0"
     """What the build was told to put up with: a number of quarantined files, or a share such as ``2%``."""
+    share: str = ""
+    """``i/n`` where the cache holds one of n shares of its data: what is in the others is not missing here."""
 
     @property
     def unused_corrupt(self) -> int:

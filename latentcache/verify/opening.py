@@ -93,7 +93,7 @@ def _check_told(generation: AnyGeneration) -> None:
     objects: list[Any] = [made, made.get("libraries", {}), *generation.refused, *generation.notes]
     if isinstance(generation, TokenGeneration):
         objects += [source["options"], source["listing"]]
-        texts += [source["listing"]["hash"], made["tokenizer"]]
+        texts += [source["listing"]["hash"], made["tokenizer"], source["options"].get("share", "")]
         _ = source["listing"]["racy"]
     for item in (*generation.refused, *generation.notes):
         texts += [item["name"], item["cause"]]

@@ -137,6 +137,7 @@ def verdict(cache: Path, depth: Depth, seen: Seen, started: float) -> VerifyRepo
         },
         recipe_id=generation.recipe.recipe_id.hex(),
         allow_failed=generation.allow_failed,
+        share=generation.share,
         damage=tuple(chain.from_iterable(seen.entries.damage.values())),
         reencoded=seen.reencoded,
         confidence=(seen.claim or stated(generation, depth, seen.chosen, looked)) if clean else "",

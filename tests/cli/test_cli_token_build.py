@@ -78,3 +78,56 @@ def test_what_became_of_control_strings_is_said(run, tmp_path, words, taken):
     said = f"1 control string in 1 record: taken as {taken}"
     assert said in run("build", data, "--tokenizer", tokenizer, "--workers", "0", *words).out
     assert said in run("info", tmp_path / "a.jsonl.latentcache").out
+
+
+def test_a_record_that_memory_is_not_enough_for_is_quarantined_and_tried_again(run, tmp_path):
+    """4 000 000 characters at 320 bytes each are more than 1 GB."""
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"text": "fine"}\n{"text": "' + "x" * 4_000_000 + '"}\n{"text": "too"}\n')
+    done = run("build", data, "--tokenizer", "stub", "--host-memory", str(1 << 30), "--json")
+    found = done.json
+    assert (done.status, found["counts"]["encoded"], found["counts"]["quarantined"]) == (1, 2, 1)
+    (item,) = found["items"]
+    assert (item["reason"], item["path"], item["line"]) == ("record-too-large", "a.jsonl", 2)
+    assert "4,000,000 characters" in item["found"]
+    assert "1,073,741,824" in item["found"]
+    assert "--host-memory" in item["hint"]
+    cache = tmp_path / "a.jsonl.latentcache"
+    assert run("verify", cache, "--json").json["counts"]["quarantined"] == 1
+    found = run("build", data, "--tokenizer", "stub", "--host-memory", str(2 << 30), "--json").json
+    assert (found["exit_code"], found["counts"]["encoded"], found["counts"]["cached"]) == (0, 1, 2)
+
+
+def test_a_record_that_ends_its_workers_is_quarantined_and_workers_are_counted(run, tmp_path, monkeypatch):
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(f'{{"text": "{number}"}}\n' for number in range(20)))
+    monkeypatch.setenv("LATENTCACHE_FAILPOINT", "encoding@a.jsonl#9:1:crash")
+    done = run("build", data, "--tokenizer", "stub", "--workers", "1", "--json")
+    assert (done.status, done.json["counts"]["encoded"]) == (1, 19)
+    (item,) = done.json["items"]
+    assert (item["reason"], item["line"]) == ("tokenizer-crash", 9)
+    assert 2 <= done.json["worker_restarts"] <= 7
+    assert "given out again" in done.err
+    monkeypatch.delenv("LATENTCACHE_FAILPOINT")
+    assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0
+    found = run("build", data, "--tokenizer", "stub", "--retry-failed", "--json").json
+    assert (found["exit_code"], found["counts"]["encoded"], found["worker_restarts"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("command", ["build", "build --dry-run", "info", "verify", "gc"])
+def test_a_folder_in_the_place_of_current_is_called_so(run, tmp_path, command):
+    """It was called a folder that may not be written, after all the work."""
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"text": "one"}\n')
+    run("build", data, "--tokenizer", "stub")
+    cache = tmp_path / "a.jsonl.latentcache"
+    (cache / "CURRENT").unlink()
+    (cache / "CURRENT").mkdir()
+    (cache / "CURRENT" / "mine").write_text("kept")
+    name, *more = command.split()
+    found = run(name, data if name == "build" else cache, *more, "--json")
+    assert (found.status, found.error["slug"]) == (3, "cache-damaged")
+    assert found.error["what"] == "CURRENT cannot be read or written: there is a folder in its place"
+    assert found.error["fix"].startswith("mv ")
+    (cache / "CURRENT").rename(tmp_path / "elsewhere")
+    assert run("build", data, "--tokenizer", "stub", "--json").json["counts"]["encoded"] == 0

@@ -40,3 +40,21 @@ def test_which_caches_are_of_tokens(tmp_path):
     assert holds_tokens(tmp_path / "d")
     (tmp_path / "d" / "BUILDING").write_text("[]")
     assert not holds_tokens(tmp_path / "d")
+
+
+def test_shares_are_of_tokens(run, tmp_path):
+    data = write_texts(tmp_path / "a.jsonl", ["one", "two"])
+    assert token_options(shard="0/2", take_from=[tmp_path]) == {"share": "0/2", "take_from": (tmp_path,)}
+    found = run("build", data, "--tokenizer", "stub", "--shard", "2/2", "--json")
+    assert (found.status, found.error["slug"]) == (2, "usage")
+    assert not (tmp_path / "a.jsonl.latentcache").exists()
+    for number in range(2):
+        done = run(
+            "build", data, "--tokenizer", "stub", "--shard", f"{number}/2", "--out", tmp_path / f"part{number}"
+        )
+        assert (done.status, f"share {number}/2" in done.out) == (0, True)
+    words = ["--take-from", tmp_path / "part0", "--take-from", tmp_path / "part1"]
+    assert "2 taken over, 0 reused" in run("build", data, "--tokenizer", "stub", *words, "--dry-run").out
+    done = run("build", data, "--tokenizer", "stub", *words)
+    assert "0 tokenised, 2 taken over, 0 reused" in done.out
+    assert "2 to take over" in done.err

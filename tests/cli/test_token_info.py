@@ -1,8 +1,5 @@
-import numpy as np
 import pytest
 from small_tokens import write_texts
-
-from latentcache.cli.token_info import row_counts
 
 
 @pytest.fixture
@@ -40,8 +37,26 @@ def test_plans_of_tokens_are_those_of_views(run, cache):
     assert "rows" in found.error["fix"]
 
 
-def test_rows_of_common_lengths():
-    found = {one["max_length"]: one for one in row_counts(np.array([512, 600, 5000]))}
-    assert (found[512]["padded_rows"], found[512]["too_long"], found[512]["padded_fill"]) == (1, 2, 1.0)
-    assert (found[8192]["packed_rows_at_least"], found[8192]["block_rows"], found[1024]["block_rows"]) == (1, 1, 6)
-    assert row_counts(np.array([], dtype=np.int64))[0]["padded_fill"] == 0.0
+def test_quarantine_names_the_field(run, tmp_path):
+    data = tmp_path / "a.jsonl"
+    data.write_text('{"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}]}\n')
+    run("build", data, "--tokenizer", "stub", "--allow-failed", "1")
+    cache = tmp_path / "a.jsonl.latentcache"
+    (item,) = run("info", cache, "--quarantine", "--json").json["items"]
+    assert (item["path"], item["field"]) == ("a.jsonl:1", "messages[0].content")
+    assert "a.jsonl:1 messages[0].content: " in run("info", cache, "--quarantine").out
+
+
+def test_a_share_says_that_it_is_one(run, tmp_path):
+    data = write_texts(tmp_path / "a.jsonl", ["one", "two two"])
+    cache = tmp_path / "part"
+    run("build", data, "--tokenizer", "stub", "--shard", "0/2", "--out", cache)
+    assert run("info", cache, "--json").json["share"] == "0/2"
+    assert "share 0/2 of the records" in run("info", cache).out
+    (cache / "CURRENT").unlink()
+    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "share": "1/2"}')
+    assert run("info", cache, "--json").json["share"] == "1/2"
+    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "share": "0/1"}')
+    found = run("info", cache, "--json").json
+    assert found["share"] == ""
+    assert "of the records" not in run("info", cache).out

@@ -180,3 +180,32 @@ def test_flags_of_pictures_are_refused(run, cache, words):
 
 def test_a_tokenizer_says_nothing_of_pictures(run, tmp_path):
     assert run("verify", tmp_path, "--tokenizer", "stub", "--json").status == 2
+
+
+@pytest.fixture
+def share(run, data):
+    """One of three shares of the same data."""
+    cache = data.with_name("part")
+    assert run("build", data, "--tokenizer", "stub", "--workers", "0", "--shard", "1/3", "--out", cache).status == 0
+    return cache
+
+
+@pytest.mark.parametrize("words", [[], ["--full"], ["--reencode", "20"], ["--sample", "50%"]])
+def test_records_of_other_shares_are_not_missing(run, share, words):
+    status, counts, items = found_by(run, share, *words)
+    assert (status, items, list(counts)) == (0, [], ["ok"])
+    assert 0 < counts["ok"] < 100
+    assert run("verify", share, *words, "--json").json["share"] == "1/3"
+    assert "share 1/3" in run("verify", share, *words).out
+
+
+def test_of_new_records_those_of_the_share_are_missing(run, data, share, cache):
+    held = len(opened(share)[0].documents)
+    write_texts(data, [*LINES, *(f"new {number}" for number in range(30))])
+    status, counts, items = found_by(run, share)
+    assert (status, counts["ok"]) == (1, held)
+    assert 0 < counts["missing"] == len(items) < 20
+    assert {item["reason"] for item in items} == {"not-built"}
+    write_texts(data, ["other"] * 3)
+    assert found_by(run, share)[1]["stale"] == held
+    assert run("verify", cache, "--json").json["share"] == ""

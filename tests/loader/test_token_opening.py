@@ -167,3 +167,15 @@ def test_a_cache_of_pictures_is_refused(tmp_path):
     settings = BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(model="stub", resolutions=(64,)))
     with pytest.raises(CacheFormatError, match="pictures"):
         open_tokens(build_cache(settings).plan.cache)
+
+
+def test_one_share_of_the_data_is_served_with_a_warning(built, tmp_path):
+    build_tokens(
+        TokenSettings(data=built.parent / "data", out=tmp_path / "part", tokenizer="stub", workers=0, share="1/2")
+    )
+    with pytest.warns(UserWarning, match="share 1/2 of its data") as caught:
+        cache = open_tokens(tmp_path / "part")
+    assert caught[0].filename == __file__
+    assert (cache.share, 0 < len(cache) < 300) == ("1/2", True)
+    assert cache.split(0.5)[0].share == "1/2"
+    assert open_tokens(built).share == ""

@@ -281,3 +281,36 @@ def test_a_file_that_changes_after_the_survey_is_built_as_it_was_and_seen_by_the
     report = build(data, tmp_path / "cache")
     assert (report.encoded, report.cached) == (2, 1)
     assert spoken(opened(tmp_path / "cache")[1]) == ["one", "other", "new"]
+
+
+def test_a_file_of_two_data_sets_is_two_sources(tmp_path):
+    """The second has a record more that is new; reading it again meets the records of the first as well."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [{"text": "one", "other": "eins"}, {"text": "two", "other": "zwei"}, {"text": "three", "other": "drei"}]
+    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    columns = ({"prompt": name} for name in ("text", "other"))
+    entries = {f"d{n}": {"file_name": "a.jsonl", "columns": one} for n, one in enumerate(columns)}
+    (folder / "dataset_info.json").write_text(json.dumps(entries))
+    build(folder, tmp_path / "first", datasets=("d0",))
+    build(folder, tmp_path / "cache")
+    generation, reader = opened(tmp_path / "cache")
+    assert spoken(reader) == ["one", "two", "three", "eins", "zwei", "drei"]
+    assert generation.documents.source.tolist() == [0, 0, 0, 1, 1, 1]
+    assert generation.documents.sources == ("a.jsonl", "a.jsonl")
+    assert generation.documents.line.tolist() == [1, 2, 3, 1, 2, 3]
+    assert generation.manifest["tokens"]["tokens_by_source"] == [4 + 4 + 6, 5 + 5 + 5]
+    report = build(folder, tmp_path / "taken", take_from=(tmp_path / "first",))
+    assert (report.taken, report.encoded) == (3, 3)
+    assert columns_of_sources(tmp_path / "taken") == columns_of_sources(tmp_path / "cache")
+    (folder / "a.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines[:2], {**lines[2], "other": "x"}])
+    )
+    report = build(folder, tmp_path / "cache")
+    assert report.encoded == 1
+    assert spoken(opened(tmp_path / "cache")[1])[-1] == "x"
+
+
+def columns_of_sources(cache):
+    documents = opened(cache)[0].documents
+    return documents.source.tolist(), documents.line.tolist(), documents.sources

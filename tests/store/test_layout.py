@@ -124,3 +124,11 @@ def test_a_path_that_is_too_long_is_no_damage(tmp_path):
     with pytest.raises(CacheNotFoundError) as caught:
         CacheLayout(tmp_path / ("x" * 300)).current_generation()
     assert "rm" not in caught.value.fix
+
+
+def test_a_folder_in_the_place_of_current_is_called_so(layout):
+    layout.check_current()
+    layout.current.mkdir()
+    for call in (layout.check_current, layout.current_generation):
+        with pytest.raises(CacheDamagedError, match=r"CURRENT cannot be .* there is a folder in its place"):
+            call()

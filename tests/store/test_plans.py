@@ -83,3 +83,17 @@ def test_many_writers_at_once(folder):
         assert all(pool.map(lambda _: folder.save(FACTS, COLUMNS), range(40)))
     assert same(folder.load(FACTS))
     assert len(list(folder.folder.iterdir())) == 2
+
+
+def test_plans_that_are_there_and_whole(folder, recwarn):
+    assert list(folder.kept()) == []
+    made = [({"kind": "packed", "max_length": length}, {"a": np.arange(length)}) for length in (3, 4, 5)]
+    for facts, columns in made:
+        folder.save(facts, columns)
+    assert sorted(facts["max_length"] for facts, _ in folder.kept()) == [3, 4, 5]
+    paths = sorted(folder.folder.glob("*.json"))
+    paths[0].write_text("{")
+    paths[1].with_suffix(".npy").write_bytes(b"")
+    ((facts, columns),) = folder.kept()
+    assert columns["a"].tolist() == list(range(facts["max_length"]))
+    assert len(recwarn) == 0
