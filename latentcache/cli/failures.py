@@ -29,7 +29,8 @@ def as_known(error: BaseException) -> LatentcacheError:
         return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
     if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
         number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
-        return InterruptedBuildError(f"interrupted by {number.name}", signal_number=number)
+        fix = "run the same command again"  # from its start: only a build goes on where it was
+        return InterruptedBuildError(f"interrupted by {number.name}", signal_number=number, fix=fix)
     if isinstance(error, OSError):
         return _system_error(error)
     if isinstance(error, MemoryError):

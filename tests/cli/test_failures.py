@@ -33,6 +33,10 @@ def test_every_error_has_a_status_and_words(error, exit_code, slug):
     assert known.fix
 
 
+def test_what_is_no_build_does_not_say_that_it_goes_on():
+    assert as_known(Signalled(signal.SIGTERM)).fix == "run the same command again"
+
+
 def test_a_bug_says_where():
     with pytest.raises(KeyError) as caught:
         raise KeyError("x")
