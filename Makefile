@@ -5,7 +5,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-# What is used is compiled when it is first imported: to compile all of torch, transformers and diffusers takes minutes.
+# pip compiles what it installs one file after the other; compileall takes every core.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
 # Those of a GPU and of ten million entries have targets of their own.
@@ -29,6 +29,7 @@ help:  ## print this list
 	@$(PIP) torch
 	@echo "setup: installing latentcache and its developer tools"
 	@$(PIP) -e ".[dev]"
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true   # some packages carry files that are no Python
 	@touch $@
 
 setup: .venv/.stamp  ## make .venv and install the project in it

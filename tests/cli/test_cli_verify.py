@@ -12,7 +12,7 @@ from latentcache.verify.findings import CATEGORIES
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "mode", "generation", "counts", "items", "building",
     "elapsed_s", "repair", "checked", "not_looked_at", "confidence", "recipe_diff", "reencode",
-    "recipe_id", "allow_failed",
+    "recipe_id", "allow_failed", "share",
 }  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 

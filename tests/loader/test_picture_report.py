@@ -8,7 +8,8 @@ from small_cache import build, draw
 
 import latentcache.plan.epoch
 from latentcache.errors import UsageError
-from latentcache.loader.cache import combine_caches, open_cache
+from latentcache.loader.cache import open_cache
+from latentcache.loader.cache_mix import combine_caches
 
 SHAPES = [(96, 64), (64, 96), (80, 80)]
 
