@@ -35,6 +35,7 @@ class IterableBatches(IterableDataset[Batch]):
 
     def __init__(self, loader: Epochs) -> None:
         self._loader = loader
+        loader.told.own()  # workers may be started next
         self._skip: int | None = None
         self._loaded = False
         # workers that outlive an epoch see a later set_epoch, and whether there was one

@@ -150,6 +150,8 @@ class Position:
                 newer checkpoint, or one that cannot be.
         """
         cursor = Cursor.from_json(state)
+        if "lengths_for" in state:
+            raise unreadable("it was made by a version that laid the lengths of rows out once for all epochs")
         if self._entries.nested and len(cursor.legs) > 1 and not state.get("upward"):
             raise unreadable("it went on at other sizes in a version that served each length for itself then")
         given, known = str(state.get("plan_id")), self._identities()

@@ -125,8 +125,10 @@ class RowEntries:
 
     def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
         """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are."""
-        _, length = row_and_length(entries_of(entries[:1]), len(self.bucket))
-        return self.rows(entries), self.sizes[int(length[0])].width
+        if not self.nested:
+            return entries, self.sizes[0].width
+        rows, length = row_and_length(entries_of(entries), len(self.bucket))
+        return np.where(only_fills(entries), filling(rows), rows), self.sizes[int(length[0])].width
 
     def checked(self, entries: Any) -> NDArray[np.integer]:
         """Entries that a caller names himself, for one batch.

@@ -175,12 +175,11 @@ class TokenLoader(Epochs):
             return self.view.batch(some, width=width)
 
         _, batch = self._substitutes.read(entries_of(rows) if masks else rows, read, seed=seed, epoch=epoch)
-        fills = only_fills(rows)
         if masks:
-            batch = without_labels(batch, fills)
-        facts: Batch = {"meta": meta(batch, fills, epoch=epoch, step=step)} if self.meta else {}
+            batch = without_labels(batch, only_fills(rows))
+        facts: Batch = {"meta": meta(batch, only_fills(rows), epoch=epoch, step=step)} if self.meta else {}
         if masks and self.format == "plain":
-            facts["is_pad_row"] = torch.from_numpy(fills)
+            facts["is_pad_row"] = torch.from_numpy(only_fills(rows))
         return self._transfer.send(token_formatted(batch, self.format) | facts)
 
     def _tokens_of_entries(self) -> NDArray[np.integer] | None:

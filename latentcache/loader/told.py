@@ -18,7 +18,9 @@ from latentcache.loader.shared_numbers import SharedNumbers
 LAST_EPOCH = 2**63 - 1
 _EPOCH, _ORDERS, _TIMES, _PASS, _SERVED, _RESUMED = range(6)
 _UNTELLABLE = -1
-_BITS = 24
+#: What names a pass in one number: the seed that torch drew for its workers with what was said before they were made
+#: (a program may seed torch alike before every epoch), which pass of theirs it is, and behind these its epoch.
+_SEED_BITS, _PASS_BITS, _EPOCH_BITS = 30, 12, 20
 
 
 class Told:
@@ -28,6 +30,7 @@ class Told:
         self._numbers = SharedNumbers(0, 0, 0, 0, 0, 0)
         self._heard, self._orders, self._passes = 0, 0, 0
         self._last: int | None = None
+        self._born: int | None = None
         self._in_order, self._counts = True, True
 
     @property
@@ -105,16 +108,18 @@ class Told:
         info = get_worker_info()
         assert info is not None
         self._passes += 1
+        self._born = self._heard if self._born is None else self._born
         if self._numbers.foreign:
             self._refuse_another_pass()
             return
         self._numbers[_SERVED] = 1
         if not self._counts:
             return
-        pass_ = (info.seed - info.id) % (1 << 15) << 2 * _BITS | self._passes % (1 << _BITS) << _BITS
-        served, last = pass_ | epoch % (1 << _BITS), self._numbers[_PASS]
+        drawn = (info.seed - info.id + self._born) % (1 << _SEED_BITS)
+        pass_ = drawn << _PASS_BITS | self._passes % (1 << _PASS_BITS)
+        served, last = pass_ << _EPOCH_BITS | epoch % (1 << _EPOCH_BITS), self._numbers[_PASS]
         self._numbers[_PASS] = served
-        if last >> _BITS == served >> _BITS and last != served:
+        if last >> _EPOCH_BITS == pass_ and last != served:
             raise UsageError(
                 f"epoch {epoch} was set after a pass over worker processes had begun",
                 why="some of them serve the epoch before: samples would come twice, and others not at all",

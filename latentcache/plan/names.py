@@ -1,6 +1,7 @@
 """What data sets of a mixture are called: by the name their order, their counts and a checkpoint know each.
 
-Guarantee: no two of a mixture have one name; a cache that is moved, or read from another machine, keeps its own.
+Guarantee: no two of a mixture have one name; a cache that is moved, or read from another machine, keeps its own as
+long as the last part of its path does. All ranks must see the same names: theirs is one order.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ from latentcache.errors import UsageError
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """What the data set at a path is called where nobody says: ``/data/cats.latentcache`` is ``cats``."""
-    last = Path(path).resolve().name
+    """What the data set at a path is called where nobody says: ``/data/cats.latentcache`` is ``cats``.
+
+    A link is called as itself: one rank may read a copy on a disk of its own through a link of the same name.
+    """
+    found = Path(path).absolute()
+    last = (found.resolve() if found.name == ".." else found).name
     return last.removesuffix(".latentcache") or last
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """The names with a number behind those that came before: ``cats``, ``cats (2)``."""
+    """The names, with a number behind those that came before: ``cats``, ``cats (2)``; their order counts."""
     met: Counter[str] = Counter()
     found: list[str] = []
     for name in names:

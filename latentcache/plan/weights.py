@@ -113,7 +113,9 @@ def mixture(
     shares = [_exact(weight) for weight in several("weights", weights, fix="one for each, for example [3, 1]")]
     if samples is not None:
         samples = whole("samples", samples, 0, why="an epoch has a whole number of them")
-    called = tuple(names) or tuple(str(number) for number in range(len(entries)))
+    called = tuple(several("names", names, fix="one for each")) or tuple(map(str, range(len(entries))))
+    if not all(isinstance(name, str) for name in called):
+        raise UsageError(f"names={names!r}", why="data sets are called by words", fix="a string for each")
     for what, given in (("weights", shares), ("names", called)):
         if len(given) != len(entries):
             raise UsageError(
@@ -215,8 +217,11 @@ def refuse_without_weights(**given: Any) -> None:
 
 def _limits(max_repeat: Repeats, names: Sequence[str]) -> list[Fraction]:
     """How often each data set may be served over."""
-    one = isinstance(max_repeat, int | float | str | Fraction)
-    given = [max_repeat] * len(names) if one else list(max_repeat)  # type: ignore[arg-type]
+    given: list[Any]
+    try:
+        given = [max_repeat] * len(names) if isinstance(max_repeat, str) else list(max_repeat)  # type: ignore[arg-type]
+    except TypeError:  # one number, of whatever kind
+        given = [max_repeat] * len(names)
     try:
         limits = [Fraction(str(limit)) for limit in given]
     except (ValueError, ZeroDivisionError):

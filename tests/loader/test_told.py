@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 
 import pytest
+import torch
 from loader_children import ranks_of_one_loader
 from made_tokens import cache_of, texts
 from small_cache import build, draw
@@ -80,6 +81,18 @@ def test_what_is_set_in_the_middle_of_a_pass_changes_none_of_its_batches(loading
         fresh = make(batch_size=2, seed=1)
         fresh.set_epoch(1)
         assert known(batches) == known(fresh)
+
+
+@pytest.mark.parametrize("form", [lambda loader: loader, as_iterable])
+def test_passes_of_one_seed_of_torch_are_passes_of_their_own(loading, form):
+    """Workers are known by the seed that torch draws for them, and a program may seed it alike before every epoch."""
+    make, known = loading
+    batches = form(loader := make(batch_size=3, seed=1))
+    for epoch in (0, 1, 2):
+        torch.manual_seed(42)
+        batches.set_epoch(epoch)
+        assert known(DataLoader(batches, batch_size=None, num_workers=2)) == expected(loading, epoch)
+    assert loader.epoch == 2
 
 
 def test_a_pass_that_was_broken_off_is_followed_by_a_whole_one(loading):

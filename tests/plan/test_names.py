@@ -21,6 +21,14 @@ def test_a_data_set_is_called_as_its_folder_wherever_that_is(path, name):
     assert name_of(path) == name
 
 
+def test_a_link_is_called_as_itself(tmp_path):
+    """Ranks that read copies through links of one name have one order."""
+    (tmp_path / "job-7-cats").mkdir()
+    (tmp_path / "cats.latentcache").symlink_to(tmp_path / "job-7-cats")
+    assert name_of(tmp_path / "cats.latentcache") == "cats"
+    assert name_of(tmp_path / "cats.latentcache" / "..") == tmp_path.name
+
+
 def test_a_folder_that_is_named_by_where_one_is(tmp_path, monkeypatch):
     (tmp_path / "dogs.latentcache").mkdir()
     monkeypatch.chdir(tmp_path / "dogs.latentcache")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -317,7 +318,8 @@ def test_what_is_served_over_too_often_is_refused_by_name_and_the_advice_holds(m
 
 def test_a_limit_for_each_and_what_is_none():
     assert mixture([10, 2], [1, 1], max_repeat=[1, 5]).datasets[1].most == 5
-    assert mixture([10, 2], [1, 1], max_repeat="5") == mixture([10, 2], [1, 1])
+    for five in ("5", 5.0, np.int64(5), Decimal(5)):
+        assert mixture([10, 2], [1, 1], max_repeat=five) == mixture([10, 2], [1, 1])
     with pytest.raises(UsageError, match="serve few 5 times over, max_repeat=4") as caught:
         mixture([10, 2], [1, 1], max_repeat=[1, 4], names=["many", "few"])
     assert caught.value.where == "10 samples of 2 entries, for a weight of 1 in 20 samples"
@@ -335,3 +337,9 @@ def test_two_of_one_name_are_refused():
         mixture([10, 2], [1, 1], names=["cats", "cats"])
     with pytest.raises(UsageError, match="1 names for 2 data sets"):
         mixture([10, 2], [1, 1], names=["cats"])
+
+
+@pytest.mark.parametrize("names", ["ab", ("a", 1), [None, "b"], 5])
+def test_names_are_words_one_for_each(names):
+    with pytest.raises(UsageError, match="names="):
+        mixture([10, 2], [1, 1], names=names)
