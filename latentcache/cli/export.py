@@ -14,15 +14,16 @@ from latentcache.cli import console, export_forms, flags
 from latentcache.cli.console import counted, out, say
 
 _LINE_S = 10.0
-#: What to write into a trainer's own settings, where the folder is ``{out}`` and an id has ``{width}`` bytes.
+#: What to write into a trainer's own settings, where the folder is ``{out}``, ``{python}`` in Python, and an id has
+#: ``{width}`` bytes.
 _NEXT = {
     "llama-factory": "tokenized_path: {out}   (streaming: false; with --view packed also neat_packing: true)",
-    "trl": "datasets.load_from_disk('{out}')['train'] as train_dataset, skip_prepare_dataset=True",
-    "unsloth": "datasets.load_from_disk('{out}')['train'] as train_dataset; do not call train_on_responses_only",
+    "trl": "datasets.load_from_disk({python})['train'] as train_dataset, skip_prepare_dataset=True",
+    "unsloth": "datasets.load_from_disk({python})['train'] as train_dataset; do not call train_on_responses_only",
     "axolotl": "datasets: [{{path: {out}, ds_type: arrow, type: }}], skip_prepare_dataset: true",
-    "plain": "datasets.load_from_disk('{out}')['train'].with_format('torch')",
+    "plain": "datasets.load_from_disk({python})['train'].with_format('torch')",
     "megatron": "--train-data-path {out}/train   (or --data-path {out}/train --split 100,0,0)",
-    "datatrove": "DatatroveFolderDataset('{out}/train', seq_len=N, token_size={width})",
+    "datatrove": "DatatroveFolderDataset({train}, seq_len=N, token_size={width})",
     "mds": "train_loader.dataset: {{local: {out}, split: train, max_seq_len: {max_length}}}",
 }
 
@@ -127,10 +128,13 @@ def _show(payload: dict[str, Any]) -> None:
                 out(f"  left out: {tokens} tokens ({reason.replace('_', ' ')})")
     for split, number in payload.get("splits", {}).items():
         out(f"{split}: {counted(number, 'document')}, {payload['tokens'][split]} tokens as {payload['dtype']}")
+    if payload["share"]:
+        out(f"these are share {payload['share']} of the records: build the whole with --take-from, and export that")
     if "last_id" in payload:
         last = payload["last_id"]
         out("they end with different ids: none marks an end" if last is None else f"each of them ends with id {last}")
     values = {"out": shlex.quote(payload["out"]), "max_length": payload.get("max_length")}
+    values |= {"python": repr(payload["out"]), "train": repr(f"{payload['out']}/train")}
     values["width"] = 2 if payload.get("dtype") == "uint16" else 4
     after = _NEXT[payload.get("for", payload["format"])].format(**values)
     out(f"{payload['out']} is complete. Next: {after}")

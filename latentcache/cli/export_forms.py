@@ -81,12 +81,12 @@ def made(asked: Asked, advanced: Advanced) -> Payload:
     parts = {"train": tokens}
     if asked.validation:
         parts = dict(zip(("train", "validation"), tokens.split(asked.validation), strict=True))
-    facts = _facts(tokens, asked)
+    facts, share = _facts(tokens, asked), {"share": tokens.share}
     if asked.to == "hf-disk":
-        return _hf_disk(asked, parts, facts, advanced)
+        return share | _hf_disk(asked, parts, facts, advanced)
     if asked.to == "mds":
-        return _mds(asked, parts, facts, advanced)
-    return _documents(asked, parts, facts, advanced)
+        return share | _mds(asked, parts, facts, advanced)
+    return share | _documents(asked, parts, facts, advanced)
 
 
 def _hf_disk(asked: Asked, parts: Mapping[str, TokenCache], facts: Payload, advanced: Advanced) -> Payload:
@@ -146,6 +146,7 @@ def _facts(tokens: TokenCache, asked: Asked) -> dict[str, Any]:
         "cache_from_here": os.path.relpath(cache, asked.target.resolve()),
         "generation": tokens.generation,
         "documents": len(tokens),
+        "share": tokens.share,
         "fingerprint": tokens.fingerprint,
         "recipe_id": tokens.recipe.recipe_id.hex(),
         "recipe": tokens.recipe.as_json(),

@@ -42,6 +42,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
         raise UsageError(f"{out} is there already", where=str(out), fix=fix)
+    out = out.resolve()  # a link to an empty folder stays one, and "." has a name
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -49,7 +49,7 @@ from latentcache.pipeline.token_report import (
 from latentcache.pipeline.token_run import TokenRun
 from latentcache.pipeline.token_settings import TokenSettings
 from latentcache.pipeline.token_survey import TokenSurvey, as_refusals, first_of_each, token_refusal_json
-from latentcache.pipeline.token_taking import open_other
+from latentcache.pipeline.token_taking import checked_other, open_other
 from latentcache.sources.record_listing import Listing, list_files
 from latentcache.sources.records import RecordScan
 from latentcache.sources.sample import Refusal
@@ -154,6 +154,8 @@ class _Build:
         recipe, old = description.recipe, before.generation
         for note in description.notes:
             self.observer.warned(note)
+        for cache in self.settings.take_from:  # refused now, not after an hour of reading
+            checked_other(cache, description, self.layout.root)
         work = survey_changed(scan, self.standing(old, recipe))
         if not (len(work.content) or work.refused or (self.settings.part and work.sources)):
             raise EmptySourceError(

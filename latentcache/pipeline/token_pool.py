@@ -83,6 +83,7 @@ class TokenPool:
         self._threads: ThreadPoolExecutor | None = None
         self._budget = ByteBudget(host_memory or default_budget_bytes())
         self._lock, self._ending, self._convicted = threading.Lock(), False, 0
+        self._alone = threading.Lock()
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.restarts = 0
         """Workers that ended and were replaced."""
@@ -178,9 +179,14 @@ class TokenPool:
         return worker, first + second
 
     def _tried_alone(self, worker: TokenProcess, record: Record, more: int) -> tuple[TokenProcess, list[Result]]:
-        """One more try for a record that a worker ended with: whoever killed that one may have meant another."""
+        """One more try for a record that a worker ended with, with all of the memory that there is.
+
+        Whoever killed that worker may have meant another; and a character that the tokenizer does not know costs more
+        than was reckoned with. One at a time: the others go on with theirs meanwhile.
+        """
         try:
-            return worker, worker.ask([record], more)
+            with self._alone:
+                return worker, worker.ask([record], max(more, self._budget.limit))
         except WorkerGoneError as error:
             words = str(error)
         worker = self._replaced(worker, [record], words)
@@ -192,7 +198,7 @@ class TokenPool:
             self._convicted += 1
             if self._convicted > _MAX_CONVICTED:
                 raise _keep_dying(words, f"{self._convicted} records were found that end them")
-        return worker, [crashed(record, words)]
+        return worker, [too_large(record, self._budget.limit, words) if "memory" in words else crashed(record, words)]
 
     def _replaced(self, gone: TokenProcess, unit: list[Record], words: str) -> TokenProcess:
         """Another worker for one that ended."""
@@ -214,15 +220,17 @@ class TokenPool:
         return worker
 
 
-def too_large(record: Record, limit: int) -> Refusal:
+def too_large(record: Record, limit: int, words: str = "") -> Refusal:
     """The refusal of a record for which there is not enough memory.
 
     Args:
         record: The record.
         limit: Bytes that there are.
+        words: How a worker ended that tried it; by default it was not tried.
     """
     size = record_size(record)
-    needed = f"it has {size:,} characters and needs about {size * CHARACTER_BYTES:,} bytes to be tokenised"
+    found = f"a worker {words}" if words else f"needs about {size * CHARACTER_BYTES:,} bytes to be tokenised"
+    needed = f"it has {size:,} characters and {found}"
     return Refusal(
         name=record.source,
         line=record.line,

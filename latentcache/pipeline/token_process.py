@@ -119,7 +119,7 @@ class TokenProcess:
                 _, hard = resource.prlimit(self.pid, resource.RLIMIT_DATA)
                 most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
                 resource.prlimit(self.pid, resource.RLIMIT_DATA, (most, hard))
-            except (ProcessLookupError, PermissionError):  # it has ended, or is watched over by somebody else
+            except (OSError, OverflowError):  # it has ended, or is watched over by somebody else, or may not be
                 return
 
     def _ended(self) -> str:

@@ -47,8 +47,8 @@ class OtherCache:
     """Its generation, pinned."""
 
 
-def open_other(cache: Path, wanted: TokeniserDescription, into: Path) -> OtherCache:
-    """A cache to take documents from, finished or not, with every block of the recipe read and checked.
+def checked_other(cache: Path, wanted: TokeniserDescription, into: Path) -> TokenBefore:
+    """What is known of a cache to take documents from; none of its blocks is read.
 
     Args:
         cache: Its folder.
@@ -61,12 +61,11 @@ def open_other(cache: Path, wanted: TokeniserDescription, into: Path) -> OtherCa
         CacheFormatError: It holds pictures, or was written by a newer version.
         StaleCacheError: It was made by another recipe; the fields that differ are named.
     """
-    layout = CacheLayout(cache)
     if cache.resolve() == into.resolve():
         raise UsageError(
             f"--take-from {cache} is the cache that is built", fix="leave it out: what it has is used anyway"
         )
-    before = read_token_before(layout)
+    before = read_token_before(CacheLayout(cache))
     if before.recipe is None:
         raise CacheNotFoundError(
             f"there is nothing to take from {cache}",
@@ -74,8 +73,25 @@ def open_other(cache: Path, wanted: TokeniserDescription, into: Path) -> OtherCa
             why=before.damage or "no build was begun there",
             fix="check the path, or leave it out: what it would have had is tokenised here",
         )
-    recipe = wanted.recipe
     _refuse_other_recipe(cache, before, wanted)
+    return before
+
+
+def open_other(cache: Path, wanted: TokeniserDescription, into: Path) -> OtherCache:
+    """A cache to take documents from, finished or not, with every block of the recipe read and checked.
+
+    Args:
+        cache: Its folder.
+        wanted: What the documents are to be made by.
+        into: The cache that is built.
+
+    Raises:
+        UsageError: As :func:`checked_other`.
+        CacheNotFoundError: As :func:`checked_other`.
+        CacheFormatError: As :func:`checked_other`.
+        StaleCacheError: As :func:`checked_other`.
+    """
+    before, layout, recipe = checked_other(cache, wanted, into), CacheLayout(cache), wanted.recipe
     held = None if before.generation is None or before.damage else pinned(cache, load_tokens)
     catalog = load_catalog(layout)
     known = known_documents(catalog, None, recipe)

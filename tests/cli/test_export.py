@@ -6,7 +6,7 @@ from small_cache import build, draw_four
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "view", "max_length", "rows", "fill",
-    "tokens", "tokens_left",
+    "tokens", "tokens_left", "share",
 }  # fmt: skip
 
 
@@ -39,6 +39,7 @@ DOCUMENTS = {
     "tokens",
     "dtype",
     "last_id",
+    "share",
 }
 
 
@@ -51,6 +52,24 @@ def test_the_keys_of_documents(run, tokens, tmp_path, form):
     suffix = ".bin" if form == "megatron" else "/00000_tokens.ds"
     for split, number in value["tokens"].items():
         assert (tmp_path / f"out/{split}{suffix}").stat().st_size == 2 * number
+
+
+def test_a_share_says_that_it_is_one(run, tokens, tmp_path):
+    part = tmp_path / "part"
+    assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--shard", "0/2", "--out", part).status == 0
+    done = run("export", part, tmp_path / "out", "--to", "datatrove")
+    assert "these are share 0/2 of the records" in done.out
+    assert json.loads((tmp_path / "out/latentcache.json").read_text())["share"] == "0/2"
+    whole = run("export", tokens, tmp_path / "whole", "--to", "datatrove")
+    assert "these are share" not in whole.out
+
+
+def test_an_empty_folder_by_a_link_is_filled_where_it_lies(run, tokens, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "there")
+    assert run("export", tokens, tmp_path / "out", "--to", "datatrove").status == 0
+    assert (tmp_path / "there/latentcache.json").is_file()
+    assert (tmp_path / "out").is_symlink()
 
 
 def test_the_keys_of_shards(run, tokens, tmp_path):

@@ -39,13 +39,25 @@ def test_a_record_that_takes_more_than_it_may_ends_its_worker_alone(described, m
     with TokenPool(described, 1, host_memory=16 << 20) as pool:
         ((_, found),) = list(pool.results([made]))
     assert [isinstance(one, Refusal) for one in found] == [False, True, False]
-    assert (found[1].cause, found[1].line) == ("tokenizer-crash", 2)
+    assert (found[1].cause, found[1].line) == ("record-too-large", 2)
     assert "memory" in found[1].detail.lower()
     worker = TokenProcess(described)
     assert len(worker.ask(made[1:2], 1 << 30)[0].ids) > 500_000  # with enough of it there is nothing wrong
     with pytest.raises(WorkerGoneError):  # and it is held to less again
         worker.ask(made[1:2], 0)
     worker.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of another process")
+def test_a_record_that_takes_more_than_its_share_is_made_with_all_there_is(described, monkeypatch):
+    """What is cached does not depend on the number of workers."""
+    monkeypatch.setattr(token_process, "BASE_BYTES", 128 << 20)
+    monkeypatch.setattr("latentcache.pipeline.token_pool.CHARACTER_BYTES", 1)
+    made, said = [text_record("a", 1, "a b " * 500_000)], []
+    with TokenPool(described, 4, host_memory=480 << 20, warn=said.append) as pool:
+        ((_, found),) = list(pool.results([made]))
+        assert pool.restarts == len(said) == 1
+    assert len(found[0].ids) > 500_000
 
 
 def test_a_worker_hears_of_no_rust_threads_and_gets_no_pickle(monkeypatch):
