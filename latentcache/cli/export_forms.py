@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -77,7 +78,9 @@ def made(asked: Asked, advanced: Advanced) -> Payload:
     """Write the folder, and give what of the payload the format decides. Errors as those of each format."""
     from latentcache.loader.token_opening import open_tokens
 
-    tokens = open_tokens(asked.cache)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* holds share ")  # the command says so in its own words
+        tokens = open_tokens(asked.cache)
     parts = {"train": tokens}
     if asked.validation:
         parts = dict(zip(("train", "validation"), tokens.split(asked.validation), strict=True))
