@@ -120,9 +120,10 @@ class Told:
         served, last = pass_ << _EPOCH_BITS | epoch % (1 << _EPOCH_BITS), self._numbers[_PASS]
         self._numbers[_PASS] = served
         if last >> _EPOCH_BITS == pass_ and last != served:
+            other = last % (1 << _EPOCH_BITS)
             raise UsageError(
-                f"epoch {epoch} was set after a pass over worker processes had begun",
-                why="some of them serve the epoch before: samples would come twice, and others not at all",
+                f"a pass over worker processes is of epoch {epoch} here and of {other} in another",
+                why="an epoch was set after the pass had begun: samples would come twice, and others not at all",
                 fix="call set_epoch before iter(...) of the DataLoader",
                 slug="epoch-in-a-pass",
             )
