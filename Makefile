@@ -29,7 +29,7 @@ help:  ## print this list
 	@$(PIP) torch
 	@echo "setup: installing latentcache and its developer tools"
 	@$(PIP) -e ".[dev]"
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true   # some packages carry files that are no Python
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true   # files for a newer Python do not compile, and need not
 	@touch $@
 
 setup: .venv/.stamp  ## make .venv and install the project in it

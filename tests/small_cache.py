@@ -156,3 +156,11 @@ def open_folder():
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+def of_three_sizes(folder, count):
+    """A cache of so many pictures in three buckets, dealt out in turn: seventeen are six batches of three."""
+    for number in range(count):
+        draw(folder / "data" / f"{number:02}.png", [(96, 64), (64, 96), (80, 80)][number % 3], seed=number)
+    build(folder / "data", folder / "cache")
+    return folder / "cache"

@@ -28,57 +28,68 @@ _NEXT = {
 }
 
 
+Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache of tokens.", readable=False)]
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", readable=False)]
+To = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="hf-disk: datasets.load_from_disk. megatron: .bin, .idx. datatrove: .ds. mds: for llm-foundry.",
+    ),
+]
+Length = Annotated[
+    int | None,
+    typer.Option("--length", metavar="N", min=1, help="Tokens in every row (hf-disk, mds).", show_default=False),
+]
+View = Annotated[
+    str | None,
+    typer.Option(
+        "--view",
+        metavar="KIND",
+        help="padded (default)|packed|blocks; of mds blocks (default)|padded.",
+        show_default=False,
+    ),
+]
+Trainer = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        metavar="TRAINER",
+        help="plain (default)|llama-factory|trl|unsloth|axolotl (hf-disk).",
+        show_default=False,
+    ),
+]
+Overflow = Annotated[
+    str | None,
+    typer.Option(
+        "--overflow",
+        metavar="POLICY",
+        help="Documents longer than a row: error|drop|truncate_right|truncate_left|split.",
+        show_default=False,
+    ),
+]
+PaddingSide = Annotated[
+    str | None,
+    typer.Option("--padding-side", metavar="SIDE", help="right (default)|left (hf-disk).", show_default=False),
+]
+Validation = Annotated[
+    float,
+    typer.Option("--validation", metavar="SHARE", min=0, max=0.99, help="Part of the documents for validation."),
+]
+
+
 def export(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache of tokens.", readable=False)],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.", readable=False)],
+    cache: Cache,
+    target: Target,
     *,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="hf-disk: datasets.load_from_disk. megatron: .bin, .idx. datatrove: .ds. mds: for llm-foundry.",
-        ),
-    ] = "hf-disk",
-    length: Annotated[
-        int | None,
-        typer.Option("--length", metavar="N", min=1, help="Tokens in every row (hf-disk, mds).", show_default=False),
-    ] = None,
-    view: Annotated[
-        str | None,
-        typer.Option(
-            "--view",
-            metavar="KIND",
-            help="padded (default)|packed|blocks; of mds blocks (default)|padded.",
-            show_default=False,
-        ),
-    ] = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            metavar="TRAINER",
-            help="plain (default)|llama-factory|trl|unsloth|axolotl (hf-disk).",
-            show_default=False,
-        ),
-    ] = None,
-    overflow: Annotated[
-        str | None,
-        typer.Option(
-            "--overflow",
-            metavar="POLICY",
-            help="Documents longer than a row: error|drop|truncate_right|truncate_left|split.",
-            show_default=False,
-        ),
-    ] = None,
-    padding_side: Annotated[
-        str | None,
-        typer.Option("--padding-side", metavar="SIDE", help="right (default)|left (hf-disk).", show_default=False),
-    ] = None,
-    validation: Annotated[
-        float,
-        typer.Option("--validation", metavar="SHARE", min=0, max=0.99, help="Part of the documents for validation."),
-    ] = 0.0,
+    to: To = "hf-disk",
+    length: Length = None,
+    view: View = None,
+    trainer: Trainer = None,
+    overflow: Overflow = None,
+    padding_side: PaddingSide = None,
+    validation: Validation = 0.0,
     as_json: flags.Json = False,
 ) -> int:
     """A token cache as files that trainers read: rows of one length, or whole documents."""

@@ -21,39 +21,50 @@ if TYPE_CHECKING:
     from latentcache.recipe import Recipe
 
 
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="CACHE|DATA...", help="A cache, or a folder of pictures; several are one.", readable=False
+    ),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")]
+WorldSize = Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")]
+GradAccum = Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")]
+SmallBuckets = Annotated[
+    str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
+]
+Weight = Annotated[
+    list[str] | None,
+    typer.Option("--weight", metavar="W", help="Share of the samples, once for each path.", show_default=False),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", min=1, help="Samples per epoch, shared out by --weight.", show_default=False),
+]
+MaxRepeat = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--max-repeat",
+        metavar="N",
+        help="How often an epoch may serve a path over: one for all, or once for each.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")]
+
+
 @flags.with_recipe
 def plan(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="CACHE|DATA...", help="A cache, or a folder of pictures; several are one.", readable=False
-        ),
-    ],
+    paths: Paths,
     *,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")],
-    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")] = 1,
-    grad_accum: Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")] = 1,
-    small_buckets: Annotated[
-        str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
-    ] = "repeat",
-    weight: Annotated[
-        list[str] | None,
-        typer.Option("--weight", metavar="W", help="Share of the samples, once for each path.", show_default=False),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option("--samples", min=1, help="Samples per epoch, shared out by --weight.", show_default=False),
-    ] = None,
-    max_repeat: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--max-repeat",
-            metavar="N",
-            help="How often an epoch may serve a path over: one for all, or once for each.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")] = 0,
+    batch_size: BatchSize,
+    world_size: WorldSize = 1,
+    grad_accum: GradAccum = 1,
+    small_buckets: SmallBuckets = "repeat",
+    weight: Weight = None,
+    samples: Samples = None,
+    max_repeat: MaxRepeat = None,
+    seed: Seed = 0,
     recipe: RecipeSettings,
     as_json: flags.Json = False,
 ) -> int:

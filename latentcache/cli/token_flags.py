@@ -53,68 +53,78 @@ ChatTemplate = Annotated[
 ]
 
 
+TemplateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-option",
+        metavar="NAME=JSON",
+        help="Given to the template, as enable_thinking=false. Repeat.",
+        show_default=False,
+    ),
+]
+Loss = Annotated[
+    str | None,
+    typer.Option("--loss", metavar="WHERE", help="all (texts), or assistant (conversations).", show_default=False),
+]
+AddBos = Annotated[
+    bool | None, typer.Option("--add-bos/--no-add-bos", help="Begin each text with bos.", show_default=False)
+]
+AddEos = Annotated[
+    bool | None, typer.Option("--add-eos/--no-add-eos", help="End each text with eos.", show_default=False)
+]
+ControlTokens = Annotated[
+    bool | None,
+    typer.Option(
+        "--control-tokens/--no-control-tokens",
+        help="Let control strings in content become control tokens.",
+        show_default=False,
+    ),
+]
+Dataset = Annotated[
+    list[str] | None,
+    typer.Option("--dataset", metavar="NAME", help="Of a dataset_info.json. Repeat.", show_default=False),
+]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Make share I of N of the records, I from 0: one node of several.",
+        show_default=False,
+    ),
+]
+TakeFrom = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--take-from",
+        metavar="CACHE",
+        help="Take finished documents over from there: the shares of all nodes. Repeat.",
+        show_default=False,
+    ),
+]
+TextLines = Annotated[bool, typer.Option("--text-lines", help="Each line of a text file is a document.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", metavar="N", min=0, help="Processes that tokenise; 0: none but this.", show_default=False
+    ),
+]
+
+
 def token_options(
     *,
     tokenizer: Tokenizer = None,
     chat_template: ChatTemplate = None,
-    template_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--template-option",
-            metavar="NAME=JSON",
-            help="Given to the template, as enable_thinking=false. Repeat.",
-            show_default=False,
-        ),
-    ] = None,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            "--loss", metavar="WHERE", help="all (texts), or assistant (conversations).", show_default=False
-        ),
-    ] = None,
-    add_bos: Annotated[
-        bool | None, typer.Option("--add-bos/--no-add-bos", help="Begin each text with bos.", show_default=False)
-    ] = None,
-    add_eos: Annotated[
-        bool | None, typer.Option("--add-eos/--no-add-eos", help="End each text with eos.", show_default=False)
-    ] = None,
-    control_tokens: Annotated[
-        bool | None,
-        typer.Option(
-            "--control-tokens/--no-control-tokens",
-            help="Let control strings in content become control tokens.",
-            show_default=False,
-        ),
-    ] = None,
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option("--dataset", metavar="NAME", help="Of a dataset_info.json. Repeat.", show_default=False),
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(
-            "--shard",
-            metavar="I/N",
-            help="Make share I of N of the records, I from 0: one node of several.",
-            show_default=False,
-        ),
-    ] = None,
-    take_from: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--take-from",
-            metavar="CACHE",
-            help="Take finished documents over from there: the shares of all nodes. Repeat.",
-            show_default=False,
-        ),
-    ] = None,
-    text_lines: Annotated[bool, typer.Option("--text-lines", help="Each line of a text file is a document.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", min=0, help="Processes that tokenise; 0: none but this.", show_default=False
-        ),
-    ] = None,
+    template_option: TemplateOption = None,
+    loss: Loss = None,
+    add_bos: AddBos = None,
+    add_eos: AddEos = None,
+    control_tokens: ControlTokens = None,
+    dataset: Dataset = None,
+    shard: Shard = None,
+    take_from: TakeFrom = None,
+    text_lines: TextLines = False,
+    workers: Workers = None,
 ) -> dict[str, Any]:
     """What was said of tokens, by the names of ``TokenSettings``; empty where nothing was."""
     given = {

@@ -5,7 +5,7 @@ Guarantee: a batch that passes has rows of one length, labels only where the mas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,22 @@ class FixedRows(Protocol):
 
     def batch(self, rows: Any) -> Mapping[str, Any]:
         """(B, L) arrays ``input_ids``, ``attention_mask``, ``labels``; ``position_ids`` too where rows are packed."""
+
+
+def in_batches(splits: Mapping[str, FixedRows], name: str, advanced: Callable[[int, int], None]) -> Iterator[Any]:
+    """The rows of one split, some at a time.
+
+    Args:
+        splits: All of them, in the order they are written in.
+        name: Which one.
+        advanced: Told rows that were taken and rows in all, of all splits.
+    """
+    counts = {split: len(rows) for split, rows in splits.items()}
+    total, before = sum(counts.values()), sum(counts[other] for other in list(counts)[: list(counts).index(name)])
+    for start in range(0, counts[name], BATCH_ROWS):
+        wanted = range(start, min(start + BATCH_ROWS, counts[name]))
+        yield splits[name].batch(list(wanted))
+        advanced(before + wanted.stop, total)
 
 
 def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop.fixed_rows import BATCH_ROWS, FixedRows, checked
+from latentcache.interop.fixed_rows import FixedRows, checked, in_batches
 from latentcache.interop.whole_folder import seal, whole_folder
 from latentcache.store.durable import make_folder, write_atomically
 
@@ -109,16 +109,12 @@ def export_hf_disk(
         _check_length(rows.max_length)
     counts = {name: len(rows) for name, rows in splits.items()}
     files: list[str] = []
-    done = 0
     with whole_folder(settings.out) as folder:
         for name, rows in splits.items():
             make_folder(folder / name)
             writer = _SplitWriter(folder / name, settings)
-            for start in range(0, len(rows), BATCH_ROWS):
-                wanted = range(start, min(start + BATCH_ROWS, len(rows)))
-                writer.add(rows.batch(list(wanted)), rows.max_length)
-                done += len(wanted)
-                advanced(done, sum(counts.values()))
+            for batch in in_batches(splits, name, advanced):
+                writer.add(batch, rows.max_length)
             files += [f"{name}/{file}" for file in writer.finish(settings.facts)]
         write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
         seal(folder, dict.fromkeys(files), {**settings.facts, "trainer": settings.trainer, "rows": counts})

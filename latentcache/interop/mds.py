@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop.fixed_rows import BATCH_ROWS, FixedRows, checked
+from latentcache.interop.fixed_rows import FixedRows, checked, in_batches
 from latentcache.interop.whole_folder import put, seal, whole_folder
 from latentcache.store.durable import make_folder
 
@@ -84,16 +84,12 @@ def export_mds(
     """
     counts = {name: len(rows) for name, rows in splits.items()}
     files: dict[str, str] = {}
-    done = 0
     with whole_folder(settings.out) as folder:
         for name, rows in splits.items():
             make_folder(folder / name)
             shards = _Shards(folder / name, settings)
-            for start in range(0, len(rows), BATCH_ROWS):
-                wanted = range(start, min(start + BATCH_ROWS, len(rows)))
-                shards.add(bare(rows.batch(list(wanted)), rows.max_length))
-                done += len(wanted)
-                advanced(done, sum(counts.values()))
+            for batch in in_batches(splits, name, advanced):
+                shards.add(bare(batch, rows.max_length))
             files |= {f"{name}/{file}": meant for file, meant in shards.finish().items()}
         dtype = DTYPES[settings.dtype]
         seal(folder, files, {**settings.facts, "format": "mds", "rows": counts, "dtype": dtype})

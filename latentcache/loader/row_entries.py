@@ -107,28 +107,30 @@ class RowEntries:
 
     def laid(self, plan: EpochPlan, drawn: Drawn | None) -> EpochPlan:
         """See ``position.Entries``: each step at the length of its longest row, the same on all ranks."""
-        if not self.nested or not len(plan):
+        if drawn is None or not len(plan):
             return plan
         places, fills = entries_of(plan.rows), only_fills(plan.rows)
-        row = places if drawn is None else row_and_length(drawn.entry[places], len(self.bucket))[0]
-        length = (self.bucket if drawn is None else drawn.bucket)[places].astype(np.int64)
+        row, _ = row_and_length(drawn.entry[places], len(self.bucket))
+        length = drawn.bucket[places].astype(np.int64)
         steps = np.repeat(np.maximum.reduceat(length, plan.starts[:-1]), np.diff(plan.starts))
         entry = steps * len(self.bucket) + row
         return replace(plan, rows=np.where(fills, filling(entry), entry))
 
     def rows(self, entries: NDArray[np.integer]) -> NDArray[np.integer]:
         """See ``position.Entries``."""
-        if not self.nested:
-            return entries
-        rows, _ = row_and_length(entries_of(entries), len(self.bucket))
-        return np.where(only_fills(entries), filling(rows), rows)
+        return self._apart(entries)[0] if self.nested else entries
 
     def served(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
         """The rows of entries of one batch, those that only fill below 0, and how many tokens wide they are."""
         if not self.nested:
             return entries, self.sizes[0].width
+        rows, length = self._apart(entries)
+        return rows, self.sizes[int(length[0])].width
+
+    def _apart(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+        """Rows, those that only fill below 0, and the allowed length of each, as a position."""
         rows, length = row_and_length(entries_of(entries), len(self.bucket))
-        return np.where(only_fills(entries), filling(rows), rows), self.sizes[int(length[0])].width
+        return np.where(only_fills(entries), filling(rows), rows), length
 
     def checked(self, entries: Any) -> NDArray[np.integer]:
         """Entries that a caller names himself, for one batch.

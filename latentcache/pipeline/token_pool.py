@@ -230,15 +230,7 @@ def too_large(record: Record, limit: int, words: str = "") -> Refusal:
     """
     size = record_size(record)
     found = f"a worker {words}" if words else f"needs about {size * CHARACTER_BYTES:,} bytes to be tokenised"
-    needed = f"it has {size:,} characters and {found}"
-    return Refusal(
-        name=record.source,
-        line=record.line,
-        content=record.content,
-        cause="record-too-large",
-        detail=f"{needed}; --host-memory is {limit:,}",
-        hint=hint_for("record-too-large"),
-    )
+    return _refused(record, "record-too-large", f"it has {size:,} characters and {found}; --host-memory is {limit:,}")
 
 
 def crashed(record: Record, words: str) -> Refusal:
@@ -248,13 +240,18 @@ def crashed(record: Record, words: str) -> Refusal:
         record: The record.
         words: How the last one ended.
     """
+    tried = f"whenever it tokenised its {record_size(record):,} characters"
+    return _refused(record, "tokenizer-crash", f"a worker process {words} {tried}")
+
+
+def _refused(record: Record, cause: str, detail: str) -> Refusal:
     return Refusal(
         name=record.source,
         line=record.line,
         content=record.content,
-        cause="tokenizer-crash",
-        detail=f"a worker process {words} whenever it tokenised its {record_size(record):,} characters",
-        hint=hint_for("tokenizer-crash"),
+        cause=cause,
+        detail=detail,
+        hint=hint_for(cause),
     )
 
 

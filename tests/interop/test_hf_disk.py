@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop import hf_disk
+from latentcache.interop import fixed_rows, hf_disk
 from latentcache.interop.hf_disk import COLUMNS, HfDiskSettings, export_hf_disk, segments
 
 LENGTH = 16
@@ -57,7 +57,7 @@ def settings(out, **more):
 def test_datasets_opens_it(tmp_path, trainer, view, monkeypatch):
     if view not in COLUMNS[trainer]:
         return
-    monkeypatch.setattr(hf_disk, "BATCH_ROWS", 2)
+    monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
     monkeypatch.setattr(hf_disk, "FILE_BYTES", 1)
     seen = []
     done = export_hf_disk(

@@ -8,7 +8,7 @@ from made_documents import CORPORA, FACTS, cache_of
 from read_formats import read_mds
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop import mds
+from latentcache.interop import fixed_rows, mds
 from latentcache.interop.mds import MdsSettings, bare, export_mds, sample, sample_sizes
 
 
@@ -41,7 +41,7 @@ def test_rows_come_back(tmp_path_factory, corpus, size):
     out = tmp_path_factory.mktemp("mds") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mds, "SHARD_BYTES", size)
-        patch.setattr(mds, "BATCH_ROWS", 5)
+        patch.setattr(fixed_rows, "BATCH_ROWS", 5)
         assert export({"train": Rows(rows, 9)}, out, num_ids) == {"train": len(rows)}
     assert read_mds(out / "train") == rows
     shards = json.loads((out / "train/index.json").read_text())["shards"]
@@ -69,7 +69,7 @@ def test_blocks_are_the_string_of_all_documents(tmp_path):
 
 
 def test_it_says_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(mds, "BATCH_ROWS", 2)
+    monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
     seen = []
     rows = Rows([[1], [2, 3], [4]], 4)
     export({"train": rows, "validation": rows}, tmp_path / "out", advanced=lambda *at: seen.append(at))

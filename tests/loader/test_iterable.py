@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from small_cache import build, draw
+from small_cache import of_three_sizes
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -15,17 +15,11 @@ from latentcache.errors import UsageError
 from latentcache.loader.cache import open_cache
 from latentcache.loader.iterable import IterableBatches, as_iterable
 
-SHAPES = [(96, 64), (64, 96), (80, 80)]
-
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     """Seventeen pictures in three buckets: six batches of three."""
-    folder = tmp_path_factory.mktemp("iterable")
-    for number in range(17):
-        draw(folder / "data" / f"{number:02}.png", SHAPES[number % 3], seed=number)
-    build(folder / "data", folder / "cache")
-    return open_cache(folder / "cache")
+    return open_cache(of_three_sizes(tmp_path_factory.mktemp("iterable"), 17))
 
 
 def keys(batches):

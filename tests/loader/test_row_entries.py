@@ -79,7 +79,7 @@ def test_a_step_of_several_lengths_is_as_long_as_its_longest_row_on_all_ranks():
     once = entries()
     short, long = np.flatnonzero(once.bucket == 0).tolist(), np.flatnonzero(once.bucket == 1).tolist()
     rows = np.array([short[0], short[1], short[2], long[0], short[3], short[0]])
-    plan = once.laid(EpochPlan(rows=rows, starts=np.array([0, 4, 6]), world_size=2), None)
+    plan = once.laid(EpochPlan(rows=rows, starts=np.array([0, 4, 6]), world_size=2), once.drawn(0, 0, 4))
     assert once.rows(plan.rows).tolist() == rows.tolist()
     assert [[once.served(plan.batch(step, rank))[1] for rank in (0, 1)] for step in (0, 1)] == [[8, 8], [4, 4]]
     assert entries(None, SIZES[1:]).laid(plan, None) is plan

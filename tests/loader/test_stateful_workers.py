@@ -4,23 +4,18 @@ import copy
 
 import pytest
 from made_tokens import cache_of, texts
-from small_cache import build, draw
+from small_cache import of_three_sizes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from latentcache.loader.cache import open_cache
 
-SHAPES = [(96, 64), (64, 96), (80, 80)]
 WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Seventeen pictures in three buckets: six batches of three."""
-    folder = tmp_path_factory.mktemp("stateful")
-    for number in range(17):
-        draw(folder / "data" / f"{number:02}.png", SHAPES[number % 3], seed=number)
-    build(folder / "data", folder / "cache")
-    return folder / "cache"
+    return of_three_sizes(tmp_path_factory.mktemp("stateful"), 17)
 
 
 @pytest.fixture(params=["pictures", "tokens"])

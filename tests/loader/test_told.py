@@ -9,7 +9,7 @@ import pytest
 import torch
 from loader_children import ranks_of_one_loader
 from made_tokens import cache_of, texts
-from small_cache import build, draw
+from small_cache import of_three_sizes
 from torch.utils.data import DataLoader, RandomSampler, get_worker_info
 
 from latentcache.errors import UsageError
@@ -17,18 +17,13 @@ from latentcache.loader.cache import open_cache
 from latentcache.loader.iterable import as_iterable
 from latentcache.loader.told import Told
 
-SHAPES = [(96, 64), (64, 96), (80, 80)]
 STAY = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Seventeen pictures in three buckets: six batches of three."""
-    folder = tmp_path_factory.mktemp("told")
-    for number in range(17):
-        draw(folder / "data" / f"{number:02}.png", SHAPES[number % 3], seed=number)
-    build(folder / "data", folder / "cache")
-    return folder / "cache"
+    return of_three_sizes(tmp_path_factory.mktemp("told"), 17)
 
 
 @pytest.fixture(params=["pictures", "tokens", "tokens of several lengths"])

@@ -6,21 +6,15 @@ divide make it wrong.
 """
 
 import pytest
-from small_cache import build, draw
+from small_cache import of_three_sizes
 
 from latentcache import open_cache
-
-SHAPES = [(96, 64), (64, 96), (80, 80)]
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """Thirteen pictures in buckets of five, four and four."""
-    folder = tmp_path_factory.mktemp("length")
-    for number in range(13):
-        draw(folder / "data" / f"{number:02}.png", SHAPES[number % 3], seed=number)
-    build(folder / "data", folder / "cache")
-    return folder / "cache"
+    return of_three_sizes(tmp_path_factory.mktemp("length"), 13)
 
 
 @pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
