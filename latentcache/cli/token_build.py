@@ -118,7 +118,7 @@ def _show(report: TokenReport, excess: str) -> None:
         return
     taken = f"{report.taken} taken over, " if report.taken else ""
     if report.encoded or report.taken:
-        rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
+        rate = (report.encoded + report.taken) / report.elapsed_s if report.elapsed_s else 0.0
         size = human_bytes(report.written_bytes)
         speed = f"{report.elapsed_s:.1f} s ({rate:.0f} documents/s, {size})"
         out(f"{report.encoded} tokenised, {taken}{report.cached} reused, {quarantined} in {speed}")
