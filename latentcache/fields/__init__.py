@@ -1,0 +1,1 @@
+"""Field kinds: what a tensor of a sample is, how it is keyed, stored, checked and served."""

@@ -1,0 +1,65 @@
+"""Finds field kinds: the package's own, those of installed packages, and ``module:name``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from latentcache.errors import UsageError
+from latentcache.fields.protocol import FieldKind
+
+#: Entry point group of installed field kinds.
+GROUP = "latentcache.fields"
+#: Environment variable that carries ``--field module:name`` to worker processes; separated by commas.
+VARIABLE = "LATENTCACHE_FIELDS"
+_OWN = {"latents": "latentcache.fields.latents:Latents", "input_ids": "latentcache.fields.input_ids:InputIds"}
+
+
+def load(target: str) -> Any:
+    """The object that ``module:name`` names.
+
+    Raises:
+        UsageError: The module or the name does not exist.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"--field {target}: cannot be imported", why=str(error), fix="--field MODULE:CLASS, importable from here"
+        ) from error
+
+
+def register(targets: Iterable[str]) -> None:
+    """Make kinds known to this process and to the workers it starts.
+
+    Raises:
+        UsageError: One of them cannot be imported.
+    """
+    for target in targets:
+        load(target)
+        known = [one for one in os.environ.get(VARIABLE, "").split(",") if one]
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*known, target]))
+    field_kinds.cache_clear()
+
+
+@cache
+def field_kinds() -> dict[str, FieldKind]:
+    """All kinds that are known, by field name; this package's own first."""
+    targets = [*_OWN.values(), *(point.value for point in entry_points(group=GROUP))]
+    targets += [one for one in os.environ.get(VARIABLE, "").split(",") if one]
+    kinds: dict[str, FieldKind] = {}
+    for target in dict.fromkeys(targets):
+        found = load(target)
+        kind: FieldKind = found() if isinstance(found, type) else found
+        kinds.setdefault(kind.name, kind)
+    return kinds
+
+
+def field_kind(name: str) -> FieldKind | None:
+    """The kind of a field; None if its package is not installed."""
+    return field_kinds().get(name)

@@ -1,0 +1,88 @@
+"""The samples of a data set, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.strings import Strings
+
+#: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
+STAT_WIDTH = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A file or record that is not used: with a reason, or as a note."""
+
+    name: str
+    """File relative to DATA, with ``/``."""
+    reason: str
+    """Stable word: truncated, empty, html, git-lfs, ..."""
+    detail: str = ""
+    """One sentence with the numbers: line, offset, expected and found."""
+    hint: str = ""
+    """What the user can do about it."""
+    line: int = 0
+    """Line or row of the file, from 1; 0 for the file itself."""
+    field: str = ""
+    """Field of the record (``messages[2].content``); empty for all of it."""
+    content: bytes = b""
+    """Content hash (16 bytes) of what was rejected; empty if it was not read."""
+    stat: tuple[int, ...] = ()
+    """Stat memo, ``STAT_WIDTH`` numbers; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The F source files of a data set."""
+
+    names: Strings
+    """Relative to DATA, with ``/``."""
+    stat: NDArray[np.uint64]
+    """(F, 6) stat memos."""
+    content: NDArray[np.uint8]
+    """(F, 16) content hash of each whole file; zeros while unknown."""
+    reading: NDArray[np.uint8] | None = None
+    """(F, 16) hash of the options each file was read with; None if files have none."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One input of every sample: where it is and what it holds."""
+
+    content: NDArray[np.uint8]
+    """(S, 16) content hash; zeros while unknown (a file that is hashed when it is encoded)."""
+    file: NDArray[np.int32]
+    """(S,) position in the files; -1: the sample lacks this input."""
+    line: NDArray[np.uint32] | None = None
+    """(S,) line or row in the file, from 1; None: the whole file."""
+    text: Strings | None = None
+    """The value itself, for text that is kept (captions)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """S samples, in the order of the data set, with their inputs."""
+
+    names: Strings
+    """One name per sample: the file for images, ``file:line`` for records."""
+    files: Files
+    inputs: Mapping[str, Input]
+    """By input name: ``image``, ``caption``, ``record``. The first one names the sample's own file."""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """(S, ...) facts about inputs, such as ``original_size`` (S, 2) uint32: height, width in pixels; 0 if unknown."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
+        """A copy with more columns."""
+        return replace(self, columns={**self.columns, **columns})

@@ -1,0 +1,1 @@
+"""File bytes to pixels of a bucket: headers, decoding, resizing, color."""
