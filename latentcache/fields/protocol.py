@@ -144,6 +144,8 @@ class Job:
     """The sample's columns, such as ``original_size``."""
     outputs: tuple[Output, ...] = ()
     cost: int = 1
+    tie: int = 0
+    """Consecutive jobs with one non-zero tie go to one worker: files of equal size, which may be duplicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +248,9 @@ class ProducerContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that never reach an entry: ``max_pixels``, ``fold``, ..."""
     warn: Callable[[str], None] = lambda message: None
+    missing: Callable[[Job, bytes], tuple[Output, ...]] = lambda job, content: job.outputs
+    """Outputs of a job that are still to be made, given the content hash of its inputs. A producer that reads files asks
+    once per job, after hashing and before decoding, and prepares nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +287,24 @@ class Cached:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSize:
+    """How the work of a kind is divided. Costs are in the unit of ``FieldPlan.cost``."""
+
+    unit_cost: int = 1 << 20
+    """Cost of the jobs that a worker is given at a time."""
+    unit_jobs: int = 256
+    """Number of those jobs at most."""
+    worker_cost: int = 2 << 20
+    """Cost that is worth a further worker process on the CPU."""
+    cost_bytes: int = 32
+    """Host memory that one unit of cost takes while it is prepared and encoded, in bytes at the peak."""
+    batch_cost: int = 8 << 20
+    """Cost of the items that the encoder gets in one call, if no batch size is given."""
+    batch_items: int = 64
+    """Number of those items at most."""
+
+
 class FieldKind:
     """Base class of the field plug-ins; defaults fit a field with one stacked item per sample and entry.
 
@@ -305,6 +328,9 @@ class FieldKind:
     """The field's own columns per row: name -> (numpy dtype, trailing shape). Kept by entry and snapshot."""
     ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
+    work: WorkSize = WorkSize()
+    reasons: Mapping[str, str] = {}
+    """Words for failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (it ends its workers there)."""
     describer: str = ""
     """``module:function``: ``(settings, cached: Cached, *, has_text_inputs..., device) -> Described``; imported by the
     pipeline in the build process, must not import torch."""
