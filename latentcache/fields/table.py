@@ -35,6 +35,8 @@ class Rejected:
     """Content hash (16 bytes) of what was rejected; empty if it was not read."""
     stat: tuple[int, ...] = ()
     """Stat memo, ``STAT_WIDTH`` numbers; empty if there is none."""
+    target: str = ""
+    """Field of the cache that rejects the sample; empty: the source rejects it for every field."""
     count: int = 1
     """Files or records that this one stands for; ``name`` is the first of them."""
 
