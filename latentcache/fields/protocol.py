@@ -1,21 +1,22 @@
 """The plug-in of one field kind, and the values that pass between it and the engine.
 
-A field is one named tensor of a sample. The engine (``store``, ``pipeline``, ``verify``, ``loader``, ``cli``) knows items,
-entries, bytes, shapes and failures; everything it has to know about a kind it asks of these two protocols.
+A field is one named tensor of a sample. The engine (``store``, ``pipeline``, ``verify``, ``loader``, ``cli``) works
+on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :class:`Producer` for the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import json_hash
-from latentcache.identity.key import KEY_BYTES, RECIPE_BYTES, EntryKey
+from latentcache.identity.content import HASH_BYTES, json_hash
+from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
 
 #: Kinds below are reserved for this package; others use 128 to 255.
 FIRST_FOREIGN_KIND = 128
@@ -126,6 +127,10 @@ class Output:
     """Its position in the field plan."""
     group: int
     variant: int = 0
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The field's own columns as stored, if the item is made again to be compared; the producer follows them."""
+    same: bytes = b""
+    """Its ``Prepared.same`` as stored, if the item is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,7 @@ class Job:
     name: str
     """Of the sample, for messages."""
     inputs: Mapping[str, Any]
-    """Input name -> JSON value: ``{"path": "a/b.png"}`` below the data root, ``{"text": ...}``, or a record's form."""
+    """Input name -> JSON value: ``{"path": "a/b.png"}`` below the data root, ``{"text": ...}``, or a record."""
     content: bytes = b""
     """Content hash of the field's inputs; empty if it is known only after reading."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -168,8 +173,8 @@ class Prepared:
     value: Any
     """What the producer encodes: pixels, a record, ..."""
     same: bytes = b""
-    """16-byte hash of exactly what the encoder will see (the pixels); empty if the kind has none. An entry of the same
-    recipe and group with an equal hash has equal bytes, and is copied instead of encoded."""
+    """16-byte hash of exactly what the encoder gets (the pixels); empty if the kind has none. An entry of the same
+    recipe, group and variant with an equal hash has equal bytes, and is copied instead of encoded."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Values of the field's own columns that are known now (crop, resize)."""
     num_bytes: int = 0
@@ -223,17 +228,31 @@ class Finished:
         return self.results
 
 
-class Producer(Protocol):
-    """Makes items. Lives in a worker process (or in a thread of the build for encoders without torch)."""
+class Producer:
+    """Makes items. Lives in a worker process (or in a thread of the build for encoders without torch).
+
+    Opened as ``Class(described.producer, recipe, context)`` by the thread that calls :meth:`encode`.
+    """
+
+    noise: Mapping[str, Any] = MappingProxyType({})
+    """How far two encodings of one input may differ, known after opening; see :func:`join_noise`."""
+    device: str = "cpu"
+    """Where the encoder runs, with the name of the card."""
 
     def prepare(self, job: Job) -> Read | Failure:
         """Read and decode the inputs of one job. Called from any thread."""
+        raise TypeError(f"{type(self).__name__} lacks prepare")
 
     def encode(self, batch: Sequence[Prepared]) -> Pending:
         """Begin to encode items of one group. Called from one thread."""
+        raise TypeError(f"{type(self).__name__} lacks encode")
+
+    def host_bytes(self, job: Job) -> int:
+        """Host memory that :meth:`prepare` takes for one job at its peak; 0: ``WorkSize.cost_bytes`` decides."""
+        return 0
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free the memory of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,9 +267,11 @@ class ProducerContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run that never reach an entry: ``max_pixels``, ``fold``, ..."""
     warn: Callable[[str], None] = lambda message: None
+    cost: int = 0
+    """Sum of the job costs that this worker expects; 0 if unknown."""
     missing: Callable[[Job, bytes], tuple[Output, ...]] = lambda job, content: job.outputs
-    """Outputs of a job that are still to be made, given the content hash of its inputs. A producer that reads files asks
-    once per job, after hashing and before decoding, and prepares nothing else."""
+    """Outputs of a job that are still to be made, given the content hash of its inputs. A producer that reads files
+    asks once per job, after hashing and before decoding, and prepares nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +288,8 @@ class Described:
     notes: tuple[str, ...] = ()
     """One sentence each, for the user."""
     needs_torch: bool = False
+    demo: bool = False
+    """True if the encoder is for trying the tool and not for training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +311,24 @@ class Cached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeContext:
+    """What a describer may use beside the settings."""
+
+    samples: SampleTable | None = None
+    """None if no data is at hand (``verify``); then the cached recipe says which kind of data it was made for."""
+    device: str = "auto"
+    ask: Callable[..., Any] | None = None
+    """``ask("module:function", **kwargs)`` runs a function in a worker; None if no worker may be started."""
+    fold: bool = True
+    """False: the Conv3d-to-Conv2d rewrite of encoders is off."""
+    check: bool = False
+    """True: only say which recipe the settings ask for; an encoder that was not named is not opened."""
+    check_encoder: bool = False
+    """True with ``check``: describe the recorded encoder as it is now, or raise."""
+    warn: Callable[[str], None] = lambda message: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSize:
     """How the work of a kind is divided. Costs are in the unit of ``FieldPlan.cost``."""
 
@@ -303,6 +344,51 @@ class WorkSize:
     """Cost of the items that the encoder gets in one call, if no batch size is given."""
     batch_items: int = 64
     """Number of those items at most."""
+
+
+def setting(
+    text: str,
+    *,
+    flag: str = "",
+    metavar: str = "",
+    choices: Sequence[str] = (),
+    min: int | None = None,
+    parse: Callable[[str], Any] | None = None,
+) -> Any:
+    """A field of a settings dataclass: None until it is given, and an option of the command line.
+
+    Args:
+        text: Help of the option.
+        flag: The option [default: the name of the field with dashes].
+        metavar: Name of the value in the help.
+        choices: Values that are allowed.
+        min: Smallest number that is allowed.
+        parse: Makes the value from one word; raises UsageError.
+    """
+    known = {"flag": flag, "metavar": metavar, "choices": tuple(choices), "min": min, "parse": parse}
+    metadata = {"help": text, **{name: value for name, value in known.items() if value not in (None, "", ())}}
+    return field(default=None, metadata=metadata)
+
+
+def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
+    joined = dict(one)
+    for name, value in other.items():
+        if name not in joined:
+            joined[name] = value
+        elif isinstance(value, (list, tuple)):
+            joined[name] = sorted({*joined[name], *value})
+        else:
+            joined[name] = max(joined[name], value)
+    return joined
+
+
+def flat_settings(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"geometry.resolutions": [512], ...}``: one value per setting of a recipe's JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in recipe.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 class FieldKind:
@@ -330,10 +416,19 @@ class FieldKind:
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
     work: WorkSize = WorkSize()
     reasons: Mapping[str, str] = {}
-    """Words for failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (it ends its workers there)."""
+    """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
+    encoder: str = "encoder"
+    """What people call the thing that makes the items: ``encoder``, ``tokenizer``."""
+    check_again: frozenset[str] = frozenset(
+        {
+            *("too-many-pixels", "out-of-memory", "record-too-large", "entry-lost"),
+            *("permission", "io-error", "changing", "vanished"),
+        }
+    )
+    """Reasons of failures that every build tries again: they depend on flags, the machine or the time."""
     describer: str = ""
-    """``module:function``: ``(settings, cached: Cached, *, has_text_inputs..., device) -> Described``; imported by the
-    pipeline in the build process, must not import torch."""
+    """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``; imported by the
+    build process, must not import torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
@@ -358,15 +453,23 @@ class FieldKind:
         recipe: FieldRecipe,
     ) -> NDArray[np.uint8]:
         """(n, 32) item keys of n contents (n, 16) in their groups; rows of zeros where the content is zeros."""
-        keys = np.zeros((len(content), KEY_BYTES), dtype=np.uint8)
-        for number, one in enumerate(groups):
-            for flip in np.unique(variant).tolist():
-                rows = (group == number) & (variant == flip)
-                prefix = EntryKey(
-                    kind=self.kind, variant=int(flip), dims=one.dims, content=bytes(16), recipe=recipe.recipe_id[:RECIPE_BYTES]
-                ).pack()
-                keys[rows] = np.frombuffer(prefix, dtype=np.uint8)
-        keys[:, 8:24] = content
+        variants = int(variant.max()) + 1 if len(variant) else 1
+        prefixes = [
+            EntryKey(
+                kind=self.kind,
+                variant=number,
+                dims=one.dims,
+                content=bytes(HASH_BYTES),
+                recipe=recipe.recipe_id[:RECIPE_BYTES],
+            ).pack()
+            for one in groups
+            for number in range(variants)
+        ]
+        table = np.frombuffer(b"".join(prefixes), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        if not len(content):
+            return np.zeros((0, KEY_BYTES), dtype=np.uint8)
+        keys = table[group.astype(np.intp) * variants + variant]
+        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = content
         keys[~content.any(axis=1)] = 0
         return keys
 
@@ -381,16 +484,30 @@ class FieldKind:
             return "not finite"
         return ""
 
-    def compare(self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, float], recipe: FieldRecipe) -> Difference:
-        """Compare a stored item with the same item made again; ``noise`` is the floor that the build measured."""
+    def compare(
+        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
+    ) -> Difference:
+        """Compare a stored item with the same item made again.
+
+        Args:
+            stored: In the storage type; bfloat16 as uint16.
+            made: The same item, made again.
+            noise: What the build recorded (:attr:`Producer.noise`), with ``device``: where ``made`` was made.
+            recipe: Of both.
+        """
         same = stored.shape == made.shape and stored.tobytes() == made.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
 
     def differences(self, cached: FieldRecipe, requested: FieldRecipe) -> list[tuple[str, Any, Any]]:
-        """Settings in which two recipes differ: (name, cached, requested)."""
-        mine, theirs = cached.as_json(), requested.as_json()
-        return [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
+        mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
+        pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
+        return [pair for pair in pairs if pair[1] != pair[2]]
 
-    def describe(self, recipe: FieldRecipe, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """What ``info`` prints about the field: label -> value, in order."""
+    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+        """What ``info`` prints about the field: label -> text, in order."""
+        return {}
+
+    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
+        """What ``info`` and ``build`` count beside items, from the field's own columns of a snapshot."""
         return {}
