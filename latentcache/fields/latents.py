@@ -1,63 +1,78 @@
-"""The recipe: the frozen statement of what a cache holds, its canonical JSON and its id.
+"""Latents of images: their recipe, their settings and the plan of their buckets.
 
-Decides what makes an entry reusable. What varies per sample is in the key (content, bucket); what is constant
-and moves a latent by more than one pixel step is in the recipe's *identity* and so in every key; what only
-decides which entries exist (resolutions, bucket limits) or how they are read (normalisation) is in the recipe
-but not in its identity, so adding a resolution or mending a scaling factor encodes nothing again.
-Library versions, batch size and device are provenance: recorded in the manifest, never here.
+What varies per sample is in the key (content, bucket, flip). What is constant and moves a latent is in the recipe's
+*identity*, and so in every key. What only decides which entries exist (resolutions, bucket limits) or how they are
+read (normalization) is in the recipe but not in its identity: a new resolution or a corrected scaling factor encodes
+nothing again. Library versions, batch size and device are provenance: recorded, never compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from latentcache.errors import RecipeError
-from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import json_hash
-from latentcache.identity.key import RECIPE_BYTES
+import numpy as np
+from numpy.typing import NDArray
 
-#: What of an encoder's posterior is stored.
+from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.protocol import (
+    Difference,
+    FieldKind,
+    FieldPlan,
+    FieldRecipe,
+    FieldSpec,
+    Group,
+    ReadSpec,
+    WorkSize,
+    recipe_id,
+    setting,
+)
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
+from latentcache.geometry.placement import place, unusable
+from latentcache.geometry.sizes import Size, latent_size
+
 POSTERIORS = ("mode", "sample", "moments")
-#: Storage types of latents: name -> (code in the entry header, bytes per value).
-DTYPES: Mapping[str, tuple[int, int]] = {
-    "uint8": (1, 1),
-    "float16": (2, 2),
-    "bfloat16": (3, 2),
-    "float32": (4, 4),
-    "uint16": (5, 2),
-    "int32": (6, 4),
-    "uint32": (7, 4),
-    "int64": (8, 8),
-}
+STORAGE_DTYPES = ("float16", "bfloat16", "float32")
+COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
+RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
+ICC_POLICIES = ("srgb", "ignore")
+#: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
+MAX_PIXELS = 100_000_000
+
+#: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
+_OF_FLOOR = (8.0, 4.0)
+#: Spacing of numbers next to 1 in each storage type.
+_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PixelProfile:
-    """How the bytes of a file become the pixels an encoder sees. Every field is part of the identity."""
+    """How the bytes of a file become the pixels that an encoder gets. Every field is part of the identity."""
 
     resample: str = "lanczos-pil"
     """``lanczos-pil`` (Pillow) or ``lanczos-u8`` (torch, uint8, antialias): at most 2 levels apart."""
     decoder: str = "libjpeg-turbo"
-    """Full-size decode; simplejpeg and Pillow agree to the bit, which a self-test checks at start."""
+    """Full-size decode; a self-test proves that simplejpeg and Pillow agree to the bit."""
     orientation: str = "exif"
-    """Stored EXIF orientation is applied before a bucket is chosen."""
+    """The EXIF orientation is applied before a bucket is chosen."""
     icc: str = "srgb"
-    """``srgb``: embedded profiles are converted; ``ignore``: numbers are taken as they are."""
+    """``srgb``: embedded profiles are converted; ``ignore``: numbers are used as they are."""
     alpha: str = "#ffffff"
-    """Colour that transparent pictures are laid on, as #rrggbb."""
+    """Color under transparent images, as #rrggbb."""
     deep: str = "high-byte"
     """16-bit samples keep their high byte (Pillow's own conversion clips at 255)."""
     version: int = 1
-    """Bumped when the same file would give other pixels."""
+    """Increased if the same file gives other pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Normalisation:
-    """How raw latents become what a model trains on; applied when they are read.
+class Normalization:
+    """How raw latents become the latents that a model trains on; applied at read.
 
     ``scale-shift``: ``(z - shift) * scale``. ``mean-std``: per channel ``(z - mean) / std * scale``.
     ``batch-norm``: 2x2 patches into channels ``(c, pi, pj)``, then ``(z - mean) / std``. ``none``: as stored.
@@ -73,7 +88,7 @@ class Normalisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """What an encoder is, known without loading it (and without torch)."""
+    """Description of an encoder, known without loading it (and without torch)."""
 
     family: str
     """Class name of the encoder: ``AutoencoderKL``, ..., or ``demo``, ``stub``."""
@@ -82,24 +97,24 @@ class EncoderSpec:
     config: str
     """Hex hash of the configuration fields that ``encode`` uses."""
     channels: int
-    """Channels of a latent as a model sees it; stored moments have twice as many."""
+    """Channels of a latent in a model; stored moments have twice this number."""
     factor: int
     """Pixels per latent cell on each side."""
     multiple: int
-    """Picture sides are multiples of this many pixels."""
+    """Image sides are multiples of this number of pixels."""
     compute_dtype: str = "float32"
     storage_dtype: str = "float16"
     posterior: str = "mode"
-    """``mode``: the mean of the posterior; encoders without a posterior have only this. ``sample``: one draw from it,
-    the same for the same pixels. ``moments``: mean and logvar, from which a loader draws."""
+    """``mode``: the mean of the posterior; the only value for encoders without one. ``sample``: one draw, equal for
+    equal pixels. ``moments``: mean and logvar, from which a loader draws."""
     tiling: bool = False
-    normalisation: Normalisation = field(default_factory=Normalisation)
+    normalization: Normalization = field(default_factory=Normalization)
     generic: bool = False
-    """True where the class has no row in the table of families and its facts come from its configuration."""
+    """True if the class has no row in the table of families and its configuration says everything."""
 
     @property
     def stored_channels(self) -> int:
-        """Channels of an entry: those of a latent, or of the means and then of the logvars."""
+        """Channels of an entry: of a latent, or of means and then logvars."""
         return self.channels * (2 if self.posterior == "moments" else 1)
 
     @classmethod
@@ -107,16 +122,16 @@ class EncoderSpec:
         """From its fields as JSON values, as ``asdict`` gives them.
 
         Raises:
-            KeyError: A field is missing; TypeError where there is one that this version does not know.
+            KeyError: A field is missing; TypeError for a field that this version does not have.
         """
         encoder = dict(data)
-        normalisation = dict(encoder.pop("normalisation"))
-        normalisation |= {name: tuple(normalisation[name]) for name in ("mean", "std")}
-        return cls(**encoder, normalisation=Normalisation(**normalisation))
+        normalization = dict(encoder.pop("normalization"))
+        normalization |= {name: tuple(normalization[name]) for name in ("mean", "std")}
+        return cls(**encoder, normalization=Normalization(**normalization))
 
     def identity(self) -> dict[str, Any]:
         """The fields that move the stored bytes."""
-        read_time = {"normalisation", "generic", "multiple"}
+        read_time = {"normalization", "generic", "multiple"}
         return {name: value for name, value in asdict(self).items() if name not in read_time}
 
 
@@ -130,7 +145,7 @@ class GeometrySettings:
     max_side: int | None = None
     buckets: tuple[Size, ...] = ()
     flip: bool = False
-    """Whether every picture is stored a second time, mirrored (left and right change places)."""
+    """True if every image is stored a second time, flipped horizontally."""
     rule: int = GEOMETRY_RULE
 
     def tables(self) -> tuple[BucketTable, ...]:
@@ -148,40 +163,48 @@ class GeometrySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What a cache holds. Two equal recipes give equal caches."""
+class LatentsRecipe:
+    """The settings that decide which latents a cache holds. Two equal recipes give equal caches."""
 
     geometry: GeometrySettings
     pixels: PixelProfile
     encoder: EncoderSpec
 
+    @property
+    def spec(self) -> FieldSpec:
+        """Storage and collation."""
+        variants = 2 if self.geometry.flip else 1
+        return FieldSpec(dtype=self.encoder.storage_dtype, dims=("C", "h", "w"), variants=variants)
+
+    @property
+    def read_time(self) -> ReadSpec:
+        """Normalization, draw from the posterior and flips."""
+        affine = asdict(self.encoder.normalization)
+        return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments", flips=self.geometry.flip)
+
     def identity(self) -> dict[str, Any]:
-        """What enters the id, as JSON values without floats."""
+        """The part that enters the id, as JSON values without floats."""
         return {"rule": self.geometry.rule, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
 
     @cached_property
     def recipe_id(self) -> bytes:
-        """16 bytes; the first 8 are in every key, all 16 in every entry header."""
-        return json_hash(self.identity())
-
-    @property
-    def key_part(self) -> bytes:
-        """The bytes of the id that enter a key."""
-        return self.recipe_id[:RECIPE_BYTES]
+        """16 bytes of the identity."""
+        return recipe_id("latents", self.identity())
 
     def as_json(self) -> dict[str, Any]:
-        """All fields, as JSON values; sizes as ``[height, width]``. ``flip`` is there only where it is true."""
+        """All fields, as JSON values; sizes as ``[height, width]``."""
         geometry = asdict(self.geometry) | {"buckets": [[b.height, b.width] for b in self.geometry.buckets]}
-        if not self.geometry.flip:
-            del geometry["flip"]
-        return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": asdict(self.encoder)}
+        encoder = asdict(self.encoder)
+        encoder["normalization"] |= {name: list(encoder["normalization"][name]) for name in ("mean", "std")}
+        geometry["resolutions"] = list(self.geometry.resolutions)
+        return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": encoder}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Recipe:
+    def from_json(cls, data: Mapping[str, Any]) -> LatentsRecipe:
         """Inverse of :meth:`as_json`.
 
         Raises:
-            RecipeError: A part is missing or has a field this version does not know.
+            RecipeError: A part is missing or has a field that this version does not have.
         """
         try:
             geometry = dict(data["geometry"])
@@ -197,24 +220,311 @@ class Recipe:
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
             ) from error
 
-    @property
-    def variants(self) -> int:
-        """Entries of one picture in one bucket."""
-        return 2 if self.geometry.flip else 1
-
-    def with_encoder(self, **changes: Any) -> Recipe:
+    def with_encoder(self, **changes: Any) -> LatentsRecipe:
         """A copy with some encoder fields replaced."""
         return replace(self, encoder=replace(self.encoder, **changes))
 
+    def group(self, bucket: Size) -> Group:
+        """The items of one bucket."""
+        cells = latent_size(bucket, self.encoder.factor)
+        return Group(
+            label=str(bucket),
+            shape=(self.encoder.stored_channels, cells.height, cells.width),
+            dims=(1, bucket.height, bucket.width),
+        )
 
-def flat(recipe: Recipe) -> dict[str, Any]:
-    """``{"geometry.resolutions": [512], ...}``: one value per field, for comparing and printing."""
-    nested = recipe.as_json()
-    nested["geometry"].setdefault("flip", False)
-    return {f"{part}.{name}": value for part, fields in nested.items() for name, value in fields.items()}
+
+def parse_size(text: str) -> Size:
+    """``704x1152`` as height and width.
+
+    Raises:
+        UsageError: Not a size.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
+    if match is None:
+        raise UsageError(f"--bucket {text!r}: not a size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
+    return Size(int(match[1]), int(match[2]))
 
 
-def differences(cached: Recipe, requested: Recipe) -> list[tuple[str, Any, Any]]:
-    """The fields in which two recipes differ: (field, cached, requested), in the order of the recipe."""
-    mine, theirs = flat(cached), flat(requested)
-    return [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentsSettings:
+    """Options of the recipe of latents; None means "not given"."""
+
+    model: str | None = setting(
+        "Encoder: demo, a diffusers VAE or pipeline folder, a .safetensors file, a hub id, or stub[:delay_ms=N] "
+        "[default: demo]",
+        metavar="MODEL",
+    )
+    model_config: str | None = setting("config.json for a lone .safetensors file.", metavar="FILE")
+    resolutions: tuple[int, ...] | None = setting(
+        "Side of a square of equal area; repeat for several [default: 512]", flag="--resolution", metavar="PIXELS"
+    )
+    buckets: tuple[Size, ...] | None = setting(
+        "Use this bucket, HEIGHTxWIDTH; repeat for several.", flag="--bucket", metavar="HxW", parse=parse_size
+    )
+    bucket_step: int | None = setting("Make sides multiples of this [default: 64]", metavar="PIXELS")
+    min_side: int | None = setting("Shortest side of a bucket.", metavar="PIXELS")
+    max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
+    flip: bool | None = setting("Store a horizontal flip of every image as well.")
+    compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=COMPUTE_DTYPES)
+    storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=STORAGE_DTYPES)
+    latents: str | None = setting(
+        "Store the mean, one draw, or the moments of the posterior [default: mode]", choices=POSTERIORS
+    )
+    tiling: bool | None = setting("Encode large images in tiles: less memory, other latents (another recipe).")
+    resample: str | None = setting("Resize kernel [default: auto]", choices=RESAMPLERS)
+    icc: str | None = setting("Convert or ignore embedded color profiles [default: srgb]", choices=ICC_POLICIES)
+    alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, choices = getattr(self, one.name), one.metadata.get("choices")
+            if choices and value is not None and value not in choices:
+                flag = f"--{one.name.replace('_', '-')}"
+                raise UsageError(f"{flag} {value!r}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+        if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
+            raise UsageError(f"--alpha {self.alpha!r}: not a color", why="expected #rrggbb", fix="--alpha '#ffffff'")
+        if self.buckets and self.resolutions:
+            raise UsageError(
+                "--bucket and --resolution were both given",
+                why="an explicit list of buckets replaces the resolution",
+                fix="give one of the two",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Differences that count as noise, in standard deviations of the latents."""
+
+    largest: float
+    mean: float
+
+    def __str__(self) -> str:
+        return f"at most {self.largest:.2g} std, {self.mean:.2g} on average"
+
+
+#: Above the differences of batches, threads and kernels in bfloat16 (0.015 std at most) and of bfloat16 against
+#: float32 (0.055); far below one pixel of shift (4) or tiles (2.4).
+LEAST = Tolerance(largest=0.1, mean=0.02)
+#: In bfloat16 on another device, where each device is 2 % (root mean square) from float32.
+ELSEWHERE_IN_BFLOAT16 = Tolerance(largest=0.5, mean=0.06)
+
+
+def tolerance(noise: Mapping[str, Any], recipe: LatentsRecipe) -> Tolerance:
+    """Differences that still count as noise between a cache and an encoder.
+
+    Args:
+        noise: As :meth:`FieldKind.compare` gets it; without ``devices`` the cache counts as made on another device.
+        recipe: Of the cache.
+    """
+    elsewhere = noise.get("devices") != [noise.get("device", "")]
+    least = ELSEWHERE_IN_BFLOAT16 if elsewhere and recipe.encoder.compute_dtype == "bfloat16" else LEAST
+    return Tolerance(
+        largest=max(least.largest, _OF_FLOOR[0] * noise.get("largest", 0.0)),
+        mean=max(least.mean, _OF_FLOOR[1] * noise.get("mean", 0.0)),
+    )
+
+
+class Latents(FieldKind):
+    """Latents of images, one item per image, bucket and flip."""
+
+    name = "latents"
+    kind = 0
+    inputs = ("image",)
+    settings = LatentsSettings
+    needs_header = ("original_size",)
+    columns = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}  # noqa: RUF012 - never written
+    work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
+    describer = "latentcache.encoders.vae.describe:describe"
+    producer = "latentcache.encoders.vae.producer:VaeProducer"
+
+    def recipe_from_json(self, data: Mapping[str, Any]) -> LatentsRecipe:
+        """See :meth:`FieldKind.recipe_from_json`."""
+        return LatentsRecipe.from_json(data)
+
+    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+        """Buckets of every sample; each distinct size is placed once."""
+        assert isinstance(recipe, LatentsRecipe)
+        size = samples.columns["original_size"].astype(np.int64)
+        known = np.flatnonzero((size > 0).all(axis=1) & (samples.inputs["image"].file >= 0))
+        distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
+        sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
+        tables = recipe.geometry.tables()
+        found = [_buckets_of(one, tables) for one in sizes]
+        used = sorted({bucket for buckets, _ in found for bucket in buckets}, key=lambda b: (-b.area, b.width))
+        number = {bucket: position for position, bucket in enumerate(used)}
+        chosen = [sorted(number[bucket] for bucket in buckets) for buckets, _ in found]
+        sample, group = _spread(known, which, chosen)
+        variants = recipe.spec.variants
+        areas = np.array([bucket.area for bucket in used], dtype=np.int64)
+        group, sample = np.repeat(group, variants), np.repeat(sample, variants)
+        variant = np.tile(np.arange(variants, dtype=np.uint8), len(group) // variants)
+        groups = tuple(recipe.group(bucket) for bucket in used)
+        content = self.content(samples)[sample]
+        return FieldPlan(
+            sample=sample,
+            group=group,
+            variant=variant,
+            cost=areas[group] if len(used) else np.zeros(0, dtype=np.int64),
+            key=self.keys(content, group, variant, groups, recipe),
+            groups=groups,
+            rejected=tuple(_rejected(samples, known, which, sizes, found)),
+        )
+
+    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+        """Values that are not finite, and crops outside the resized image."""
+        if not _is_finite(payload):
+            return "not finite"
+        if "crop" in row and "resize" in row:
+            (top, left), (height, width) = np.asarray(row["crop"]).tolist(), np.asarray(row["resize"]).tolist()
+            if top + group.dims[1] > height or left + group.dims[2] > width:
+                return f"the crop at ({top}, {left}) is outside the resized image of {height}x{width}"
+        return ""
+
+    def compare(
+        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
+    ) -> Difference:
+        """Different if beyond the noise, and beyond two roundings of the largest value.
+
+        Differences are in standard deviations: of the item, or of the test image where that is larger, so that a flat
+        image does not count as different.
+        """
+        assert isinstance(recipe, LatentsRecipe)
+        scales = [float(noise.get(name, 0.0)) for name in ("scale", "scale_logvar")]
+        scales = scales if recipe.encoder.posterior == "moments" else scales[:1]
+        allowed, step = tolerance(noise, recipe), _STEP[recipe.encoder.storage_dtype]
+        old, new = (np.array_split(as_floats(side), len(scales)) for side in (stored, made))
+        parts = [_apart(*pair, scale, allowed, step) for *pair, scale in zip(old, new, scales, strict=True)]
+        worst = Difference(
+            differs=any(part.differs for part in parts),
+            largest=max(part.largest for part in parts),
+            mean=max(part.mean for part in parts),
+        )
+        text = f"up to {worst.largest:.2g} std, {worst.mean:.2g} on average; {allowed} allowed"
+        return replace(worst, detail=text if worst.differs else "")
+
+    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+        """Encoder, model and pixels."""
+        assert isinstance(recipe, LatentsRecipe)
+        encoder, pixels = recipe.encoder, recipe.pixels
+        shape = f"{encoder.channels} channels, f{encoder.factor}, {encoder.storage_dtype}"
+        kept = "" if encoder.posterior == "mode" else f", {encoder.posterior} of the posterior"
+        demo = "  (demo: not for training)" if encoder.family == "demo" else ""
+        flips = ", with horizontal flips" if recipe.geometry.flip else ""
+        return {
+            "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
+            "model": f"{provenance.get('model', '')}{demo}",
+            "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{flips}",
+        }
+
+
+def geometry_of(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> GeometrySettings:
+    """Sizes that follow from settings, cache and model.
+
+    Raises:
+        RecipeError: The step is below 1.
+    """
+    base = cached.geometry if cached else GeometrySettings()
+    if settings.resolutions:
+        base = replace(base, resolutions=tuple(dict.fromkeys(settings.resolutions)), buckets=())
+    if settings.buckets:
+        base = replace(base, resolutions=(), buckets=settings.buckets)
+    step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
+    if step < 1:
+        raise RecipeError(f"--bucket-step {step}: below 1", fix="--bucket-step 64")
+    sides = {name: getattr(settings, name) for name in ("min_side", "max_side", "flip")}
+    given = {name: value for name, value in sides.items() if value is not None}
+    return replace(base, multiple=math.lcm(step, model_multiple), **given)
+
+
+def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
+    """A profile with the settings that were given."""
+    given = {"icc": settings.icc, "alpha": settings.alpha and settings.alpha.lower(), "resample": settings.resample}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "auto")}
+    return replace(profile, **changes)
+
+
+def as_floats(latents: NDArray[Any]) -> NDArray[np.float32]:
+    """Stored values as float32; bfloat16 is the upper half of a float32."""
+    if latents.dtype == np.uint16:
+        return (latents.astype(np.uint32) << 16).view(np.float32)
+    return latents.astype(np.float32)
+
+
+def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> int:
+    """Grid of the sides if none was given: a list of buckets needs no grid, anything else follows the cache."""
+    if settings.buckets:
+        return model_multiple
+    if cached is None or (settings.resolutions and cached.geometry.buckets):
+        return GeometrySettings().multiple
+    return cached.geometry.multiple
+
+
+def _buckets_of(size: Size, tables: Sequence[BucketTable]) -> tuple[tuple[Size, ...], str]:
+    """Buckets of one size, or the reason why it has none: too small or too long for every table."""
+    reasons = [unusable(size, table) for table in tables]
+    fitting = [place(size, table).bucket for table, reason in zip(tables, reasons, strict=True) if not reason]
+    return tuple(dict.fromkeys(fitting)), "" if fitting else reasons[0]
+
+
+def _spread(
+    samples: NDArray[np.intp], which: NDArray[np.intp], chosen: Sequence[Sequence[int]]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Sample and group of every item before flips, in (sample, group) order.
+
+    Args:
+        samples: (K,) rows of the samples.
+        which: (K,) the distinct size of each.
+        chosen: Groups of each distinct size.
+    """
+    counts = np.array([len(groups) for groups in chosen], dtype=np.int64)
+    flat = np.array([group for groups in chosen for group in groups], dtype=np.int32)
+    each = counts[which] if len(counts) else np.zeros(0, dtype=np.int64)
+    first = (np.cumsum(counts) - counts)[which] if len(counts) else each
+    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]
+
+
+def _rejected(
+    samples: SampleTable,
+    known: NDArray[np.intp],
+    which: NDArray[np.intp],
+    sizes: Sequence[Size],
+    found: Sequence[tuple[tuple[Size, ...], str]],
+) -> list[tuple[int, Rejected]]:
+    reasons = np.array([bool(reason) for _, reason in found], dtype=np.bool_)
+    rejected = []
+    for place_of in np.flatnonzero(reasons[which] if len(reasons) else which).tolist():
+        row, size = int(known[place_of]), int(which[place_of])
+        detail = f"{sizes[size]} pixels (height x width)"
+        one = Rejected(name=samples.names[row], reason=found[size][1], detail=detail, target="latents")
+        rejected.append((row, one))
+    return rejected
+
+
+def _is_finite(payload: NDArray[Any]) -> bool:
+    """Also of bfloat16, which travels as uint16: all bits of the exponent mean infinity or NaN."""
+    if payload.dtype == np.uint16:
+        return not ((payload & 0x7F80) == 0x7F80).any()
+    return bool(np.isfinite(payload).all())
+
+
+def _apart(
+    old: NDArray[np.float32], new: NDArray[np.float32], scale: float, allowed: Tolerance, step: float
+) -> Difference:
+    """The difference of two latents of one shape; infinite if one is not finite."""
+    if old.shape != new.shape or not (np.isfinite(old).all() and np.isfinite(new).all()):
+        return Difference(differs=True, largest=math.inf, mean=math.inf)
+    wide = old.astype(np.float64)
+    difference = np.abs(wide - new)
+    unit, rounding = max(float(wide.std()), scale), 2 * step * float(np.abs(wide).max())
+    largest, mean = float(difference.max()), float(difference.mean())
+    return Difference(
+        differs=largest > max(allowed.largest * unit, rounding) or mean > max(allowed.mean * unit, rounding),
+        largest=_ratio(largest, unit),
+        mean=_ratio(mean, unit),
+    )
+
+
+def _ratio(difference: float, scale: float) -> float:
+    return difference / scale if scale else (math.inf if difference else 0.0)

@@ -1,1 +1,1 @@
-"""How big? Sizes, buckets and placement: integers in, integers out, standard library only."""
+"""Sizes, buckets and placement: integers in, integers out, standard library only."""

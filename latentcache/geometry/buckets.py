@@ -1,4 +1,4 @@
-"""Which picture sizes exist in a cache: the bucket table, made once from a few integers.
+"""The image sizes of a cache: the bucket table, made once from a few integers.
 
 Guarantee: the same settings give the same table everywhere, in one canonical order; every side is a multiple
 of ``multiple`` and within the limits; a table made from a resolution never exceeds its area.
@@ -101,20 +101,20 @@ def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:
             good = Size(_on_grid(size.height, multiple), _on_grid(size.width, multiple))
             raise RecipeError(
                 f"bucket {size} does not fit the grid of {multiple} pixels",
-                why=f"the model needs sides that are multiples of {multiple}, up to {MAX_SIDE}",
+                why=f"the model needs sides that are multiples of {multiple}, at most {MAX_SIDE}",
                 fix=f"use --bucket {good}",
             )
     return BucketTable(listed)
 
 
 def kept(image: Size, bucket: Size) -> tuple[int, int]:
-    """Fraction of ``image`` that survives cover-resize and crop to ``bucket``: (numerator, denominator)."""
+    """Fraction of ``image`` that is left after cover-resize and crop to ``bucket``: (numerator, denominator)."""
     a, b = image.width * bucket.height, bucket.width * image.height
     return (a, b) if a <= b else (b, a)
 
 
 def _on_grid(side: int, multiple: int) -> int:
-    """The nearest usable side below ``side``, or the smallest there is."""
+    """The nearest usable side below ``side``, or the smallest one."""
     return max(floor_to(min(side, MAX_SIDE), multiple), multiple)
 
 
@@ -157,13 +157,13 @@ def _side_limits(resolution: int, multiple: int, min_side: int | None, max_side:
     if low > high or high > MAX_SIDE:
         raise RecipeError(
             f"no bucket has sides of {low} to {high} pixels",
-            why=f"--min-side is {_said(min_side, resolution // 2)}, --max-side is {_said(max_side, 2 * resolution)}, "
+            why=f"--min-side is {_text(min_side, resolution // 2)}, --max-side is {_text(max_side, 2 * resolution)}, "
             f"sides are multiples of {multiple} and at most {MAX_SIDE}",
             fix="widen --min-side and --max-side, or change --resolution",
         )
     return low, high
 
 
-def _said(side: int | None, default: int) -> str:
-    """A side as it was given, or as it follows from the resolution."""
+def _text(side: int | None, default: int) -> str:
+    """A side as given, or as it follows from the resolution."""
     return str(side) if side is not None else f"{default} (not given: it follows from the resolution)"

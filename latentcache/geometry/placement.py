@@ -1,7 +1,7 @@
-"""How one picture enters a bucket. Build, verify and loader all ask here, once, and store the answer.
+"""Place one image in a bucket. Build, verify and loader all ask here, once, and store the answer.
 
-Guarantee: exact integers on every machine; the resized picture always covers the bucket; the crop is centred
-and lies inside it. Reports R5 (SimpleTuner) came from two functions that each did this their own way.
+Guarantee: exact integers on every machine; the resized image always covers the bucket; the crop is centered
+and inside the resized image. Two functions that each did this their own way gave SimpleTuner shape mismatches.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from latentcache.geometry.buckets import BucketTable, kept
 from latentcache.geometry.sizes import Box, Size, ceil_div
 
-#: A picture of which less than 1/4 would survive the crop is refused: it would train on a sliver.
+#: An image of which less than 1/4 is left after the crop is rejected.
 MIN_KEPT = (1, 4)
-#: A picture whose shorter side has fewer pixels is refused: there is nothing in it to learn from.
+#: An image whose shorter side has fewer pixels is rejected.
 MIN_SIDE = 16
 
 
@@ -27,7 +27,7 @@ class Placement:
 
 
 def place(image: Size, table: BucketTable) -> Placement:
-    """Decide how one picture (size after EXIF orientation) enters the table's best bucket."""
+    """Place one image (size after EXIF orientation) in the table's best bucket."""
     return place_in(image, table.nearest(image))
 
 
@@ -41,19 +41,19 @@ def place_in(image: Size, bucket: Size) -> Placement:
     return Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
 
 
-def mirrored(placement: Placement) -> Placement:
-    """Where the same cut lies in the mirrored picture: as far from the right edge as it was from the left.
+def flipped(placement: Placement) -> Placement:
+    """The same crop in the horizontal flip: its distance from the right edge becomes the one from the left.
 
-    What SDXL is told of a mirrored picture is the crop of the mirrored picture; sd-scripts does alike, in the frame
-    of its own ``crop_ltrb`` (``library/train_util.py``, where ``flipped`` is true).
+    SDXL is given the crop of the flipped image; sd-scripts does the same in the frame of its own ``crop_ltrb``
+    (``library/train_util.py``, if ``flipped`` is true).
     """
     crop, resize = placement.crop, placement.resize
     left = resize.width - crop.left - crop.size.width
     return Placement(bucket=placement.bucket, resize=resize, crop=Box(top=crop.top, left=left, size=crop.size))
 
 
-def refusal(image: Size, table: BucketTable) -> str:
-    """Why a picture of this size cannot be used: ``extreme-aspect``, ``too-small``, or empty when it can."""
+def unusable(image: Size, table: BucketTable) -> str:
+    """Reason why an image of this size cannot be used: ``extreme-aspect``, ``too-small``; empty: it can."""
     numerator, denominator = kept(image, table.nearest(image))
     if numerator * MIN_KEPT[1] < denominator * MIN_KEPT[0]:
         return "extreme-aspect"

@@ -1,7 +1,7 @@
-"""Sizes and boxes in pixels or latent cells, and the only rounding this project does.
+"""Sizes and boxes in pixels or latent cells, and the only rounding of this project.
 
 Guarantee: a size is always ``Size(height, width)``, in this order; no float ever decides one. Width-first
-libraries (Pillow) are converted where they are called and nowhere else.
+libraries (Pillow) are converted at their call and nowhere else.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A rectangle inside a picture, in pixels of that picture."""
+    """A rectangle inside an image, in pixels of that image."""
 
     top: int
     left: int
     size: Size
 
     def fits(self, outer: Size) -> bool:
-        """Whether the box lies inside a picture of size ``outer``."""
+        """True if the box is inside an image of size ``outer``."""
         bottom, right = self.top + self.size.height, self.left + self.size.width
         return self.top >= 0 and self.left >= 0 and bottom <= outer.height and right <= outer.width
 
@@ -54,11 +54,11 @@ def floor_to(value: int, multiple: int) -> int:
 
 
 def latent_size(pixels: Size, factor: int) -> Size:
-    """Size of the latent grid of a picture whose sides are multiples of ``factor``.
+    """Size of the latent grid of an image whose sides are multiples of ``factor``.
 
     Raises:
-        ValueError: A side is no multiple: such a size never enters a bucket table.
+        ValueError: A side is not a multiple: such a size is never in a bucket table.
     """
     if pixels.height % factor or pixels.width % factor:
-        raise ValueError(f"{pixels} is no multiple of the spatial factor {factor}")
+        raise ValueError(f"{pixels} is not a multiple of the spatial factor {factor}")
     return Size(pixels.height // factor, pixels.width // factor)

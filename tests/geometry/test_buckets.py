@@ -77,7 +77,7 @@ def test_a_table_stays_on_the_grid_within_the_area_and_the_limits(multiple, reso
 
 
 @given(st.integers(64, 2048), st.sampled_from(ALIGNMENTS), st.integers(1, 2048), st.integers(1, 4096))
-def test_any_settings_give_a_table_within_them_or_a_clear_refusal(resolution, multiple, low, high):
+def test_any_settings_give_a_table_within_them_or_a_clear_unusable(resolution, multiple, low, high):
     try:
         table = bucket_table(resolution=resolution, multiple=multiple, min_side=low, max_side=high)
     except RecipeError:
@@ -89,7 +89,7 @@ def test_any_settings_give_a_table_within_them_or_a_clear_refusal(resolution, mu
 
 
 @given(sizes, tables)
-def test_the_swapped_picture_gets_the_swapped_bucket_unless_there_is_a_tie(image, table):
+def test_the_swapped_image_gets_the_swapped_bucket_unless_there_is_a_tie(image, table):
     both_ways = BucketTable(table.sizes + tuple(Size(s.width, s.height) for s in table.sizes))
     bucket = both_ways.nearest(image)
     swapped = both_ways.nearest(Size(image.width, image.height))
@@ -122,7 +122,7 @@ def test_nearest_keeps_at_least_as_much_as_every_bucket(table, image):
 
 
 @given(tables)
-def test_a_picture_of_a_buckets_aspect_gets_the_largest_of_that_aspect(table):
+def test_a_image_of_a_buckets_aspect_gets_the_largest_of_that_aspect(table):
     for size in table.sizes:
         chosen = table.nearest(size)
         assert chosen.width * size.height == size.width * chosen.height
@@ -136,7 +136,7 @@ def test_a_tie_goes_to_the_larger_area_then_to_the_wider():
     assert explicit_table([Size(560, 840), Size(1200, 800)], multiple=8).nearest(square) == Size(1200, 800)
 
 
-# SimpleTuner #977: one picture was stored as latents 88x136 and checked as 88x144, because two functions rounded.
+# SimpleTuner #977: one image was stored as latents 88x136 and checked as 88x144, because two functions rounded.
 REPORTED = [Size(704, 1130), Size(704, 1120), Size(704, 1088), Size(704, 1152), Size(1408, 2260), Size(1130, 704)]
 
 
@@ -173,19 +173,19 @@ def test_the_two_buckets_of_the_report_are_told_apart_exactly():
         ({"resolution": 40_000, "multiple": 64}, "--max-side"),
     ],
 )
-def test_impossible_settings_are_refused_with_the_option_to_change(settings, word):
+def test_impossible_settings_are_rejected_with_the_option_to_change(settings, word):
     with pytest.raises(RecipeError) as caught:
         bucket_table(**settings)
     assert word in caught.value.fix
 
 
-def test_an_empty_list_is_refused():
+def test_an_empty_list_is_rejected():
     with pytest.raises(RecipeError, match="at least one bucket"):
         explicit_table([], multiple=64)
 
 
 @given(st.integers(1, 70_000), st.integers(1, 70_000), st.sampled_from(ALIGNMENTS))
-def test_a_bucket_off_the_grid_is_refused_with_one_that_works(height, width, multiple):
+def test_a_bucket_off_the_grid_is_rejected_with_one_that_works(height, width, multiple):
     size = Size(height, width)
     assume(height % multiple or width % multiple or max(height, width) > MAX_SIDE)
     with pytest.raises(RecipeError, match=str(size)) as caught:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.geometry.buckets import bucket_table, explicit_table
-from latentcache.geometry.placement import MIN_SIDE, mirrored, place, place_in, refusal
+from latentcache.geometry.placement import MIN_SIDE, flipped, place, place_in, unusable
 from latentcache.geometry.sizes import Box, Size
 
 sides = st.integers(1, 20_000)
@@ -43,14 +43,14 @@ def test_the_crop_is_inside_and_in_the_middle(image, bucket):
 
 
 @given(sizes, sizes)
-def test_turning_the_picture_turns_the_placement(image, bucket):
+def test_turning_the_image_turns_the_placement(image, bucket):
     upright = place_in(image, bucket)
     turned = place_in(Size(image.width, image.height), Size(bucket.width, bucket.height))
     assert turned.resize == Size(upright.resize.width, upright.resize.height)
     assert (turned.crop.top, turned.crop.left) == (upright.crop.left, upright.crop.top)
 
 
-def test_a_picture_of_the_buckets_size_is_taken_as_it_is():
+def test_a_image_of_the_buckets_size_is_taken_as_it_is():
     size = Size(704, 1088)
     placement = place_in(size, size)
     assert placement.resize == size
@@ -78,19 +78,19 @@ def test_place_is_place_in_the_nearest_bucket(image):
         (Size(10_000, 100), "extreme-aspect"),
     ],
 )
-def test_refusal_names_the_cause(image, word):
-    assert refusal(image, TABLE) == word
+def test_reason_names_the_cause(image, word):
+    assert unusable(image, TABLE) == word
 
 
 def test_a_quarter_kept_is_enough_and_less_is_not():
     table = explicit_table([Size(64, 64)], multiple=64)
-    assert refusal(Size(100, 400), table) == ""
-    assert refusal(Size(100, 401), table) == "extreme-aspect"
+    assert unusable(Size(100, 400), table) == ""
+    assert unusable(Size(100, 401), table) == "extreme-aspect"
 
 
 @given(sizes)
-def test_what_is_not_refused_has_something_to_learn_from(image):
-    if not refusal(image, TABLE):
+def test_what_is_not_rejected_has_something_to_learn_from(image):
+    if not unusable(image, TABLE):
         bucket = TABLE.nearest(image)
         visible_height = min(image.height, image.width * bucket.height / bucket.width)
         visible_width = min(image.width, image.height * bucket.width / bucket.height)
@@ -99,10 +99,10 @@ def test_what_is_not_refused_has_something_to_learn_from(image):
 
 
 @given(image=sizes, bucket=sizes)
-def test_a_mirrored_crop_is_as_far_from_the_other_edge(image, bucket):
+def test_a_flipped_crop_is_as_far_from_the_other_edge(image, bucket):
     placement = place_in(image, bucket)
-    other = mirrored(placement)
+    other = flipped(placement)
     assert other.crop.fits(other.resize)
     assert (other.bucket, other.resize, other.crop.top) == (placement.bucket, placement.resize, placement.crop.top)
     assert placement.crop.left + bucket.width + other.crop.left == placement.resize.width
-    assert mirrored(other) == placement
+    assert flipped(other) == placement

@@ -14,7 +14,7 @@ def test_size_is_height_first():
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 1), (1, 0), (-8, 8)])
-def test_a_size_without_pixels_is_refused(height, width):
+def test_a_size_without_pixels_is_rejected(height, width):
     with pytest.raises(ValueError, match=f"{height}x{width}"):
         Size(height, width)
 
@@ -43,7 +43,7 @@ def test_latent_size_divides_exactly(height, width, factor):
     assert latent_size(Size(height * factor, width * factor), factor) == Size(height, width)
 
 
-def test_latent_size_refuses_what_never_enters_a_table():
+def test_latent_size_rejects_what_never_enters_a_table():
     with pytest.raises(ValueError, match="704x1090"):
         latent_size(Size(704, 1090), 8)
 
@@ -57,7 +57,7 @@ def test_a_box_fits_when_all_its_corners_do(outer, top, left, inner):
     assert Box(top=top, left=left, size=inner).fits(outer) is corners_inside
 
 
-def test_a_box_of_the_full_picture_fits_and_one_pixel_more_does_not():
+def test_a_box_of_the_full_image_fits_and_one_pixel_more_does_not():
     assert Box(top=0, left=0, size=Size(4, 6)).fits(Size(4, 6))
     assert not Box(top=0, left=1, size=Size(4, 6)).fits(Size(4, 6))
     assert not Box(top=1, left=0, size=Size(4, 6)).fits(Size(4, 6))
