@@ -1,1 +1,1 @@
-"""In what order? Batches, the policy for short buckets and the order of an epoch: numpy only."""
+"""The order of training: batches, epochs, mixing, packing and resume, computed from numbers alone (numpy only)."""

@@ -1,0 +1,325 @@
+"""The steps of an epoch: how many, of which bucket, and what happens to samples that do not fill a batch.
+
+Decides the length of an epoch before anything is read. Guarantee: a step holds one bucket, the same on every rank,
+and the same number of samples on every rank; every sample is counted as used, repeated, padded or dropped, so reports
+R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import EmptyPlanError, PlanError, UsageError
+from latentcache.plan.mixing import MixedSource, Mixture, bucket_counts
+from latentcache.plan.numbers import choice, real, whole
+
+#: Samples in one step of all ranks. A typing error beyond it would fill the memory with repeats.
+MAX_STEP = 1 << 24
+
+Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
+"""What happens to samples that do not fill a batch.
+
+``repeat``: the last batch is filled with samples of the same bucket. ``drop``: they are left out. ``partial``: the
+last batch is smaller, filled only up to equal sizes on all ranks. ``pad``: the last batch is filled with padding
+rows, which have no loss and count as nothing. ``error``: refuse.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Samples of one shape."""
+
+    label: str
+    """How messages name it: ``512x768`` (height x width, pixels) or ``4096 tokens``."""
+    dims: Mapping[str, int] = field(default_factory=dict)
+    """Its numbers, as ``plan --json`` gives them: ``height`` and ``width``, or ``length``."""
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """Sizes of batches: how many samples a rank gets in a step, on how many ranks.
+
+    Raises:
+        UsageError: A number or policy is not allowed.
+    """
+
+    batch_size: int
+    """Samples per rank and step."""
+    world_size: int = 1
+    remainder: Remainder = "repeat"
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "world_size"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
+        choice("remainder", self.remainder, get_args(Remainder))
+        if self.global_batch_size > MAX_STEP:
+            raise UsageError(
+                f"batch_size={self.batch_size}: {self.global_batch_size:,} samples in one step of all ranks",
+                why=f"a step has at most {MAX_STEP:,} samples of all ranks together",
+                fix="use a smaller batch size or fewer ranks",
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all ranks in one step."""
+        return self.batch_size * self.world_size
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Two plans of one epoch with equal layouts have the same steps; ranks only divide them differently."""
+        if self.remainder == "partial":
+            return self.batch_size, self.world_size
+        return (self.global_batch_size,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """What one epoch does with one bucket."""
+
+    bucket: Bucket
+    samples: int
+    """Its samples; with weights the occurrences in the first epoch (later epochs have one
+    more or less per source; the number of steps stays). With weights and several allowed lengths, the numbers of one
+    length are those of the first epoch, and the sums over all lengths hold in every epoch."""
+    least: int
+    """Samples in any epoch at least; the same number without weights."""
+    steps: int
+    """Steps of this bucket in an epoch; each rank gets one batch per step."""
+    repeated: int = 0
+    dropped: int = 0
+    last: int
+    """Samples per rank in the bucket's last step: the batch size, or less under ``partial``."""
+    padded: int = 0
+    """Padding rows, under ``pad``."""
+    blank: int = 0
+    """Batches of one rank that hold padding rows only; a mean over their labels is nan."""
+
+    @property
+    def efficiency(self) -> float:
+        """Fraction of the served samples that are neither repeats nor padding; 0 without a step."""
+        used = self.samples - self.dropped
+        return used / (used + self.repeated + self.padded) if used else 0.0
+
+
+class UnevenNames(Protocol):
+    """Names of samples that an epoch repeats or leaves out, found when they are first asked for."""
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Samples that it serves more often than due."""
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Samples that it serves less often than due."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What an epoch does, bucket by bucket."""
+
+    batches: BatchPlan
+    buckets: tuple[BucketPlan, ...]
+    mixture: Mixture | None = None
+    """How often each source is served, if there are several with weights."""
+    names: UnevenNames | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def repeated_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch repeats; it is planned when they are first asked for."""
+        return self.names.repeated if self.names else ()
+
+    @property
+    def dropped_names(self) -> tuple[str, ...]:
+        """Samples that the first epoch leaves out, or serves less often than due."""
+        return self.names.dropped if self.names else ()
+
+    @property
+    def sources(self) -> tuple[MixedSource, ...]:
+        """What an epoch takes of each source; empty without weights."""
+        return self.mixture.sources if self.mixture else ()
+
+    @cached_property
+    def steps(self) -> int:
+        """Loader steps of an epoch, the same on every rank."""
+        return sum(bucket.steps for bucket in self.buckets)
+
+    @property
+    def samples_used(self) -> int:
+        """Samples that an epoch serves; with weights each as often as it is due."""
+        return sum(bucket.samples - bucket.dropped for bucket in self.buckets)
+
+    @property
+    def samples_dropped(self) -> int:
+        """Occurrences that are due and left out."""
+        return sum(bucket.dropped for bucket in self.buckets)
+
+    @property
+    def samples_repeated(self) -> int:
+        """Samples repeated to fill incomplete batches."""
+        return sum(bucket.repeated for bucket in self.buckets)
+
+    @property
+    def rows_padded(self) -> int:
+        """Padding rows, under ``pad``."""
+        return sum(bucket.padded for bucket in self.buckets)
+
+    @property
+    def blank_batches(self) -> int:
+        """Batches of one rank that hold padding rows only."""
+        return sum(bucket.blank for bucket in self.buckets)
+
+    def __repr__(self) -> str:
+        sizes = f"{self.batches.batch_size} x {self.batches.world_size} ranks, remainder={self.batches.remainder!r}"
+        counts = {"repeated": self.samples_repeated, "dropped": self.samples_dropped, "padded": self.rows_padded}
+        more = "".join(f", {number} {name}" for name, number in counts.items() if number)
+        largest = ", ".join(f"{one.bucket}: {one.samples}" for one in self.buckets[:4])
+        rest = f", {len(self.buckets) - 4} more" if len(self.buckets) > 4 else ""
+        return (
+            f"PlanReport({self.steps} steps of {sizes}\n"
+            f"  {self.samples_used} samples used{more}\n  buckets: {largest}{rest})"
+        )
+
+
+def count_steps(
+    bucket: NDArray[np.integer], buckets: Sequence[Bucket], batches: BatchPlan, mixture: Mixture | None = None
+) -> PlanReport:
+    """Count the steps of an epoch.
+
+    Args:
+        bucket: (N,) bucket of every sample, as a position in ``buckets``.
+        buckets: All buckets.
+        batches: Batch size, ranks and policy.
+        mixture: How often each source is served; without it every sample is served once.
+
+    Raises:
+        PlanError: Under ``error``, a bucket does not divide into full batches.
+    """
+    if mixture is None:
+        counts = np.bincount(bucket, minlength=len(buckets)).tolist()
+        plans = [_bucket_plan(one, count, batches) for one, count in zip(buckets, counts, strict=True) if count]
+    else:
+        found = bucket_counts(bucket, mixture, len(buckets)).T.tolist()
+        plans = [_weighted(one, counts, batches) for one, counts in zip(buckets, found, strict=True) if counts[2]]
+    return PlanReport(batches=batches, buckets=tuple(plans), mixture=mixture)
+
+
+def require_steps(report: PlanReport) -> PlanReport:
+    """The report, if it has at least one step.
+
+    Raises:
+        EmptyPlanError: It has none; the message lists buckets, counts and fixes.
+    """
+    if report.steps:
+        return report
+    batches = report.batches
+    short = ", ".join(f"{one.bucket}: {one.samples}" for one in report.buckets[:8])
+    raise EmptyPlanError(
+        f"batch_size={batches.batch_size}: 0 steps per epoch, no bucket fills a batch on {batches.world_size}"
+        f" rank{'s' * (batches.world_size > 1)}",
+        where=f"buckets and samples: {short}" if short else "there are no samples",
+        why=f"a step holds one bucket and needs {batches.global_batch_size} samples of it",
+        fix=_remedy(report),
+    )
+
+
+def _remedy(report: PlanReport) -> str:
+    """Settings that would give the epoch a step; no others are named."""
+    most, world_size = max((one.least for one in report.buckets), default=0), report.batches.world_size
+    if not report.buckets:
+        return "add data, then run `latentcache build` again"
+    if not most:
+        return "remainder='repeat', or a larger samples="
+    if most < world_size:
+        return f"remainder='repeat', or at most {most} rank{'s' * (most > 1)}, or more data"
+    return f"remainder='repeat', or batch_size={most // world_size}, or more data"
+
+
+def _bucket_plan(bucket: Bucket, count: int, batches: BatchPlan) -> BucketPlan:
+    """Steps of one bucket of ``count`` samples."""
+    size, policy = batches.global_batch_size, batches.remainder
+    steps, rest = divmod(count, size)
+    plan = BucketPlan(bucket=bucket, samples=count, least=count, steps=steps, last=batches.batch_size)
+    if rest == 0:
+        return plan
+    if policy == "drop":
+        return replace(plan, dropped=rest)
+    if policy == "error":
+        raise PlanError(
+            f"bucket {bucket} does not divide into full batches",
+            where=f"bucket {bucket}: {count} samples",
+            why=f"steps of {size} samples leave {rest} over",
+            fix="remainder='repeat', 'drop' or 'partial'",
+        )
+    if policy == "pad":
+        blank = sum(max(batches.world_size - rows, 0) for rows in rows_of_last_steps(count, size))
+        return replace(plan, steps=steps + 1, padded=size - rest, blank=blank)
+    last = batches.batch_size if policy == "repeat" else -(-rest // batches.world_size)
+    return replace(plan, steps=steps + 1, last=last, repeated=last * batches.world_size - rest)
+
+
+def rows_of_last_steps(count: int, size: int) -> tuple[int, ...]:
+    """Real rows in the last one or two steps of a bucket under ``pad``; the steps before them are full.
+
+    Two steps share what is left evenly, so with batches of two rows or more no rank gets padding only. That depends
+    on the size of the step alone, not on how ranks divide it.
+    """
+    steps, rest = divmod(count, size)
+    if not rest:
+        return ()
+    return ((size + rest + 1) // 2, (size + rest) // 2) if steps else (rest,)
+
+
+def _weighted(bucket: Bucket, counts: Sequence[int], batches: BatchPlan) -> BucketPlan:
+    """Steps of a bucket whose occurrences differ from epoch to epoch: enough for the most, or for the least to drop.
+
+    So the number of steps is the same in every epoch; ``samples`` are those of the first one.
+    """
+    first, least, most = counts
+    dropping = batches.remainder == "drop"
+    if batches.remainder in ("error", "pad") and least != most:
+        raise PlanError(
+            f"bucket {bucket} does not divide into full batches",
+            where=f"bucket {bucket}: {least} samples in one epoch, {most} in another",
+            why="with these weights the samples of a source take turns",
+            fix="remainder='repeat', 'drop' or 'partial', or other weights",
+        )
+    plan = _bucket_plan(bucket, least if dropping else most, batches)
+    if plan.padded:
+        return plan
+    served = plan.samples - plan.dropped + plan.repeated
+    more, fewer = max(served - first, 0), max(first - served, 0)
+    return replace(plan, samples=first, least=least, repeated=more, dropped=fewer)
+
+
+def trainer_steps(
+    rows: int, epochs: float, *, batch_size: int, world_size: int = 1, grad_accum: int = 1, drop_last: bool = False
+) -> int:
+    """Optimizer steps of a trainer that shuffles rows itself, counted as the Trainer of transformers counts them.
+
+    Args:
+        rows: Rows of all ranks together.
+        epochs: Iterations over them, also a fraction.
+        batch_size: Rows per rank and step.
+        world_size: Number of ranks.
+        grad_accum: Batches of a rank per optimizer step.
+        drop_last: True if an incomplete batch is left out.
+
+    Raises:
+        UsageError: A number is not allowed.
+    """
+    epochs = real("epochs", epochs, 0, fix="steps(2, ...)")
+    plan = BatchPlan(batch_size=batch_size, world_size=world_size)
+    accumulated = whole("grad_accum", grad_accum, 1)
+    batches = rows // plan.batch_size if drop_last else math.ceil(rows / plan.batch_size)
+    batches = batches // plan.world_size if drop_last else math.ceil(batches / plan.world_size)
+    return math.ceil(epochs * max(math.ceil(batches / accumulated), 1))

@@ -1,0 +1,128 @@
+"""Documents and the rows that are made of them: columns of numbers, decided before anything is read.
+
+Padded, packed and chunked rows differ only in their row plan, so one reader serves all of them. Guarantee: the number
+of rows is known, every piece is inside its document, no row is longer than the view, and every token is in a row or
+counted under the reason that left it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer]
+_NONE = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Corpus:
+    """The D documents that rows are made of, with S loss spans."""
+
+    length: Ints
+    """(D,) tokens of each document."""
+    span_ends: Ints
+    """(D,) where its spans end in ``spans``."""
+    spans: Ints
+    """(S, 2) first token and number of tokens of each span."""
+    where: Callable[[int], str]
+    """File and line of a document, for messages."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        return int(self.length.sum(dtype=np.int64))
+
+    @property
+    def all_learned(self) -> bool:
+        """True if every token of every document is in a loss span."""
+        count = len(self.length)
+        return (
+            len(self.spans) == count
+            and bool((self.span_ends == np.arange(1, count + 1)).all())
+            and not self.spans[:, 0].any()
+            and bool((self.spans[:, 1] == self.length).all())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dropped:
+    """Tokens that are in no row for one reason."""
+
+    documents: NDArray[np.int32] = field(default_factory=_NONE.copy)
+    """(n,) the documents they belong to, rising."""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RowPlan:
+    """R rows of P pieces, in the order of their numbers (an epoch shuffles the numbers, not the plan)."""
+
+    length_of_row: int
+    """Tokens in a row, padding included."""
+    ends: NDArray[np.int64]
+    """(R,) where the pieces of each row end; they begin where those of the row before end."""
+    document: NDArray[np.int32]
+    """(P,) document of each piece."""
+    start: NDArray[np.uint32]
+    """(P,) first token of the piece in its document."""
+    length: NDArray[np.uint32]
+    """(P,) tokens in the piece, at least 1."""
+    cross_document: bool = False
+    """True if tokens attend to the documents before theirs in a row; the first token of a piece is then learned too.
+    """
+    too_long: Dropped = field(default_factory=Dropped)
+    """Documents longer than a row, with ``overflow="drop"``."""
+    truncated: Dropped = field(default_factory=Dropped)
+    """Documents whose beginning or end was cut off, and the tokens of that."""
+    no_loss: Dropped = field(default_factory=Dropped)
+    """Documents, pieces or rows without a learned token."""
+    last_chunk: Dropped = field(default_factory=Dropped)
+    """The incomplete last chunk, with ``last_chunk="drop"``."""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def pieces(self, row: int) -> range:
+        """The numbers of the pieces of one row."""
+        return range(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
+
+    @property
+    def dropped(self) -> dict[str, Dropped]:
+        """What is in no row, by reason."""
+        return {name: getattr(self, name) for name in ("too_long", "truncated", "no_loss", "last_chunk")}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of documents that are in rows."""
+        return int(self.length.sum(dtype=np.int64))
+
+    @property
+    def tokens_dropped(self) -> int:
+        """Tokens of documents that are in no row, for any reason."""
+        return sum(part.tokens for part in self.dropped.values())
+
+    def row_lengths(self) -> NDArray[np.int64]:
+        """(R,) tokens of documents in each row."""
+        sums = np.concatenate(([0], np.cumsum(self.length, dtype=np.int64)))
+        lengths: NDArray[np.int64] = sums[self.ends] - sums[begins(self.ends)]
+        return lengths
+
+
+def begins(ends: Ints) -> NDArray[np.int64]:
+    """Where parts begin that end there, one after the other from 0."""
+    return np.concatenate(([0], ends[:-1])).astype(np.int64) if len(ends) else np.empty(0, dtype=np.int64)
+
+
+def spread(first: Ints, count: Ints) -> NDArray[np.int64]:
+    """All numbers of several ranges, one range after the other: (n,) first numbers, (n,) how many."""
+    ends = np.cumsum(count, dtype=np.int64)
+    numbers: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    return numbers + np.repeat(first - (ends - count), count)
+
+
+def rows_of_pieces(plan: RowPlan) -> NDArray[np.int64]:
+    """(P,) the row of each piece."""
+    return np.repeat(np.arange(len(plan)), plan.ends - begins(plan.ends))

@@ -1,0 +1,80 @@
+"""Argument validation: numbers and choices as callers give them become plain Python values, or an error names them.
+
+Guarantee: a value that passes is an ``int`` or ``float`` of Python, so it may stand in a checkpoint and is not
+computed with in 8 or 32 bits. ``True`` and ``False`` are not numbers here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from latentcache.errors import UsageError
+
+
+def is_whole(value: object, least: int | None = None) -> bool:
+    """True if the value is a whole number (also one of numpy), and at least ``least`` if that is given."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return least is None or int(value) >= least
+
+
+def whole(name: str, value: Any, least: int, most: int = 2**63 - 1, *, why: str = "", fix: str = "") -> int:
+    """A whole number.
+
+    Args:
+        name: The argument, for the message.
+        value: What the caller gave.
+        least: Smallest allowed value.
+        most: Largest allowed value.
+        why: What the number is for.
+        fix: What to pass instead; by default ``name=least``.
+
+    Raises:
+        UsageError: It is not a whole number between ``least`` and ``most``.
+    """
+    if not is_whole(value, least) or int(value) > most:
+        limits = f"at least {least}" if most == 2**63 - 1 else f"from {least} to {most}"
+        raise UsageError(f"{name}={value!r}: must be a whole number, {limits}", why=why, fix=fix or f"{name}={least}")
+    return int(value)
+
+
+def real(name: str, value: Any, least: float, most: float = math.inf, *, why: str = "", fix: str) -> float:
+    """A finite number; a float of numpy counts as it is written: ``float32(0.3)`` is 0.3. Arguments as :func:`whole`.
+
+    Raises:
+        UsageError: It is not a number between ``least`` and ``most``.
+    """
+    plain = isinstance(value, Real) and not isinstance(value, bool)
+    if not (plain and math.isfinite(value) and least <= value <= most):
+        limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise UsageError(f"{name}={value!r}: must be a number, {limits}", why=why, fix=fix)
+    return float(value) if isinstance(value, float | int) or not hasattr(value, "dtype") else float(str(value))
+
+
+def several(name: str, values: Any, *, fix: str) -> list[Any]:
+    """The values of a list, tuple or array.
+
+    Raises:
+        UsageError: It is a single value, or a string.
+    """
+    try:
+        if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+            return list(values)
+    except TypeError:  # a numpy array without a dimension
+        pass
+    raise UsageError(f"{name}={values!r}: must be a list", fix=fix)
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """One of several words.
+
+    Raises:
+        UsageError: It is not one of them.
+    """
+    if isinstance(value, str) and value in allowed:
+        return value
+    words = " or ".join(filter(None, [", ".join(map(repr, allowed[:-1])), repr(allowed[-1])]))
+    raise UsageError(f"{name}={value!r}: must be {words}", fix=f"{name}={allowed[0]!r}")

@@ -1,0 +1,400 @@
+"""Positions in training: what was delivered, what is left, and how training goes on, also with other sizes.
+
+Guarantee: only delivered batches count. With the same rows per step the rest of an epoch is exactly the rest of its
+plan, however ranks divide a step; with other sizes the rest of the samples is served in the same global order, cut
+into steps of the new size, and nothing is repeated or dropped that the old sizes would have needed to fill their
+steps. A state is a few plain values, the same on every rank; a state of other samples is refused by name. Cost: that
+of planning the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import index as as_index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import EmptyPlanError, PlanError
+from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, count_steps
+from latentcache.plan.length_buckets import merged_upward
+from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Space, Steps, due, finished, lay_out, step_sizes
+from latentcache.plan.shuffle import by_bucket
+
+STATE_VERSION = 1
+#: Name of everything in :meth:`Position.samples_seen` if there are no weights.
+EVERYTHING = "all"
+_ANOTHER = "resume with another checkpoint, or start the epoch again with set_epoch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """Steps of an epoch that were served with one batch size and one number of ranks."""
+
+    batch_size: int
+    world_size: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """A position in training: the same for every rank."""
+
+    seed: int
+    epoch: int
+    remainder: str
+    legs: tuple[Leg, ...]
+    """What was served of this epoch; the last leg has the sizes in use."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return sum(leg.steps for leg in self.legs)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        legs = [[leg.batch_size, leg.world_size, leg.steps] for leg in self.legs]
+        values = {"seed": self.seed, "epoch": self.epoch, "remainder": self.remainder, "legs": legs}
+        return {"version": STATE_VERSION, **values}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Cursor:
+        """Inverse of :meth:`as_json`.
+
+        Raises:
+            PlanError: Written by a newer version, or not a position.
+        """
+        version = data.get("version") if isinstance(data, Mapping) else None
+        if version != STATE_VERSION:
+            raise PlanError(
+                f"this checkpoint's position has version {version!r}",
+                why=f"this version of latentcache reads version {STATE_VERSION}",
+                fix="resume with the version that wrote it, or start the epoch again",
+                slug="resume-version",
+            )
+        try:
+            legs = tuple(_leg(*leg) for leg in data["legs"])
+            seed, epoch, policy = as_index(data["seed"]), as_index(data["epoch"]), str(data["remainder"])
+        except KeyError as error:
+            raise _unreadable(f"{error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise _unreadable(str(error)) from error
+        if epoch < 0 or not legs:
+            raise _unreadable(f"epoch {epoch} with {len(legs)} legs")
+        return cls(seed=seed, epoch=epoch, remainder=policy, legs=legs)
+
+
+def _unreadable(why: str) -> PlanError:
+    return PlanError("this checkpoint's position cannot be read", why=why, fix=_ANOTHER, slug="resume-version")
+
+
+def _leg(batch_size: Any, world_size: Any, steps: Any) -> Leg:
+    """A leg as it was saved.
+
+    Raises:
+        TypeError: A value is not a whole number.
+        ValueError: A value is out of range.
+    """
+    leg = Leg(batch_size=as_index(batch_size), world_size=as_index(world_size), steps=as_index(steps))
+    if leg.steps < 0 or min(leg.batch_size, leg.world_size) < 1 or leg.batch_size * leg.world_size > MAX_STEP:
+        raise ValueError(f"leg {[leg.batch_size, leg.world_size, leg.steps]} of batch size, world size and steps")
+    return leg
+
+
+def rest_of_epoch(index: SampleIndex, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
+    """The rest of an epoch, in steps of ``batches``.
+
+    Raises:
+        PlanError: The cursor counts steps that the epoch does not have.
+    """
+    first = cursor.legs[0]
+    space = index.space(cursor.seed, cursor.epoch, first.batch_size * first.world_size)
+    left = _walk(index, space, cursor, batches)
+    if _sizes_of(cursor.legs[-1], batches).layout != batches.layout:
+        left = _recut(left.rows, index, space, batches)
+    return finished(replace(left, world_size=batches.world_size), space, index.bucket)
+
+
+def _walk(index: SampleIndex, space: Space, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
+    """What a cursor has before it, over the space of its epoch.
+
+    In steps if the sizes of its last leg are those of ``batches``, else as one piece that holds all samples still
+    due.
+    """
+    last = _sizes_of(cursor.legs[0], batches)
+    plan = lay_out(space, index.buckets, last, seed=cursor.seed, epoch=cursor.epoch)
+    expected = due(space, seed=cursor.seed, epoch=cursor.epoch)
+    served: Ints = plan.rows[:0]
+    for leg in cursor.legs:
+        used = _sizes_of(leg, batches)
+        if used.layout != last.layout:
+            plan, last = _recut(_still_due(plan, served, expected).rows, index, space, used), used
+        _require_served(leg, len(plan))
+        served = np.concatenate([served, _head(plan, leg.steps).real()])
+        plan = _tail(plan, leg.steps)
+    return plan if last.layout == batches.layout else _still_due(plan, served, expected)
+
+
+def _still_due(plan: EpochPlan, served: Ints, expected: Ints) -> EpochPlan:
+    """Samples that an epoch still has to serve, in the order of the steps that are left, as one piece."""
+    if not len(plan):
+        return plan
+    owed = np.maximum(expected - np.bincount(served, minlength=len(expected)), 0)
+    coming = plan.real()
+    order = np.argsort(coming, kind="stable")
+    ordered = coming[order]
+    times = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)  # how often it came before, in this rest
+    kept = coming[np.sort(order[times < owed[ordered]])]
+    missing = np.repeat(np.arange(len(expected), dtype=np.int32), owed - np.bincount(kept, minlength=len(expected)))
+    rows = np.concatenate([kept, missing]).astype(np.int32, copy=False)
+    return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=1)
+
+
+def _recut(rows: Ints, index: SampleIndex, space: Space, batches: BatchPlan) -> EpochPlan:
+    """Samples in steps of other sizes, in the order they come in."""
+    own = space.bucket[rows]
+    if space.row is not None:
+        own = merged_upward(own, range(len(index.buckets)), batches.global_batch_size)
+    report = count_steps(own, index.buckets, batches)
+    by_own = by_bucket(own, len(index.buckets))
+    steps, begins, start = Steps(batches), [by_own[:0]], 0
+    for part in report.buckets:
+        positions = by_own[start : start + part.samples]
+        start += part.samples
+        sizes = step_sizes(part, batches)
+        steps.add(rows[positions], sizes)
+        begins.append(positions[np.cumsum(sizes) - sizes])
+    return steps.ordered(np.argsort(np.concatenate(begins), kind="stable"))  # by the first sample of each step
+
+
+def _sizes_of(leg: Leg, batches: BatchPlan) -> BatchPlan:
+    """The sizes of a leg; the policy is one for the epoch."""
+    return replace(batches, batch_size=leg.batch_size, world_size=leg.world_size)
+
+
+def _require_served(leg: Leg, steps: int) -> None:
+    """Refuse a leg with more steps than there were to serve."""
+    if leg.steps > steps:
+        raise PlanError(
+            "this checkpoint's position counts more batches than its epoch has",
+            why=f"{leg.steps} steps of batch size {leg.batch_size} and world size {leg.world_size}, of {steps}",
+            fix=_ANOTHER,
+            slug="resume-mismatch",
+        )
+
+
+def _head(plan: EpochPlan, steps: int) -> EpochPlan:
+    end = int(plan.starts[steps])
+    is_pad = None if plan.is_pad is None else plan.is_pad[:end]
+    return replace(plan, rows=plan.rows[:end], starts=plan.starts[: steps + 1], is_pad=is_pad)
+
+
+def _tail(plan: EpochPlan, steps: int) -> EpochPlan:
+    start = int(plan.starts[steps])
+    is_pad = None if plan.is_pad is None else plan.is_pad[start:]
+    return replace(plan, rows=plan.rows[start:], starts=plan.starts[steps:] - start, is_pad=is_pad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesSeen:
+    """How much of one source was served, on all ranks together."""
+
+    samples: int
+    """Occurrences: a sample that is served twice counts twice, padding rows do not."""
+    tokens: int | None = None
+    """Tokens of documents in them; None for samples that are not rows of tokens."""
+
+
+class Position:
+    """The place of one loader in one epoch.
+
+    Args:
+        index: What is served.
+        report: The steps of an epoch.
+        seed: Of the order.
+        tokens: (N,) tokens of each row, if the samples are rows of tokens.
+    """
+
+    def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int, tokens: Ints | None = None) -> None:
+        self._index, self._report, self._tokens = index, report, tokens
+        self._cursor = self._start(seed, 0)
+        self._loaded = False
+        self._plan: EpochPlan | None = None
+        self._delivered = self._counted = 0
+        sources = report.sources
+        self._names = [source.name for source in sources] or [EVERYTHING]
+        self._bounds = np.array(report.mixture.starts() if report.mixture else [0, len(index.bucket)])
+        self._seen: NDArray[np.int64] = np.zeros((2, len(self._names)), dtype=np.int64)
+        self.iteration = 0
+        """Names the iteration whose batches count; another number after begin, another epoch or load."""
+
+    @property
+    def seed(self) -> int:
+        """Of the order; that of the checkpoint after :meth:`load`."""
+        return self._cursor.seed
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self._cursor.epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of this epoch that were delivered."""
+        return self._cursor.steps + self._delivered
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; the current epoch keeps its place (a trainer that resumes names it again)."""
+        if epoch != self.epoch:
+            self._move(self._start(self.seed, epoch), loaded=False)
+
+    def begin(self) -> EpochPlan:
+        """What the next iteration serves: the rest of a loaded epoch, once; else the whole epoch again.
+
+        A loaded epoch that is complete is served again too, so an iteration is never empty.
+
+        Raises:
+            EmptyPlanError: Samples are left of the loaded epoch, and they do not fill a batch of this size.
+        """
+        cursor = self.cursor()
+        if not self._loaded or self._is_complete(cursor):
+            cursor = self._start(self.seed, self.epoch)
+        plan = rest_of_epoch(self._index, cursor, self._report.batches)
+        done, here = tuple(leg for leg in cursor.legs if leg.steps), self._leg(0)
+        if not (done and replace(done[-1], steps=0) == here):
+            done = (*done, here)
+        self._move(replace(cursor, legs=done), loaded=False)
+        self._plan = plan
+        return plan
+
+    def advance(self, iteration: int) -> None:
+        """One more batch was delivered by an iteration; nothing is counted if that iteration is over."""
+        if iteration == self.iteration:
+            self._delivered += 1
+
+    def remaining(self) -> int:
+        """Batches of this rank that are left of the epoch."""
+        cursor = self.cursor()
+        if len(cursor.legs) == 1 and replace(cursor.legs[0], steps=0) == self._leg(0):
+            return self._report.steps - cursor.legs[0].steps  # without planning it
+        return len(rest_of_epoch(self._index, cursor, self._report.batches))
+
+    def cursor(self) -> Cursor:
+        """The place, with what was delivered."""
+        *before, last = self._cursor.legs
+        return replace(self._cursor, legs=(*before, replace(last, steps=last.steps + self._delivered)))
+
+    def samples_seen(self) -> dict[str, SamplesSeen]:
+        """Source -> what was delivered of it since training began, on all ranks; also across resumes."""
+        self._count()
+        tokens: list[int | None] = [None] * len(self._names) if self._tokens is None else self._seen[1].tolist()
+        counts = zip(self._names, self._seen[0].tolist(), tokens, strict=True)
+        return {name: SamplesSeen(samples=samples, tokens=some) for name, samples, some in counts}
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: plain values, the same on every rank."""
+        self._count()
+        state = {**self.cursor().as_json(), "snapshot": self._index.snapshot, "plan_id": self._index.identity[0]}
+        state["seen"] = dict(zip(self._names, self._seen.T.tolist(), strict=True))
+        mixture = self._report.mixture
+        return {**state, "sources": mixture.as_json()} if mixture else state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go where a checkpoint says; batch size and number of ranks may differ from those of the checkpoint.
+
+        Raises:
+            PlanError: The checkpoint belongs to other samples, another policy or other weights, is newer, or is
+                broken.
+        """
+        cursor = Cursor.from_json(state)
+        given, known = str(state.get("plan_id")), self._index.identity
+        self._refuse_other("samples", given, given if given in known else known[0], state)
+        self._refuse_other("remainder", cursor.remainder, self._report.batches.remainder, state, "another remainder=")
+        mixture = self._report.mixture
+        then, now = _spelled(state.get("sources")), _spelled(mixture.as_json() if mixture else None)
+        self._refuse_other("occurrences", then, now, state, "other weights or names of its sources")
+        legs = tuple(leg for leg in cursor.legs if leg.steps) or (self._leg(0),)
+        cursor = replace(cursor, legs=legs)
+        if len(legs) == 1 and replace(legs[0], steps=0) == self._leg(0):
+            _require_served(legs[0], self._report.steps)
+        else:
+            rest_of_epoch(self._index, cursor, self._report.batches)
+        seen = state.get("seen") or {}
+        self._move(cursor, loaded=True)
+        self._seen = np.array([seen.get(name, [0, 0]) for name in self._names], dtype=np.int64).T
+
+    def _move(self, cursor: Cursor, *, loaded: bool) -> None:
+        """Another place; what was delivered until now is counted first."""
+        self._count()
+        self._cursor, self._loaded, self._plan = cursor, loaded, None
+        self._delivered = self._counted = 0
+        self.iteration += 1
+
+    def _count(self) -> None:
+        """Add what was delivered since the last count to :attr:`_seen`."""
+        if self._plan is None or self._counted == self._delivered:
+            return
+        part = _tail(_head(self._plan, self._delivered), self._counted)
+        rows, self._counted = part.real(), self._delivered
+        owner, count = np.searchsorted(self._bounds, rows, side="right") - 1, len(self._names)
+        self._seen[0] += np.bincount(owner, minlength=count)
+        if self._tokens is not None:
+            self._seen[1] += np.bincount(owner, self._tokens[rows], minlength=count).astype(np.int64)
+
+    def _start(self, seed: int, epoch: int) -> Cursor:
+        return Cursor(seed=seed, epoch=epoch, remainder=self._report.batches.remainder, legs=(self._leg(0),))
+
+    def _leg(self, steps: int) -> Leg:
+        batches = self._report.batches
+        return Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=steps)
+
+    def _is_complete(self, cursor: Cursor) -> bool:
+        """True if a loaded epoch was served to its end.
+
+        Raises:
+            EmptyPlanError: Samples are left that fill no batch; to begin again would serve the others twice.
+        """
+        if self.remaining():
+            return False
+        batches, first = self._report.batches, cursor.legs[0]
+        if _sizes_of(cursor.legs[-1], batches).layout == batches.layout:
+            return True
+        space = self._index.space(cursor.seed, cursor.epoch, first.batch_size * first.world_size)
+        left = space.bucket[_walk(self._index, space, cursor, batches).rows]
+        if not len(left):
+            return True
+        most = len(left) if space.row is not None else int(np.bincount(left).max())
+        smaller = f"resume with batch_size={most // batches.world_size}, or " if most >= batches.world_size else ""
+        raise EmptyPlanError(
+            f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size} on {batches.world_size}"
+            f" rank{'s' * (batches.world_size > 1)}",
+            where=f"{len(left)} sample{'s' * (len(left) != 1)} left in the epoch",
+            why=f"remainder={batches.remainder!r} leaves out what fills no step of {batches.global_batch_size} samples",
+            fix=f"{smaller}go on with the next epoch: set_epoch({cursor.epoch + 1})",
+        )
+
+    def _refuse_other(
+        self, name: str, expected: str, found: str, state: Mapping[str, Any], settings: str = ""
+    ) -> None:
+        if expected != found:
+            made = f"was made with {settings}" if settings else "belongs to another cache, or to other contents of it"
+            raise PlanError(
+                f"this checkpoint {made}",
+                where=f"snapshot {state.get('snapshot')} then, {self._index.snapshot} now",
+                why=f"{name}: expected {expected}, found {found}",
+                fix=f"resume with the {'settings' if settings else 'cache'} of the checkpoint, or start the epoch"
+                " again with set_epoch",
+                slug="resume-mismatch",
+            )
+
+
+def _spelled(sources: Any) -> str:
+    """Sources of a mixture as text; an error if they cannot be read."""
+    if sources is None:
+        return "no weights"
+    try:
+        return ", ".join(f"{samples} samples of {entries} entries of {name}" for name, entries, samples in sources)
+    except (TypeError, ValueError) as error:
+        raise _unreadable(f"sources: {error}") from error
