@@ -1,31 +1,45 @@
-"""The recipe of a token cache: what turned records into ids and labels, its canonical JSON and its id.
+"""Token ids of records: their recipe and their settings.
 
-Decides what makes a stored document reusable. Everything here moves ids or labels; what only decides how they are
-served (lengths, packing, padding, overflow) belongs to a view, and who did the work (engine, library versions,
-worker count, batch size) is provenance.
+The recipe has everything that moves ids or loss spans. What only decides how rows are served (lengths, packing,
+padding, truncation) belongs to a view of the loader; engine, library versions, workers and batch size are provenance.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from latentcache.errors import RecipeError
-from latentcache.identity.content import json_hash
-from latentcache.identity.key import RECIPE_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.protocol import (
+    FieldKind,
+    FieldPlan,
+    FieldRecipe,
+    FieldSpec,
+    Group,
+    ReadSpec,
+    WorkSize,
+    recipe_id,
+    setting,
+)
+from latentcache.fields.table import SampleTable
 from latentcache.identity.tokenizer import differing_parts
 
-#: Bumped when the same record and tokenizer would give other ids or labels.
+#: Increased if the same record and tokenizer give other ids or spans.
 TOKEN_RULE = 1
-#: Which tokens carry loss. ``all``: every one. ``assistant``: what assistants say, with the token that ends a turn.
+#: Which tokens carry loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn.
 LOSSES = ("all", "assistant")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenRecipe:
-    """What a token cache holds. Two equal recipes give equal ids and labels for equal records."""
+class InputIdsRecipe:
+    """The settings that decide ids and loss spans. Two equal recipes give equal ids for equal records."""
 
     tokenizer: str
     """Hex fingerprint of the tokenizer's content (``identity.tokenizer``), without truncation and padding state."""
@@ -34,49 +48,54 @@ class TokenRecipe:
     chat_template: str = ""
     """Hex hash of the template's text; empty for plain text."""
     template_options: tuple[tuple[str, str], ...] = ()
-    """Sorted (name, canonical JSON) of what is passed to the template beside the messages."""
+    """Sorted (name, canonical JSON) of the values that the template gets beside the messages."""
     loss: str = "all"
     add_bos: bool = False
-    """Whether a plain text begins with the token that begins a text; chat templates say so themselves."""
+    """True: a plain text begins with the bos token. Chat templates write it themselves."""
     add_eos: bool = True
-    """Whether a plain text ends with the token that ends a text."""
+    """True: a plain text ends with the eos token."""
     bos_id: int | None = None
     eos_id: int | None = None
     pad_id: int | None = None
-    """Only the default of the views: recorded, and no part of the identity."""
+    """Only the default of views: recorded, not part of the identity."""
     split_control: bool = True
-    """Whether control strings that stand in content (``<|endoftext|>`` in a blog post) are taken as plain text."""
+    """True: special-token text in content (``<|endoftext|>`` in a blog post) stays plain text."""
     rule: int = TOKEN_RULE
 
     @property
     def dtype(self) -> str:
-        """Storage type of ids: ``uint16`` where every id fits, else ``uint32``."""
+        """Storage type of ids: ``uint16`` if every id fits, else ``uint32``."""
         return "uint16" if self.num_ids <= 1 << 16 else "uint32"
 
+    @property
+    def spec(self) -> FieldSpec:
+        """Storage and collation."""
+        return FieldSpec(dtype=self.dtype, dims=("tokens",), ragged=True, collate="pack", pad_value=self.pad_id or 0)
+
+    @property
+    def read_time(self) -> ReadSpec:
+        """Nothing."""
+        return ReadSpec()
+
     def identity(self) -> dict[str, Any]:
-        """What enters the id, as JSON values."""
+        """The part that enters the id, as JSON values."""
         return {name: value for name, value in self.as_json().items() if name != "pad_id"}
 
     @cached_property
     def recipe_id(self) -> bytes:
-        """16 bytes; the first 8 are in every key, all 16 in every entry header."""
-        return json_hash({"tokens": self.identity()})
-
-    @property
-    def key_part(self) -> bytes:
-        """The bytes of the id that enter a key."""
-        return self.recipe_id[:RECIPE_BYTES]
+        """16 bytes of the identity."""
+        return recipe_id("input_ids", self.identity())
 
     def as_json(self) -> dict[str, Any]:
         """All fields, as JSON values."""
         return asdict(self) | {"template_options": [list(pair) for pair in self.template_options]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TokenRecipe:
+    def from_json(cls, data: Mapping[str, Any]) -> InputIdsRecipe:
         """Inverse of :meth:`as_json`.
 
         Raises:
-            RecipeError: A part is missing or has a field this version does not know.
+            RecipeError: A part is missing or has a field that this version does not have.
         """
         try:
             options = tuple((str(name), str(value)) for name, value in data["template_options"])
@@ -87,29 +106,135 @@ class TokenRecipe:
             ) from error
 
 
-def token_differences(
-    cached: TokenRecipe,
-    requested: TokenRecipe,
-    *,
-    cached_parts: Mapping[str, str] | None = None,
-    parts: Mapping[str, str] | None = None,
-) -> list[tuple[str, Any, Any]]:
-    """The fields of the identity in which two recipes differ: (field, cached, requested).
+def parse_option(word: str) -> tuple[str, str]:
+    """``NAME=JSON`` as (name, canonical JSON); a value that is not JSON is a text.
 
-    Args:
-        cached: Of the cache.
-        requested: What is asked for.
-        cached_parts: Hash of each part of the tokenizer of ``cached``, where they are known.
-        parts: Of ``requested``. With both, a tokenizer that differs is given by its parts that differ.
+    Raises:
+        UsageError: There is no ``=``.
     """
-    mine, theirs = cached.identity(), requested.identity()
-    names = [field.name for field in fields(TokenRecipe) if field.name in mine]
-    different = [(name, mine[name], theirs[name]) for name in names if mine[name] != theirs[name]]
-    found = differing_parts(cached_parts, parts) if cached_parts and parts else []
-    return [one for row in different for one in (found if found and row[0] == "tokenizer" else [row])]
+    name, sign, text = word.partition("=")
+    if not sign or not name:
+        raise UsageError(f"--template-option {word!r}: no value", fix="--template-option NAME=JSON")
+    try:
+        return name, json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return name, json.dumps(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputIdsSettings:
+    """Options of the recipe of token ids; None means "not given"."""
+
+    tokenizer: str | None = setting(
+        "Tokenizer: a tokenizer.json, a folder with one, a hub id, or stub (bytes).", metavar="PATH"
+    )
+    chat_template: Path | None = setting(  # noqa: RUF009 - a dataclass field
+        "Jinja template [default: of the tokenizer]", metavar="FILE"
+    )
+    template_options: tuple[tuple[str, str], ...] | None = setting(
+        "Give the template a value, such as enable_thinking=false; repeat for several.",
+        flag="--template-option",
+        metavar="NAME=JSON",
+        parse=parse_option,
+    )
+    loss: str | None = setting("Tokens with loss [default: assistant for conversations, else all]", choices=LOSSES)
+    add_bos: bool | None = setting("Begin each text with bos [default: as the tokenizer does]")
+    add_eos: bool | None = setting("End each text with eos [default: yes]")
+    control_tokens: bool | None = setting("Turn special-token text in content into special tokens [default: no]")
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.loss not in LOSSES:
+            raise UsageError(f"--loss {self.loss!r}: not a known value", fix=f"--loss {'|'.join(LOSSES)}")
+
+
+class InputIds(FieldKind):
+    """Token ids of records, one item per distinct record, packed in blocks."""
+
+    name = "input_ids"
+    kind = 1
+    inputs = ("record",)
+    settings = InputIdsSettings
+    packing = "block"
+    device = "cpu"
+    columns = {"control": ("<u4", ())}  # noqa: RUF012 - never written
+    ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012 - never written
+    work = WorkSize(unit_cost=1 << 20, unit_jobs=1024, cost_bytes=320, batch_items=1024)
+    reasons = {  # noqa: RUF012 - never written
+        "memory": "record-too-large",
+        "prepare": "tokenizer-crash",
+        "encode": "tokenizer-crash",
+    }
+    encoder = "tokenizer"
+    describer = "latentcache.encoders.text.describe:describe"
+    producer = "latentcache.encoders.text.producer:TokenProducer"
+
+    def recipe_from_json(self, data: Mapping[str, Any]) -> InputIdsRecipe:
+        """See :meth:`FieldKind.recipe_from_json`."""
+        return InputIdsRecipe.from_json(data)
+
+    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+        """One item per sample; the content of a record is known before it is tokenized."""
+        rows = np.flatnonzero(samples.inputs["record"].file >= 0).astype(np.int32)
+        zeros, group = np.zeros(len(rows), dtype=np.uint8), (Group(label="", shape=(-1,)),)
+        size = samples.columns.get("characters")
+        return FieldPlan(
+            sample=rows,
+            group=np.zeros(len(rows), dtype=np.int32),
+            variant=zeros,
+            cost=np.ones(len(rows), dtype=np.int64) if size is None else size[rows].astype(np.int64) + 1,
+            key=self.keys(self.content(samples)[rows], zeros, zeros, group, recipe),
+            groups=group,
+        )
+
+    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+        """Ids outside the vocabulary, and loss spans that are empty, touch or end behind the tokens."""
+        assert isinstance(recipe, InputIdsRecipe)
+        if len(payload) and int(payload.max()) >= recipe.num_ids:
+            return f"token id {int(payload.max())} is outside the vocabulary of {recipe.num_ids}"
+        spans = np.asarray(row.get("spans", ()), dtype=np.int64).reshape(-1, 2)
+        begins, ends = spans[:, 0], spans.sum(axis=1)
+        if (spans[:, 1] < 1).any() or (begins[1:] <= ends[:-1]).any() or (ends > len(payload)).any():
+            return f"its loss spans do not fit {len(payload)} tokens"
+        return ""
+
+    def differences(
+        self,
+        cached: FieldRecipe,
+        requested: FieldRecipe,
+        provenance: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    ) -> list[tuple[str, Any, Any]]:
+        """Settings of the identity that differ; of a tokenizer its parts, if both provenances have them."""
+        mine, theirs = cached.identity(), requested.identity()
+        found = [(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
+        parts = (
+            differing_parts(*(one["parts"] for one in provenance)) if all("parts" in p for p in provenance) else []
+        )
+        return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
+
+    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+        """Tokenizer, template and loss."""
+        assert isinstance(recipe, InputIdsRecipe)
+        template = f", chat template {recipe.chat_template[:8]}" if recipe.chat_template else ""
+        name = provenance.get("tokenizer", "")
+        return {"tokenizer": f"{name} ({recipe.tokenizer[:8]}{template}), loss on {recipe.loss}"}
+
+    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
+        """Tokens, tokens with loss, and special-token text in content.
+
+        Args:
+            recipe: Of the field.
+            columns: ``length`` (R,), ``control`` (R,) and ``spans`` as (ends, values).
+        """
+        _, spans = columns["spans"]
+        values = np.asarray(spans).reshape(-1, 2)
+        return {
+            "tokens": int(np.asarray(columns["length"]).sum(dtype=np.int64)),
+            "loss_tokens": int(values[:, 1].sum(dtype=np.int64)),
+            "special_token_text": int(np.asarray(columns["control"]).sum(dtype=np.int64)),
+        }
 
 
 def short(value: Any) -> str:
-    """A value of a recipe for people: of a hash the first 8 digits."""
+    """A value of a recipe for people: the first 8 digits of a hash."""
     text = value if isinstance(value, str) else repr(value)
     return text[:8] if len(text) == 32 else text or "none"

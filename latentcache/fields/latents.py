@@ -394,7 +394,8 @@ class Latents(FieldKind):
         scales = scales if recipe.encoder.posterior == "moments" else scales[:1]
         allowed, step = tolerance(noise, recipe), _STEP[recipe.encoder.storage_dtype]
         old, new = (np.array_split(as_floats(side), len(scales)) for side in (stored, made))
-        parts = [_apart(*pair, scale, allowed, step) for *pair, scale in zip(old, new, scales, strict=True)]
+        rows = zip(old, new, scales, strict=True)
+        parts = [_apart(before, after, scale, allowed, step) for before, after, scale in rows]
         worst = Difference(
             differs=any(part.differs for part in parts),
             largest=max(part.largest for part in parts),

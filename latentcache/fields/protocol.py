@@ -498,8 +498,19 @@ class FieldKind:
         same = stored.shape == made.shape and stored.tobytes() == made.tobytes()
         return Difference(differs=not same, detail="" if same else "the bytes differ")
 
-    def differences(self, cached: FieldRecipe, requested: FieldRecipe) -> list[tuple[str, Any, Any]]:
-        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots."""
+    def differences(
+        self,
+        cached: FieldRecipe,
+        requested: FieldRecipe,
+        provenance: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    ) -> list[tuple[str, Any, Any]]:
+        """Settings in which two recipes differ: (name, cached, requested); nested names joined by dots.
+
+        Args:
+            cached: Of the cache.
+            requested: By the settings of now.
+            provenance: Of both, if known: it may name the parts of a model that differ.
+        """
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]

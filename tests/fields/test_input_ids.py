@@ -1,25 +1,31 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.errors import RecipeError
-from latentcache.token_recipe import TokenRecipe, token_differences
+from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.input_ids import InputIds, InputIdsRecipe, InputIdsSettings, parse_option
+from latentcache.fields.protocol import Group
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, SampleTable
+
+KIND = InputIds()
 
 
 def a_recipe(**changes):
-    return TokenRecipe(**({"tokenizer": "ab" * 16, "num_ids": 32000, "eos_id": 2} | changes))
+    return InputIdsRecipe(**({"tokenizer": "ab" * 16, "num_ids": 32000, "eos_id": 2} | changes))
 
 
 @given(st.booleans(), st.booleans(), st.integers(1, 1 << 20), st.lists(st.tuples(st.text(), st.text())))
 def test_json_round_trip(bos, split, num_ids, options):
     recipe = a_recipe(add_bos=bos, split_control=split, num_ids=num_ids, template_options=tuple(options))
-    again = TokenRecipe.from_json(recipe.as_json())
+    again = InputIdsRecipe.from_json(recipe.as_json())
     assert again == recipe
     assert again.recipe_id == recipe.recipe_id
 
 
-def test_the_id_that_every_cache_of_version_one_has():
-    assert a_recipe().recipe_id.hex() == "297f20eb880016f44a83bc1ef304ac6f"
+def test_the_id_is_pinned():
+    assert a_recipe().recipe_id.hex() == "98c61a3e516f544d6ea15a22c53c9955"
 
 
 @pytest.mark.parametrize(
@@ -29,24 +35,23 @@ def test_the_id_that_every_cache_of_version_one_has():
 )  # fmt: skip
 def test_what_moves_ids_or_labels_moves_the_id(change):
     assert a_recipe(**change).recipe_id != a_recipe().recipe_id
-    assert [name for name, _, _ in token_differences(a_recipe(), a_recipe(**change))] == list(change)
+    assert [name for name, _, _ in KIND.differences(a_recipe(), a_recipe(**change))] == list(change)
 
 
-def test_a_tokenizer_that_differs_is_given_by_its_parts_where_both_are_known():
+def test_a_tokenizer_that_differs_is_given_by_its_parts_if_both_are_known():
     mine, theirs = {"vocab": "1", "merges": "2"}, {"vocab": "1", "merges": "3", "normalizer": "4"}
     pair = a_recipe(), a_recipe(tokenizer="cd" * 16, loss="assistant")
-    loss = ("loss", "all", "assistant")
-    found = token_differences(*pair, cached_parts=mine, parts=theirs)
+    loss, whole = ("loss", "all", "assistant"), ("tokenizer", "ab" * 16, "cd" * 16)
+    found = KIND.differences(*pair, ({"parts": mine}, {"parts": theirs}))
     assert found == [("merges", "2", "3"), ("normalizer", "", "4"), loss]
-    whole = [("tokenizer", "ab" * 16, "cd" * 16), loss]
-    assert token_differences(*pair, cached_parts={}, parts=theirs) == token_differences(*pair, parts=theirs) == whole
-    assert token_differences(*pair, cached_parts=mine, parts=mine) == whole
-    assert token_differences(pair[0], pair[0], cached_parts=mine, parts=theirs) == []
+    assert KIND.differences(*pair, ({}, {"parts": theirs})) == KIND.differences(*pair) == [whole, loss]
+    assert KIND.differences(*pair, ({"parts": mine}, {"parts": mine})) == [whole, loss]
+    assert KIND.differences(pair[0], pair[0], ({"parts": mine}, {"parts": theirs})) == []
 
 
-def test_the_filling_is_a_matter_of_reading():
+def test_the_padding_token_is_read_time():
     assert a_recipe(pad_id=0).recipe_id == a_recipe().recipe_id
-    assert token_differences(a_recipe(pad_id=0), a_recipe()) == []
+    assert KIND.differences(a_recipe(pad_id=0), a_recipe()) == []
 
 
 @pytest.mark.parametrize(("num_ids", "dtype"), [(1, "uint16"), (65536, "uint16"), (65537, "uint32")])
@@ -55,6 +60,67 @@ def test_the_type_of_ids(num_ids, dtype):
 
 
 @pytest.mark.parametrize("change", [{"unknown": 1}, {"template_options": 3}])
-def test_a_recipe_of_another_version_is_refused(change):
+def test_a_recipe_of_another_version_is_rejected(change):
     with pytest.raises(RecipeError):
-        TokenRecipe.from_json(a_recipe().as_json() | change)
+        InputIdsRecipe.from_json(a_recipe().as_json() | change)
+
+
+def table(contents, **columns):
+    content = np.array(contents, np.uint8).repeat(16).reshape(-1, 16)
+    names = Strings.of(f"t.jsonl:{line}" for line in range(1, len(contents) + 1))
+    files = Files(
+        names=Strings.of(["t.jsonl"]), stat=np.zeros((1, 6), np.uint64), content=np.zeros((1, 16), np.uint8)
+    )
+    record = Input(content=content, file=np.zeros(len(contents), np.int32), line=np.arange(1, len(contents) + 1))
+    return SampleTable(names=names, files=files, inputs={"record": record}, columns=columns)
+
+
+def test_every_record_is_one_item_with_a_key():
+    plan = KIND.plan(table([7, 8, 7], characters=np.array([1, 20, 1], np.int64)), a_recipe())
+    assert plan.sample.tolist() == [0, 1, 2]
+    assert plan.cost.tolist() == [2, 21, 2]
+    assert plan.key[0].tobytes() == plan.key[2].tobytes() != plan.key[1].tobytes()
+    assert plan.key[0, 8:24].tobytes() == bytes([7]) * 16
+    assert plan.groups == (Group(label="", shape=(-1,)),)
+    assert len(KIND.plan(table([]), a_recipe()).key) == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "spans", "word"),
+    [
+        ([0, 31999], [[0, 2]], ""),
+        ([], [], ""),
+        ([32000], [[0, 1]], "token id 32000 is outside the vocabulary of 32000"),
+        ([1, 2, 3], [[0, 1], [2, 1]], ""),
+        ([1, 2, 3], [[0, 1], [1, 1]], "loss spans"),
+        ([1, 2, 3], [[2, 2]], "loss spans"),
+        ([1, 2, 3], [[2, 0]], "loss spans"),
+    ],
+)
+def test_ids_and_spans_that_cannot_be_fail_the_check(ids, spans, word):
+    found = KIND.check(Group(label="", shape=(-1,)), np.array(ids, np.uint16), {"spans": spans}, a_recipe())
+    assert (word in found) if word else found == ""
+
+
+def test_other_ids_are_different():
+    ids = np.arange(5, dtype=np.uint16)
+    assert not KIND.compare(ids, ids.copy(), {}, a_recipe()).differs
+    assert KIND.compare(ids, ids[:4], {}, a_recipe()).differs
+
+
+def test_counts_of_tokens():
+    columns = {
+        "length": np.array([3, 4]),
+        "control": np.array([0, 2]),
+        "spans": (np.array([1, 1]), np.array([[1, 2]])),
+    }
+    assert KIND.numbers(a_recipe(), columns) == {"tokens": 7, "loss_tokens": 2, "special_token_text": 2}
+
+
+def test_template_options_are_json_or_text():
+    assert parse_option("a=false") == ("a", "false")
+    assert parse_option("a=x=y") == ("a", '"x=y"')
+    with pytest.raises(UsageError, match="no value"):
+        parse_option("a")
+    with pytest.raises(UsageError, match="--loss"):
+        InputIdsSettings(loss="some")
