@@ -1,57 +1,46 @@
-"""``build_cache``: the whole story on one screen. Scan, plan, encode what is missing, publish.
+"""``build_cache``: scan, describe, compare, encode field by field, publish one snapshot.
 
-Guarantee: run twice, the second run encodes nothing; killed at any moment, the next run goes on with all that
-was acknowledged; sources are only read. It composes the other modules and computes nothing itself.
+Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder; a build that is killed
+at any moment is continued by the next one; sources are only read. Everything that can refuse a build is checked before
+anything is encoded or written.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.describe import ModelDescription, cuda_available
-from latentcache.errors import InterruptedBuildError
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError
 from latentcache.failpoint import failpoint
-from latentcache.pipeline.announcing import Announcer, announcement, numbers_of
-from latentcache.pipeline.assemble import Draft, assemble, refusal_json, unchanged
-from latentcache.pipeline.calibrate import joined_noise, known_noise
-from latentcache.pipeline.events import EventLog
+from latentcache.fields.protocol import DescribeContext, Described, FieldKind
+from latentcache.fields.registry import field_kinds, load
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.pipeline import preflight
+from latentcache.pipeline.diff import FieldWork, distinct, field_work, find_items, rejected_before
+from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.making import make_entries
-from latentcache.pipeline.preflight import (
-    Before,
-    check_damage,
-    check_places,
-    check_resample,
-    check_space,
-    decoders,
-    marker,
-    read_before,
-    remove_unused,
-    source_facts,
-)
-from latentcache.pipeline.recipes import found_precision, resolve_recipe
-from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, build_plan, build_report
+from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
+from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, FieldPlanned, Observer, Silent
+from latentcache.pipeline.run import ReadColumns, RunResult, Task, run_jobs, worker_count
 from latentcache.pipeline.settings import BuildSettings
-from latentcache.pipeline.speed import speed_of
-from latentcache.pipeline.staff import Reception, Task
-from latentcache.pipeline.standstill import stands_still, still_plan, still_report
-from latentcache.pipeline.survey import Memory, Survey, same_decoders, survey
-from latentcache.pipeline.work import RunResult
-from latentcache.recipe import Recipe
-from latentcache.sources.resolve import scan
-from latentcache.sources.sample import Refusal, Scan
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.process import WarmWorker
+from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
+from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.coming import announce, withdraw
-from latentcache.store.durable import make_folder, remove_durably, write_json, writing
-from latentcache.store.generation import Generation, publish
-from latentcache.store.layout import CacheLayout
-from latentcache.store.lock import builder_lock
+from latentcache.store.paths import CachePaths
 from latentcache.store.salvage import mend_shards
+from latentcache.store.snapshot import SnapshotDraft, publish_snapshot
+
+#: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
+HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,206 +50,431 @@ class _Build:
     settings: BuildSettings
     observer: Observer
     stop: StopSignal
-    layout: CacheLayout
-    reception: Reception
+    paths: CachePaths
     started: float = field(default_factory=time.monotonic)
-    noise: dict[str, Any] = field(default_factory=dict)
-
-    def plan(self, locks: ExitStack) -> tuple[Scan, Recipe, ModelDescription, Before]:
-        """Take the lock, then look at everything that can refuse the build, before a picture is decoded."""
-        check_places(self.settings.data, self.layout.root)
-        if not self.settings.dry_run and os.path.isdir(self.settings.data):  # noqa: PTH112 - it never raises
-            EventLog(self.settings.events).close()  # refused now, not after an hour of planning
-            self.take_lock(locks)  # for what is no folder nothing is made: the scan says what is wrong with it
-        before = read_before(self.layout)
-        check_damage(before, model_said=self.settings.recipe.model is not None)
-        if before.damage:
-            self.observer.warned(f"the manifest was damaged and is made again ({before.damage})")
-        found = scan(self.settings.data)
-        has_cuda = self.settings.device.startswith("cuda") or (self.settings.device == "auto" and cuda_available())
-        recipe, description = resolve_recipe(
-            self.settings.recipe,
-            before.recipe,
-            cached_model=before.model,
-            cached_config=before.model_config,
-            has_cuda=has_cuda,
-            resample_works=self.reception.resample_works,
-            auto_compute=found_precision(self.settings, self.reception.find_precision, self.observer.warned),
-        )
-        self.noise = known_noise(before, recipe, description)
-        return found, recipe, description, before
-
-    def take_lock(self, locks: ExitStack) -> None:
-        """Take the cache; a folder made for it goes again when the build is refused before anything is in it."""
-        is_new = not self.layout.root.exists()
-        make_folder(self.layout.root)
-        self.reception.lock = locks.enter_context(builder_lock(self.layout.lock))
-        if is_new:
-            locks.callback(remove_unused, self.layout)
+    events: EventLog | None = None
+    lock: int | None = None
+    warm: WarmWorker | None = None
+    existing: Existing = field(default_factory=Existing)
+    options: SourceOptions = field(default_factory=SourceOptions)
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
-        with ExitStack() as locks:
-            locks.callback(self.reception.close)
-            found, recipe, description, before = self.plan(locks)
+        preflight.check_places(self.settings.data, self.paths.root)
+        with ExitStack() as stack:
             if not self.settings.dry_run:
-                self.recover(before)
-            still = None if self.settings.retry_failed else stands_still(found, recipe, before, self.layout)
-            last = before.generation
-            if still is not None and last is not None and self.same_terms(last, refused=bool(still)):
-                return self.stand(found, recipe, description, last, still)
-            catalog = load_catalog(self.layout)
-            for name in catalog.damaged:
-                self.observer.warned(f"shard {name} cannot be used: what is needed of it is made again")
-            memory = Memory.of(before.generation, recipe, decoders())
-            with self.stop.deferred():
-                work = survey(
-                    found,
-                    recipe,
-                    catalog,
-                    memory,
-                    max_pixels=self.settings.max_pixels,
-                    retry_failed=self.settings.retry_failed,
-                    stopping=lambda: self.stop.requested,
-                )
-            plan = build_plan(found, work, recipe, catalog, description.label, self.layout.root)
+                self.events = stack.enter_context(EventLog(self.settings.events))
+                self.lock = stack.enter_context(preflight.locked(self.paths))
+            self.existing = read_existing(self.paths)
+            check_damage(self.existing, self.settings)
+            self.options = self.existing.options(self.settings)
+            listing = self.scan()
+            kinds = self.kinds(listing)
+            self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
+            described = {kind.name: self.describe(kind, listing) for kind in kinds}
+            catalog = load_catalog(self.paths)
+            samples, works = self.works(kinds, described, listing, listing.samples, catalog)
+            plan = self.plan(listing, samples, works)
             self.observer.planned(plan)
             if self.settings.dry_run:
-                return build_report(plan, started=self.started, dry_run=True, allow_failed=self.settings.allow_failed)
-            check_space(plan)
-            task = Task(
-                settings=self.settings, root=found.root, layout=self.layout, recipe=recipe, description=description
-            )
-            return self.finish(task, found, before, work, plan, catalog)
+                return self.dry_report(plan, works)
+            preflight.check_space(plan)
+            with preflight.undone_if_unused(self.paths):
+                if self.recover(catalog):
+                    catalog = load_catalog(self.paths)
+                    samples, works = self.works(kinds, described, listing, samples, catalog)
+                return self.make(plan, listing, samples, works, catalog)
 
-    def stand(
+    def scan(self) -> Listing:
+        """List DATA; files whose stat memo is trusted are not opened."""
+        snapshot = self.existing.snapshot
+        if self.existing.damage:
+            self.observer.warned(f"the current snapshot is damaged and will be replaced ({self.existing.damage})")
+        with self.stop.deferred():
+            return scan(
+                self.settings.data,
+                self.options,
+                snapshot.samples if snapshot else None,
+                rejected=snapshot.rejected if snapshot else (),
+                hash_all=self.settings.stream,
+                hash_known=True,
+                stopping=lambda: self.stop.requested,
+            )
+
+    def kinds(self, listing: Listing) -> list[FieldKind]:
+        """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.
+
+        Raises:
+            UsageError: A field needs an input that DATA lacks, or its kind is not installed.
+            CacheFormatError: The same, of a field that the cache holds.
+        """
+        has = set(listing.samples.inputs)
+        names = list(dict.fromkeys([*self.existing.field_names, *self.settings.fields]))
+        if not names:
+            names = [name for name, kind in field_kinds().items() if has.issuperset(kind.inputs)][:1]
+        kinds = [kind_of(name) for name in names]
+        for kind in kinds:
+            lacking = ", ".join(sorted(set(kind.inputs) - has))
+            if lacking and kind.name in self.existing.field_names:
+                raise CacheFormatError(
+                    f"the cache holds {kind.name}, and DATA has no input for it: {lacking}",
+                    where=str(self.paths.root),
+                    fix="build this data into another folder with --out",
+                    slug="cache-kind",
+                )
+            if lacking:
+                raise UsageError(
+                    f"field {kind.name}: DATA has no {lacking}",
+                    where=str(self.settings.data),
+                    why=f"DATA has {', '.join(sorted(has))}",
+                    fix="leave the field out, or check the path",
+                )
+        return kinds
+
+    def describe(self, kind: FieldKind, listing: Listing) -> Described:
+        """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
+        assert self.warm is not None
+        context = DescribeContext(
+            samples=listing.samples,
+            device=self.settings.device,
+            ask=self.warm.ask,
+            fold=self.settings.fold,
+            warn=self.observer.warned,
+        )
+        settings = self.settings.fields.get(kind.name) or kind.settings()
+        found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
+        for note in found.notes:
+            self.observer.warned(note)
+        return found
+
+    def works(
         self,
-        found: Scan,
-        recipe: Recipe,
-        description: ModelDescription,
-        generation: Generation,
-        refused: tuple[Refusal, ...],
-    ) -> BuildReport:
-        """Say that there is nothing to do."""
-        plan = still_plan(found, recipe, generation, refused, description.label, self.layout.root)
-        self.observer.planned(plan)
-        if self.stop.requested:
-            raise self.stop.error()
-        return still_report(plan, generation, started=self.started, dry_run=self.settings.dry_run)
-
-    def recover(self, before: Before) -> None:
-        """Take over what a build that died has committed, and what is whole of damaged shards."""
-        make_folder(self.layout.shards)
-        for found in mend_shards(self.layout, before.generation):
-            saved = f"{found.saved} whole entries of it were saved, what else is needed is made again"
-            self.observer.warned(f"shard {found.source} was damaged: {saved}")
-
-    def make(self, task: Task, found: Scan, before: Before, work: Survey, catalog: Catalog) -> RunResult:
-        """Encode what is to do, in sight of those who follow where that was asked for."""
-        check_resample(task.recipe, self.reception.resample_works)
-        samples = len(found.samples) + len(found.refused)
-        write_json(self.layout.building, marker(task.recipe, task.description, samples))
-        with writing(self.layout.building):
-            failpoint("plan-written")
-        with Announcer() as followers:
-            if self.settings.stream:
-                facts = source_facts(found, task.description, self.layout.root)
-                number = before.generation.number if before.generation else 0
-                coming = announcement(work, task.recipe, facts, before=number)
-                followers.begin(announce(self.layout, coming), numbers_of(work))
-            result = make_entries(
-                task,
-                work,
-                reception=self.reception,
-                catalog=catalog,
-                followers=followers,
-                stop=self.stop,
-                observer=self.observer,
+        kinds: list[FieldKind],
+        described: Mapping[str, Described],
+        listing: Listing,
+        samples: SampleTable,
+        catalog: Catalog,
+    ) -> tuple[SampleTable, list[FieldWork]]:
+        """Compare every field with what is committed; fills header columns that are needed."""
+        snapshot = self.existing.snapshot
+        known: dict[str, dict[int, Rejected]] = {kind.name: {} for kind in kinds}
+        if snapshot is not None and not self.settings.retry_failed:
+            for kind in kinds:
+                before = self.existing.rows(kind.name)
+                known[kind.name] = rejected_before(samples, kind, described[kind.name], before, snapshot.rejected)
+        with self.stop.deferred():
+            for column in dict.fromkeys(name for kind in kinds for name in kind.needs_header):
+                needing = [kind for kind in kinds if column in kind.needs_header]
+                samples = self.fill(column, needing, listing.root, samples, known)
+        unfinished = bool(self.existing.state)
+        return samples, [
+            field_work(
+                kind,
+                described[kind.name],
+                self.existing.rows(kind.name),
+                samples,
+                catalog,
+                known[kind.name],
+                unfinished=unfinished,
             )
-        self.noise = joined_noise(self.noise, result.noise)
-        return result
+            for kind in kinds
+        ]
 
-    def finish(
-        self, task: Task, found: Scan, before: Before, work: Survey, plan: BuildPlan, catalog: Catalog
+    def fill(
+        self,
+        column: str,
+        kinds: list[FieldKind],
+        root: Path,
+        samples: SampleTable,
+        known: Mapping[str, dict[int, Rejected]],
+    ) -> SampleTable:
+        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind."""
+        values = np.array(samples.columns[column])
+        has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
+        rows = np.flatnonzero(~values.any(axis=1) & has_file)
+        done = set.intersection(*(set(known[kind.name]) for kind in kinds))
+        if done:
+            rows = np.setdiff1d(rows, np.fromiter(done, dtype=np.intp, count=len(done)))
+        if not len(rows):
+            return samples
+        found, rejected = load(HEADERS[column])(
+            root, samples, rows, max_pixels=self.settings.max_pixels, stopping=lambda: self.stop.requested
+        )
+        values[rows] = found
+        for kind in kinds:
+            known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
+        return samples.with_columns(**{column: values})
+
+    def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
+        """Count what is to do."""
+        rejected = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
+        return BuildPlan(
+            cache=self.paths.root,
+            data=self.settings.data,
+            data_kind=listing.data_kind,
+            samples=len(samples) + len(listing.rejected),
+            fields={work.kind.name: self.planned(work) for work in works},
+            rejected=tuple(rejected),
+            notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
+            free_bytes=preflight.free_bytes(self.paths.root),
+            part=self.existing.part(self.settings),
+            duplicates=max((work.duplicates for work in works), default=0),
+            no_caption=listing.no_caption,
+            table=samples if self.settings.dry_run else None,
+        )
+
+    def planned(self, work: FieldWork) -> FieldPlanned:
+        """Count what is to do for one field."""
+        items = len(work.place) - work.duplicates
+        return FieldPlanned(
+            name=work.kind.name,
+            kind=work.kind,
+            recipe=work.described.recipe,
+            label=work.described.label,
+            items=items,
+            cached=items - len(work.todo) + work.assumed,
+            duplicates=work.duplicates,
+            inputs=work.inputs,
+            cost=work.cost,
+            bytes_to_write=work.bytes_to_write(),
+            groups=work.groups(),
+            changed=work.changed(),
+            notes=work.described.notes,
+            workers=worker_count(self.task(work, Path()), work.kind, work.cost) if len(work.todo) else 0,
+            items_plan=work.plan if self.settings.dry_run else None,
+        )
+
+    def recover(self, catalog: Catalog) -> bool:
+        """Seal what a killed build left open and save intact entries of damaged shards. True if there was any."""
+        for name in catalog.damaged:
+            self.observer.warned(f"shard {name} is damaged: its intact entries are saved, the others are encoded again")
+        if not catalog.damaged and not self.paths.open_shards():
+            return False
+        for found in mend_shards(self.paths, self.existing.snapshot):
+            self.observer.warned(f"shard {found.source} was damaged: {found.saved} intact entries were saved")
+        return True
+
+    def make(
+        self, plan: BuildPlan, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
     ) -> BuildReport:
-        """Encode what is to do and publish what came of it."""
-        recipe, description = task.recipe, task.description
-        committed = catalog.keys()
-        result = RunResult()
-        if work.todo:
-            result = self.make(task, found, before, work, catalog)
-            catalog = load_catalog(self.layout)
-        draft = assemble(found, work, result, recipe, catalog)
-        generation = before.generation
-        same = unchanged(draft, recipe, generation, str(found.root.resolve())) and not before.damage
-        same = same and generation is not None and self.same_terms(generation, refused=bool(draft.refused))
-        kept = generation.number if same and generation is not None else 0
-        number = kept or self.publish(draft, recipe, description, found)
-        remove_durably(self.layout.building)
-        withdraw(self.layout)
-        if self.stop.requested:  # asked to end after the last batch: all is done, and the caller hears of its signal
+        """Encode what is to do, field by field, and publish."""
+        if any(len(work.todo) for work in works):
+            make_folder(self.paths.shards)
+            part = self.existing.part(self.settings)
+            write_state(self.paths, {work.kind.name: work.described for work in works}, self.options, part)
+            with writing(self.paths.building):
+                failpoint("plan-written")
+            samples, outcomes = self.encode(listing, samples, works, catalog)
+            catalog = load_catalog(self.paths)
+            for outcome in outcomes:
+                outcome.place = find_items(outcome.work, samples, catalog)
+        else:
+            outcomes = [Outcome(work=work, place=work.place) for work in works]
+        draft = draft_snapshot(
+            samples,
+            outcomes,
+            catalog,
+            source=self.source(listing),
+            rejected=listing.rejected,
+            notes=listing.notes,
+            allow_failed=self.settings.allow_failed,
+        )
+        report = self.report(plan, listing, draft, outcomes, len(catalog))
+        same = not self.existing.damage and says_the_same(draft, self.existing.snapshot)
+        snapshot = self.existing.snapshot
+        number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
+        remove_durably(self.paths.building)
+        if self.stop.requested:  # asked to end after the last commit: all is done, and the caller learns of the signal
             raise self.stop.error()
-        return build_report(
-            plan,
-            started=self.started,
-            draft=draft,
-            encoded=result.encoded,
-            committed=frozenset(committed),
-            generation=number,
-            published=not same,
-            written_bytes=result.written_bytes,
-            speed=speed_of(result.clock),
+        return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - self.started)
+
+    def encode(
+        self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
+    ) -> tuple[SampleTable, list[Outcome]]:
+        """Run the fields one after the other; what one learns of the contents spares the next one."""
+        lookup = self.paths.scratch / "lookup"
+        outcomes, learned = [], False
+        try:
+            if len(catalog):
+                make_folder(self.paths.scratch)
+                catalog.save_lookup(lookup)
+            for work in works:
+                if learned:
+                    work = field_work(work.kind, work.described, work.before, samples, catalog, work.rejected)
+                started = time.monotonic()
+                result = self.run_field(work, listing, samples, lookup if len(catalog) else None)
+                outcomes.append(
+                    Outcome(work=work, place=work.place, result=result, seconds=time.monotonic() - started)
+                )
+                if result is not None and len(result.read.sample):
+                    samples, learned = learn(samples, work.kind, result.read), True
+        finally:
+            lookup.unlink(missing_ok=True)
+            if self.paths.scratch.is_dir() and not any(self.paths.scratch.iterdir()):
+                self.paths.scratch.rmdir()
+        return samples, outcomes
+
+    def run_field(
+        self, work: FieldWork, listing: Listing, samples: SampleTable, lookup: Path | None
+    ) -> RunResult | None:
+        """Encode the items of one field that are to be made."""
+        if not len(work.todo):
+            return None
+        return run_jobs(
+            replace(self.task(work, listing.root), lookup=str(lookup or "")),
+            work.jobs(listing, samples),
+            total=work.inputs,
+            total_cost=work.cost,
+            stop=self.stop,
+            events=self.events,
+            warm=self.warm,
+            lock_fd=self.lock,
+            progress=self.observer.advanced,
+            warn=self.observer.warned,
+        )
+
+    def task(self, work: FieldWork, root: Path) -> Task:
+        """What a worker has to know of a field."""
+        said, described = self.settings, work.described
+        return Task(
+            field=work.kind.name,
+            recipe=described.recipe.as_json(),
+            producer=described.producer,
+            groups=work.plan.groups,
+            root=str(root),
+            cache=str(self.paths.root.resolve()),
+            needs_torch=described.needs_torch,
+            device=said.device,
+            workers=said.workers,
+            batch_size=said.batch_size,
+            decode_threads=said.decode_threads,
+            host_memory=said.host_memory,
+            commit_every=said.commit_every,
+            stream=said.stream,
+            options={"max_pixels": said.max_pixels, "fold": said.fold},
+        )
+
+    def source(self, listing: Listing) -> dict[str, Any]:
+        """What the manifest says of DATA."""
+        return {
+            "root": str(listing.root),
+            "options": listing.options.as_json(),
+            "part": self.existing.part(self.settings),
+            "data_kind": listing.data_kind,
+            "captions": listing.caption_source,
+            "data": str(self.settings.data.resolve()),
+        }
+
+    def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
+        """The report of a build that stops after its plan."""
+        fields = {
+            work.kind.name: FieldDone(
+                label=work.described.label,
+                recipe=work.described.recipe,
+                cached=plan.fields[work.kind.name].cached,
+                duplicates=work.duplicates,
+            )
+            for work in works
+        }
+        return BuildReport(
+            plan=plan,
+            fields=fields,
+            dry_run=True,
+            samples=plan.samples,
+            duplicates=plan.duplicates,
+            no_caption=plan.no_caption,
+            rejected=plan.rejected,
+            notes=plan.notes,
+            elapsed_s=time.monotonic() - self.started,
             allow_failed=self.settings.allow_failed,
         )
 
-    def same_terms(self, generation: Generation, *, refused: bool) -> bool:
-        """Whether what was refused was refused by the decoders of today, and may be refused as before."""
-        judged = not refused or same_decoders(generation, decoders())
-        return judged and generation.allow_failed == self.settings.allow_failed
-
-    def publish(self, draft: Draft, recipe: Recipe, description: ModelDescription, found: Scan) -> int:
-        """Write the next generation."""
-        return publish(
-            self.layout,
-            recipe=recipe,
-            rows=draft.rows,
-            samples=draft.samples,
-            buckets=draft.buckets,
-            shards=draft.shards,
-            refused=[refusal_json(item) for item in draft.refused],
-            notes=[refusal_json(item) for item in draft.notes],
-            facts=source_facts(found, description, self.layout.root, fold=self.settings.fold, noise=self.noise)
-            | {"allow_failed": self.settings.allow_failed},
+    def report(
+        self, plan: BuildPlan, listing: Listing, draft: SnapshotDraft, outcomes: list[Outcome], committed: int
+    ) -> BuildReport:
+        """Count what was done."""
+        fields = {
+            outcome.work.kind.name: _done(outcome, draft, number, committed) for number, outcome in enumerate(outcomes)
+        }
+        return BuildReport(
+            plan=plan,
+            fields=fields,
+            samples=len(listing.samples) + len(listing.rejected),
+            duplicates=max((one.duplicates for one in fields.values()), default=0),
+            no_caption=listing.no_caption,
+            rejected=tuple(draft.rejected),
+            notes=tuple(draft.notes),
+            allow_failed=self.settings.allow_failed,
         )
+
+
+def _done(outcome: Outcome, draft: SnapshotDraft, number: int, committed: int) -> FieldDone:
+    work, result, field_draft = outcome.work, outcome.result, draft.fields[number]
+    there = outcome.place[outcome.place >= 0]
+    needed = distinct(there, committed)
+    encoded = max(0, len(result.keys) - result.copied) if result else 0
+    kind, recipe = work.kind, work.described.recipe
+    return FieldDone(
+        label=work.described.label,
+        recipe=recipe,
+        encoded=encoded,
+        cached=max(0, needed - encoded),
+        duplicates=len(there) - needed,
+        bytes=int(np.sum(field_draft.head, dtype=np.int64) + np.sum(field_draft.bytes, dtype=np.int64)),
+        written_bytes=result.written_bytes if result else 0,
+        seconds=outcome.seconds,
+        waits=dict(result.waits) if result else {},
+        restarts=result.restarts if result else 0,
+        describe=kind.describe(recipe, work.described.provenance),
+        numbers=kind.numbers(recipe, field_draft.columns),
+    )
+
+
+def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
+    """The table with the contents, stats and header columns that a run found by reading."""
+    rows = read.sample.astype(np.intp)
+    if len(kind.inputs) == 1:
+        samples = with_contents(samples, kind.inputs[0], rows, read.content, read.stat)
+    changed: dict[str, NDArray[Any]] = {}
+    for name, values in read.facts.items():
+        if name in samples.columns:
+            changed[name] = np.array(samples.columns[name])
+            changed[name][rows] = values
+    return samples.with_columns(**changed) if changed else samples
 
 
 def build_cache(
     settings: BuildSettings,
     *,
     observer: Observer | None = None,
-    last_words: Callable[[InterruptedBuildError], None] | None = None,
+    on_second_signal: Callable[[InterruptedBuildError], None] | None = None,
 ) -> BuildReport:
-    """Make a cache true for a data folder: encode what is missing, reuse the rest, publish a generation.
+    """Create or update the cache for DATA; only new or changed inputs are encoded.
 
     Args:
         settings: What to build, and from what.
-        observer: Told of the plan and of progress; silent where it is not given.
-        last_words: Called when a second signal ends the process at once; must not touch streams.
+        observer: Receives the plan and progress.
+        on_second_signal: Called at a second signal; the command leaves the process there. Without it the call raises.
 
     Raises:
-        UsageError: Settings that cannot be, or an output folder inside the data.
-        SourceError: The data folder cannot be used, or holds no picture.
+        UsageError: Invalid settings, or an output folder inside the data.
+        SourceError: DATA cannot be used, or holds no input.
         EncoderError: The model cannot be used.
         CacheLockedError: Another build holds the cache.
         StoreError: The disk is full or fails, or the cache was written by a newer version.
         DeviceError: No device is left that works.
-        WorkerError: Worker processes keep dying, and no picture is to blame.
-        InterruptedBuildError: SIGINT or SIGTERM; what was acknowledged is committed.
+        WorkerError: Worker processes keep dying, and no input causes it.
+        InterruptedBuildError: SIGINT or SIGTERM; acknowledged work is committed.
     """
-    with StopSignal(last_words) as stop:
-        layout = CacheLayout(settings.cache)
-        reception = Reception(settings.device)
-        build = _Build(
-            settings=settings, observer=observer or Silent(), stop=stop, layout=layout, reception=reception
-        )
-        return build.run()
+    with StopSignal(on_second_signal) as stop:
+        paths = CachePaths(settings.cache)
+        return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
+
+
+def plan_build(settings: BuildSettings, *, observer: Observer | None = None) -> BuildPlan:
+    """Make the plan of a build. Takes no lock and writes nothing.
+
+    Raises:
+        As :func:`build_cache`.
+    """
+    return build_cache(replace(settings, dry_run=True), observer=observer).plan

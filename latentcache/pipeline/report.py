@@ -1,30 +1,60 @@
-"""What a build says: its plan before the work, progress during it, and a report after it.
+"""What a build says: its plan before the work, its progress, and a report after it.
 
-The report carries facts, not sentences; the command line turns them into text or into the JSON of the contract.
+The report holds facts; the command line turns them into text and into the JSON of the contract.
 """
 
 from __future__ import annotations
 
-import math
-import shutil
-import time
-from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from latentcache.geometry.sizes import Size, latent_size
-from latentcache.pipeline.assemble import Draft
-from latentcache.pipeline.speed import Speed
-from latentcache.pipeline.survey import Survey, keys_of
-from latentcache.pipeline.work import Planned, Progress
-from latentcache.recipe import DTYPES, Recipe
-from latentcache.sources.sample import Refusal, Scan
-from latentcache.store.catalog import Catalog
-from latentcache.store.entry import HEADER_BYTES
+from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.pipeline.settings import tolerated
 
-#: LMDB stores values in pages of this many bytes.
-_PAGE_BYTES = 4096
+if TYPE_CHECKING:
+    from latentcache.pipeline.run import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldPlanned:
+    """What a build is about to do for one field. Items are distinct keys; an input that was not read counts as new."""
+
+    name: str
+    kind: FieldKind
+    recipe: FieldRecipe
+    label: str
+    """How people call the encoder."""
+    items: int
+    cached: int
+    """Committed already, also by a build that was killed."""
+    duplicates: int
+    """Items that an earlier sample gives as well, as far as contents are known."""
+    inputs: int
+    """Distinct inputs to read."""
+    cost: int
+    bytes_to_write: int
+    groups: tuple[tuple[str, int], ...]
+    """(label of the group, items), largest shape first."""
+    changed: tuple[tuple[str, Any, Any], ...] = ()
+    """(setting, value of the snapshot, value now) in which the recipe differs from the snapshot."""
+    notes: tuple[str, ...] = ()
+    workers: int = 0
+    """Worker processes; 0: a thread of the build."""
+    items_plan: FieldPlan | None = field(default=None, repr=False)
+    """The items, without keys; only in a dry run."""
+
+    @property
+    def to_make(self) -> int:
+        """Items to encode, at most."""
+        return self.items - self.cached
+
+    @property
+    def recipe_id(self) -> bytes:
+        """Of the recipe."""
+        return self.recipe.recipe_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +63,62 @@ class BuildPlan:
 
     cache: Path
     data: Path
-    model: str
-    recipe: Recipe
+    data_kind: str
     samples: int
-    """Usable and refused."""
-    buckets: dict[Size, int]
-    """Entries per bucket."""
-    entries_cached: int
-    entries_to_make: int
-    """At most: a file that is new by name may turn out to be known by its content."""
-    files_to_read: int
-    bytes_to_write: int
+    """Usable and rejected."""
+    fields: Mapping[str, FieldPlanned]
+    rejected: tuple[Rejected, ...]
+    notes: tuple[Rejected, ...]
     free_bytes: int
-    refused: tuple[Refusal, ...]
-    notes: tuple[Refusal, ...]
+    part: str = ""
+    duplicates: int = 0
+    """Samples whose content an earlier sample has, as far as contents are known."""
+    no_caption: int = 0
+    table: SampleTable | None = field(default=None, repr=False)
+    """The samples; only in a dry run."""
+
+    @property
+    def cached(self) -> int:
+        """Items of all fields that are committed already."""
+        return sum(one.cached for one in self.fields.values())
+
+    @property
+    def to_make(self) -> int:
+        """Items of all fields to encode, at most."""
+        return sum(one.to_make for one in self.fields.values())
+
+    @property
+    def bytes_to_write(self) -> int:
+        """Bytes on disk, about."""
+        return sum(one.bytes_to_write for one in self.fields.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDone:
+    """What a build did for one field."""
+
+    label: str
+    recipe: FieldRecipe
+    encoded: int = 0
+    """Distinct items computed and committed by this run."""
+    cached: int = 0
+    """Distinct needed items that were there, or were copied from an item of equal pixels."""
+    duplicates: int = 0
+    bytes: int = 0
+    """Headers and payloads of the entries that the snapshot needs."""
+    written_bytes: int = 0
+    seconds: float = 0.0
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds per stage, summed over workers."""
+    restarts: int = 0
+    describe: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """What the kind counts beside items, such as tokens."""
+
+    @property
+    def recipe_id(self) -> bytes:
+        """Of the recipe."""
+        return self.recipe.recipe_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,133 +126,103 @@ class BuildReport:
     """What a build did."""
 
     plan: BuildPlan
+    fields: Mapping[str, FieldDone] = field(default_factory=dict)
     dry_run: bool = False
     samples: int = 0
-    encoded: int = 0
-    """Entries computed and committed by this run."""
-    cached: int = 0
-    """Needed entries that were there, or took over the latents of equal pixels."""
-    refused: tuple[Refusal, ...] = ()
-    notes: tuple[Refusal, ...] = ()
-    generation: int = 0
+    duplicates: int = 0
+    """Usable samples whose content an earlier sample has."""
+    no_caption: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    notes: tuple[Rejected, ...] = ()
+    snapshot: int = 0
     published: bool = False
-    """False where the generation before says the same already."""
+    """False if the current snapshot already says the same."""
     elapsed_s: float = 0.0
-    written_bytes: int = 0
-    """Headers and payloads committed by this run."""
-    buckets: dict[Size, int] = field(default_factory=dict)
     allow_failed: str = "0"
-    """What may be quarantined, as this build was told."""
-    speed: Speed | None = None
-    """None where nothing was encoded."""
+
+    @property
+    def encoded(self) -> int:
+        """Distinct items encoded by this run, over all fields."""
+        return sum(one.encoded for one in self.fields.values())
+
+    @property
+    def cached(self) -> int:
+        """Distinct needed items that were not encoded by this run, over all fields."""
+        return sum(one.cached for one in self.fields.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Headers and payloads committed by this run."""
+        return sum(one.written_bytes for one in self.fields.values())
+
+    @property
+    def restarts(self) -> int:
+        """Worker processes that ended and were replaced."""
+        return sum(one.restarts for one in self.fields.values())
+
+    @property
+    def quarantined(self) -> int:
+        """Samples that at least one field rejects."""
+        return quarantined(self.rejected)
+
+    @property
+    def too_many_failed(self) -> bool:
+        """True if more samples are quarantined than allowed: exit status 1."""
+        return self.quarantined > tolerated(self.allow_failed, self.samples)
+
+    @property
+    def cache(self) -> Path:
+        """The cache folder."""
+        return self.plan.cache
+
+    @property
+    def data(self) -> Path:
+        """The data."""
+        return self.plan.data
+
+    @property
+    def part(self) -> str:
+        """``i/n``; empty for all of the data."""
+        return self.plan.part
+
+    def counts(self) -> dict[str, int]:
+        """``counts`` of the JSON contract."""
+        names = ("samples", "encoded", "cached", "duplicates", "quarantined", "no_caption")
+        return {name: getattr(self, name) for name in names}
+
+    def fields_json(self) -> dict[str, dict[str, int]]:
+        """``fields`` of the JSON contract."""
+        return {
+            name: {"encoded": one.encoded, "cached": one.cached, "bytes": one.bytes} for name, one in self.fields.items()
+        }
 
 
 class Observer(Protocol):
-    """Told how a build goes. Called from the thread that builds."""
+    """Called by a build, in the thread that builds."""
 
     def planned(self, plan: BuildPlan) -> None:
-        """The plan is made; nothing has been decoded yet."""
+        """Receive the plan; nothing has been encoded yet."""
 
     def advanced(self, progress: Progress) -> None:
-        """Something moved. Called often: look at the clock before printing."""
+        """Receive progress of the field in work. Called often: look at the clock before printing."""
 
     def warned(self, message: str) -> None:
-        """Something a user should know, said once."""
+        """Receive one sentence that the user should read."""
 
 
 class Silent:
-    """An observer that says nothing."""
+    """An observer that ignores everything."""
 
     def planned(self, plan: BuildPlan) -> None:
-        """Nothing."""
+        """Ignore the plan."""
 
     def advanced(self, progress: Progress) -> None:
-        """Nothing."""
+        """Ignore progress."""
 
     def warned(self, message: str) -> None:
-        """Nothing."""
+        """Ignore a message."""
 
 
-def build_plan(found: Scan, work: Survey, recipe: Recipe, catalog: Catalog, model: str, cache: Path) -> BuildPlan:
-    """Count what is to do."""
-    pictures = (*work.known, *work.todo)
-    buckets = Counter(p.bucket for planned in pictures for p in planned.placements * recipe.variants)
-    missing = [bucket for planned in work.todo for bucket in _missing(planned, recipe, catalog)]
-    refused = (*found.refused, *(failed.refusal for failed in work.failed))
-    existing = next(path for path in (cache, *cache.resolve().parents) if path.exists())
-    return BuildPlan(
-        cache=cache,
-        data=found.root,
-        model=model,
-        recipe=recipe,
-        samples=len(found.samples) + len(found.refused),
-        buckets=dict(sorted(buckets.items(), key=lambda item: (-item[0].area, item[0].width))),
-        entries_cached=sum(buckets.values()) - len(missing),
-        entries_to_make=len(missing),
-        files_to_read=len(work.todo),
-        bytes_to_write=sum(entry_bytes(recipe, bucket) for bucket in missing),
-        free_bytes=shutil.disk_usage(existing).free,
-        refused=refused,
-        notes=found.notes,
-    )
-
-
-def build_report(
-    plan: BuildPlan,
-    *,
-    started: float,
-    dry_run: bool = False,
-    draft: Draft | None = None,
-    encoded: set[bytes] | None = None,
-    committed: frozenset[bytes] = frozenset(),
-    generation: int = 0,
-    published: bool = False,
-    written_bytes: int = 0,
-    allow_failed: str = "0",
-    speed: Speed | None = None,
-) -> BuildReport:
-    """What a build did, from its plan and the generation it drew up."""
-    elapsed = time.monotonic() - started
-    if draft is None:
-        return BuildReport(
-            plan=plan,
-            dry_run=dry_run,
-            samples=plan.samples,
-            refused=plan.refused,
-            notes=plan.notes,
-            elapsed_s=elapsed,
-            allow_failed=allow_failed,
-        )
-    made = encoded or set()
-    counts = Counter(draft.rows.bucket.tolist())
-    return BuildReport(
-        plan=plan,
-        samples=len(draft.samples.names) + len(draft.refused),
-        encoded=len(made - committed),
-        cached=len(draft.keys - made),
-        refused=draft.refused,
-        notes=draft.notes,
-        generation=generation,
-        published=published,
-        elapsed_s=elapsed,
-        allow_failed=allow_failed,
-        written_bytes=written_bytes,
-        speed=speed,
-        buckets={size: counts[number] for number, size in enumerate(draft.buckets)},
-    )
-
-
-def entry_bytes(recipe: Recipe, bucket: Size) -> int:
-    """Bytes on disk of one entry in this bucket: header and payload in whole pages, and its index rows."""
-    cells = latent_size(bucket, recipe.encoder.factor)
-    payload = recipe.encoder.stored_channels * cells.area * DTYPES[recipe.encoder.storage_dtype][1]
-    return math.ceil((16 + HEADER_BYTES + payload) / _PAGE_BYTES) * _PAGE_BYTES + 600
-
-
-def _missing(planned: Planned, recipe: Recipe, catalog: Catalog) -> list[Size]:
-    """Buckets of a picture whose entry is not committed, as far as is known before it is read."""
-    content, placements = planned.content or planned.expected, planned.placements * recipe.variants
-    if not content:
-        return [placement.bucket for placement in placements]
-    keys = keys_of(content, planned.placements, recipe)
-    return [p.bucket for p, key in zip(placements, keys, strict=True) if key not in catalog]
+def quarantined(rejected: Iterable[Rejected]) -> int:
+    """Samples among rejections: several fields may reject one sample."""
+    return len({(one.name, one.line) for one in rejected})

@@ -1,123 +1,102 @@
-"""What a build is asked to do, as plain values. Costs nothing to import: neither Pillow nor an encoder.
+"""Settings of a build, as plain values. Importing this module loads neither Pillow nor an encoder.
 
-Every value is checked when it is made, so a contradiction is said before a folder is looked at.
+Every value is checked when it is made, so a contradiction is an error before a folder is read.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import UsageError
-from latentcache.geometry.sizes import Size
 
-STORAGE_DTYPES = ("float16", "bfloat16", "float32")
-COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
-POSTERIORS = ("mode", "sample", "moments")
-RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
+if TYPE_CHECKING:
+    from latentcache.sources.scan import SourceOptions
+
 _DEVICE = r"(cpu|(cuda|mps|xpu)(:[0-9]+)?)(\*[1-9][0-9]{0,2})?"
 _DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
-#: Pictures with more pixels are refused before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
+_ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
+_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+#: The part that is all of the data.
+WHOLE = "0/1"
+#: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeSettings:
-    """What a user may say about a recipe; None means "not said"."""
-
-    model: str | None = None
-    model_config: str | None = None
-    """A ``config.json`` for a lone weights file."""
-    resolutions: tuple[int, ...] = ()
-    buckets: tuple[Size, ...] = ()
-    bucket_step: int | None = None
-    min_side: int | None = None
-    max_side: int | None = None
-    compute_dtype: str | None = None
-    storage_dtype: str | None = None
-    latents: str | None = None
-    """What of the posterior is stored."""
-    tiling: bool | None = None
-    """Whether large pictures are encoded in tiles, which gives other latents."""
-    flip: bool | None = None
-    """Whether pictures are stored mirrored as well."""
-    resample: str | None = None
-    icc: str | None = None
-    alpha: str | None = None
-
-    def __post_init__(self) -> None:
-        _one_of("--compute-dtype", self.compute_dtype, COMPUTE_DTYPES)
-        _one_of("--storage-dtype", self.storage_dtype, STORAGE_DTYPES)
-        _one_of("--latents", self.latents, POSTERIORS)
-        _one_of("--resample", self.resample, RESAMPLERS)
-        _one_of("--icc", self.icc, ("srgb", "ignore"))
-        if self.alpha is not None and not _is_colour(self.alpha):
-            raise UsageError(f"--alpha {self.alpha!r} is no colour", why="expected #rrggbb", fix="--alpha '#ffffff'")
-        if self.buckets and self.resolutions:
-            raise UsageError(
-                "--bucket and --resolution were both given",
-                why="an explicit list of buckets replaces the resolution",
-                fix="give one of the two",
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
-    """One build."""
+    """One build. None always means "not given": the current snapshot decides, then the default.
+
+    Raises:
+        UsageError: A value is out of range.
+    """
 
     data: Path
     out: Path | None = None
-    """The cache; ``DATA.latentcache`` beside the data where it is not given."""
-    recipe: RecipeSettings = field(default_factory=RecipeSettings)
+    """The cache folder [default: ``DATA.latentcache`` beside the data]."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Field name -> settings dataclass of its kind. Fields of the current snapshot that are not named stay."""
+    source: SourceOptions | None = None
+    """How DATA is read."""
+    part: str | None = None
+    """``i/n``: one of n parts of the samples, counted from 0; ``0/1`` is all of them."""
     device: str = "auto"
-    """``auto`` is every CUDA device, else the CPU; several are separated by commas or said as ``cpu*2``."""
-    fold: bool = True
-    """Do the causal 3D convolutions of clip encoders as 2D ones; off only to compare."""
-    compile: str = "auto"
-    """``on``: buckets with many pictures are encoded by compiled code. ``auto`` is ``off`` until it was measured."""
+    """``auto`` is every CUDA device, else the CPU; several are separated by commas or given as ``cpu*2``."""
+    workers: int | None = None
+    """Worker processes of fields that run on the CPU; 0 runs in this process."""
     batch_size: int | None = None
-    """Pictures per encoder call, at most; found by timing where it is None. Halved for a bucket when the device runs
-    out of memory."""
+    """Items per encoder call, at most. Halved for a group when the device runs out of memory."""
     decode_threads: int | None = None
-    """Of each worker."""
+    """Per worker."""
     host_memory: int | None = None
-    """Bytes for pictures in work, of all workers together."""
-    max_pixels: int = MAX_PIXELS
+    """Bytes for inputs in work, of all workers together."""
     commit_every: int | None = None
     """Entries per commit, at most; a commit comes at 16 MiB or 2 s anyway."""
     events: Path | None = None
+    """File that gets one line per durable commit."""
     stream: bool = False
-    """Whether readers may follow: the plan is said, and shards are sealed while the build goes on."""
+    """Let readers follow: a pending snapshot is published and shards are sealed while the build runs."""
+    stream_seed: int = 0
+    """Seed of the epoch whose order a streaming build follows."""
     allow_failed: str = "0"
-    """Quarantined files that are fine: a number, or a share such as ``2%``. Recorded, so that ``verify`` agrees; the
-    build itself decides nothing by it."""
+    """Rejected samples tolerated before exit status 1: a number, or a percentage such as ``2%``. Recorded for ``verify``."""
     retry_failed: bool = False
+    """Read inputs again that an earlier build rejected."""
     dry_run: bool = False
+    max_pixels: int = MAX_PIXELS
+    fold: bool = True
+    """Rewrite causal Conv3d as Conv2d for single images; off only to compare."""
+    rollback: bool = True
+    """Keep the previous snapshot; ``gc`` removes it."""
 
     def __post_init__(self) -> None:
         if not _DEVICES.fullmatch(self.device):
-            raise UsageError(
-                f"--device {self.device!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
-            )
-        _one_of("--compile", self.compile, ("auto", "on", "off"))
+            raise UsageError(f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
+        tolerated(self.allow_failed, 0)
         names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every")
         at_least(1, **{name: getattr(self, name) for name in names})
+        at_least(0, workers=self.workers)
+        if self.part is not None:
+            check_part(self.part)
 
     @property
     def cache(self) -> Path:
-        """Where the cache is."""
+        """The cache folder."""
         return self.out or beside(self.data)
 
 
 def beside(data: Path) -> Path:
-    """Where the cache of DATA is, if nothing else was said."""
+    """The cache folder of DATA, if none is given."""
     whole = data.resolve()
     return whole.with_name(whole.name + ".latentcache")
 
 
 def at_least(least: int, **given: int | None) -> None:
-    """Refuse numbers that are too small; None means "not said".
+    """Check numbers against their smallest value; None passes.
 
     Raises:
         UsageError: With the option's name.
@@ -125,13 +104,35 @@ def at_least(least: int, **given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < least:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} {value} is below {least}", fix=f"leave {option} out, or give {least} or more")
+            raise UsageError(f"{option}={value}: must be {least} or more", fix=f"leave {option} out, or give {least} or more")
 
 
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r} is not known", fix=f"{option} {'|'.join(allowed)}")
+def check_part(text: str) -> tuple[int, int]:
+    """Index and number of the parts in ``i/n``.
+
+    Raises:
+        UsageError: No such part.
+    """
+    found = _PART.fullmatch(text)
+    index, of = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not index < of:
+        raise UsageError(
+            f"--part={text}: there is no such part",
+            why="expected i/n; parts are counted from 0",
+            fix="--part 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others",
+        )
+    return index, of
 
 
-def _is_colour(text: str) -> bool:
-    return len(text) == 7 and text[0] == "#" and all(letter in "0123456789abcdefABCDEF" for letter in text[1:])
+def tolerated(allow_failed: str, samples: int) -> int:
+    """Number of rejected samples that exit status 0 allows: ``3``, or ``2%`` of all samples.
+
+    Raises:
+        UsageError: Neither a number nor a percentage up to 100.
+    """
+    found = _ALLOWED.fullmatch(allow_failed)
+    if found is None or (not found[2] and "." in allow_failed) or (found[2] and Fraction(found[1]) > 100):
+        raise UsageError(
+            f"--allow-failed={allow_failed}: must be a number, or a percentage up to 100%", fix="--allow-failed 1%"
+        )
+    return int(Fraction(found[1]) * samples / 100) if found[2] else int(found[1])

@@ -1,0 +1,352 @@
+"""The difference between what a field needs and what is committed, in columns.
+
+Decides which inputs are read: items whose key is committed are cached, items of equal keys are made once, and inputs
+that an earlier build rejected are left alone until their bytes change. Cost: numpy columns only; a Python object
+exists per input that is to be read, and only while it is handed to a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.dtypes import DTYPES
+from latentcache.fields.protocol import Described, FieldKind, FieldPlan, Job, Output
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.stat import RACY_NS
+from latentcache.sources.scan import Listing
+from latentcache.store.catalog import Catalog
+from latentcache.store.snapshot import FieldRows
+
+#: Bytes that a whole-item entry takes beside its payload: LMDB page, head, index and snapshot columns.
+_ENTRY_BYTES, _PAGE_BYTES = 700, 4096
+#: Cost (characters) that one element of a ragged item stands for, and bytes of a packed item beside its elements.
+_COST_PER_ELEMENT, _PACKED_BYTES = 3, 100
+#: Rows that are keyed, looked up or named at a time.
+SLICE = 1 << 20
+_JOBS = 1 << 10
+
+
+@dataclass(slots=True, kw_only=True)
+class FieldWork:
+    """One field of a build: the P items that it needs, and which of them are to be made."""
+
+    kind: FieldKind
+    described: Described
+    before: FieldRows | None
+    """The field in the current snapshot."""
+    plan: FieldPlan
+    """Without keys, and without items of rejected samples."""
+    place: NDArray[np.int64]
+    """(P,) place of each item in the catalog; -1: not committed, or unknown before the input is read."""
+    todo: NDArray[np.intp]
+    """(T,) items to make, in the order of their jobs."""
+    rejected: dict[int, Rejected]
+    """By row of the sample table."""
+    duplicates: int = 0
+    assumed: int = 0
+    """Items of unread inputs that an unfinished build has committed already."""
+
+    @property
+    def cost(self) -> int:
+        """Of all items to make."""
+        return int(self.plan.cost[self.todo].sum())
+
+    @property
+    def inputs(self) -> int:
+        """Distinct inputs to read."""
+        return int(np.count_nonzero(np.diff(self.plan.sample[self.todo]))) + bool(len(self.todo))
+
+    def bytes_to_write(self) -> int:
+        """Bytes on disk of the items to make, about."""
+        spec = self.described.recipe.spec
+        width, made = DTYPES[spec.dtype][1], np.bincount(self.plan.group[self.todo], minlength=len(self.plan.groups))
+        if spec.ragged:
+            return self.cost // _COST_PER_ELEMENT * width + _PACKED_BYTES * len(self.todo)
+        sizes = [int(np.prod(group.shape)) * width for group in self.plan.groups]
+        if self.kind.packing == "block":
+            return sum(count * (size + _PACKED_BYTES) for count, size in zip(made.tolist(), sizes, strict=True))
+        pages = [-(-(size + _ENTRY_BYTES) // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
+        return sum(count * size for count, size in zip(made.tolist(), pages, strict=True))
+
+    def groups(self) -> tuple[tuple[str, int], ...]:
+        """(label, needed items) of the groups in use."""
+        counts = np.bincount(self.plan.group, minlength=len(self.plan.groups)).tolist()
+        return tuple((group.label, count) for group, count in zip(self.plan.groups, counts, strict=True) if count)
+
+    def changed(self) -> tuple[tuple[str, Any, Any], ...]:
+        """Settings in which the recipe differs from the snapshot's."""
+        if self.before is None or self.before.recipe is None:
+            return ()
+        return tuple(self.kind.differences(self.before.recipe, self.described.recipe))
+
+    def jobs(self, listing: Listing, samples: SampleTable) -> Iterator[Job]:
+        """The jobs of the items to make, one at a time."""
+        sample = self.plan.sample[self.todo]
+        starts = np.flatnonzero(np.diff(sample, prepend=-1))
+        rows, ends = sample[starts], np.append(starts[1:], len(sample))
+        content, tie = self.kind.content(samples), _ties(samples, self.kind)
+        inputs = listing.job_inputs(rows, self.kind.inputs)
+        for first in range(0, len(rows), _JOBS):
+            chosen = rows[first : first + _JOBS]
+            names = samples.names.take(chosen)
+            contents = np.asarray(content[chosen])
+            facts = {name: np.asarray(column[chosen]).tolist() for name, column in samples.columns.items()}
+            ties = tie[chosen].tolist() if tie is not None else [0] * len(chosen)
+            for n, row in enumerate(chosen.tolist()):
+                items = self.todo[starts[first + n] : ends[first + n]]
+                yield Job(
+                    sample=row,
+                    name=names[n],
+                    inputs=next(inputs)[1],
+                    content=contents[n].tobytes() if contents[n].any() else b"",
+                    facts={name: values[n] for name, values in facts.items()},
+                    outputs=tuple(map(self._output, items.tolist())),
+                    cost=max(int(self.plan.cost[items].sum()), 1),
+                    tie=0 if contents[n].any() else ties[n],
+                )
+
+    def _output(self, item: int) -> Output:
+        return Output(item=item, group=int(self.plan.group[item]), variant=int(self.plan.variant[item]))
+
+
+def field_work(
+    kind: FieldKind,
+    described: Described,
+    before: FieldRows | None,
+    samples: SampleTable,
+    catalog: Catalog,
+    rejected: Mapping[int, Rejected],
+    *,
+    unfinished: bool = False,
+) -> FieldWork:
+    """Compare what a field needs with what is committed.
+
+    Args:
+        kind: Of the field.
+        described: Its recipe and producer.
+        before: The field in the current snapshot.
+        samples: With all header columns that the kind needs.
+        catalog: Committed items.
+        rejected: Samples that are known to be unusable, by row.
+        unfinished: A build did not end: committed items of unread inputs count as cached.
+    """
+    plan, refused = kind.plan(samples, described.recipe), dict(rejected)
+    for row, one in plan.rejected:
+        refused.setdefault(row, replace(one, target=kind.name))
+    if refused:
+        usable = np.ones(len(samples), dtype=np.bool_)
+        usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
+        plan = select_items(plan, np.flatnonzero(usable[plan.sample]))
+    known = plan.key.any(axis=1)
+    place = _find(catalog, plan.key)
+    missing = np.flatnonzero(known & (place < 0))
+    repeated = missing[_repeats(plan.key[missing])]
+    assumed = _assumed(plan, known, place, catalog, kind, described) if unfinished else 0
+    wanted = place < 0
+    wanted[repeated] = False
+    todo = _ordered(np.flatnonzero(wanted), plan, samples, kind, known)
+    there = place[place >= 0]
+    duplicates = len(repeated) + len(there) - distinct(there, len(catalog))
+    no_keys = np.empty((0, plan.key.shape[1]), dtype=np.uint8)
+    return FieldWork(
+        kind=kind,
+        described=described,
+        before=before,
+        plan=replace(plan, key=no_keys),
+        place=place,
+        todo=todo,
+        rejected=refused,
+        duplicates=duplicates,
+        assumed=assumed,
+    )
+
+
+def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
+    """The plan of some of its items."""
+    if len(rows) == len(plan.sample):
+        return plan
+    columns = {name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost", "key")}
+    return replace(plan, **columns)
+
+
+def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> NDArray[np.int64]:
+    """(P,) places of all items after a run, with the contents that it found by reading."""
+    plan, content, recipe = work.plan, work.kind.content(samples), work.described.recipe
+    place = np.full(len(plan.sample), -1, dtype=np.int64)
+    for start in range(0, len(place), SLICE):
+        part = slice(start, start + SLICE)
+        contents = np.asarray(content[plan.sample[part]])
+        keys = work.kind.keys(contents, plan.group[part], plan.variant[part], plan.groups, recipe)
+        place[part] = _find(catalog, keys)
+    return place
+
+
+def distinct(place: NDArray[np.int64], size: int) -> int:
+    """Number of different places, each below ``size``."""
+    seen = np.zeros(size, dtype=np.bool_)
+    seen[place] = True
+    return int(np.count_nonzero(seen))
+
+
+def rejected_before(
+    samples: SampleTable, kind: FieldKind, described: Described, before: FieldRows | None, rejected: Sequence[Rejected]
+) -> dict[int, Rejected]:
+    """Samples that this field rejected in the last snapshot and that are still the same: row -> the old rejection.
+
+    A rejection holds while the recipe and the versions of the decoders are the same, and the content is: by its
+    hash, or by a stat memo that can be trusted.
+    """
+    same = before is not None and before.recipe is not None and before.recipe.as_json() == described.recipe.as_json()
+    if not same or before is None or before.provenance.get("decoders") != described.provenance.get("decoders"):
+        return {}
+    held = [one for one in rejected if one.target == kind.name and one.reason not in kind.check_again]
+    by_content = {one.content: one for one in held if one.content}
+    if not held:
+        return {}
+    found: dict[int, Rejected] = {}
+    content = kind.content(samples)
+    for row in _rows_of(np.asarray(content), by_content):
+        found[row] = by_content[content[row].tobytes()]
+    for row, one in _trusted(samples, kind, held):
+        found.setdefault(row, one)
+    return {row: _renamed(found[row], samples, kind, row) for row in found}
+
+
+def _renamed(one: Rejected, samples: SampleTable, kind: FieldKind, row: int) -> Rejected:
+    """The rejection of one sample, said of another one of equal content."""
+    own = samples.inputs[kind.inputs[0]]
+    line = 0 if own.line is None else int(own.line[row])
+    return replace(one, name=samples.files.names[int(own.file[row])], line=line)
+
+
+def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[int]:
+    """Rows whose content is one of these hashes."""
+    if not wanted or not len(content):
+        return []
+    heads = np.frombuffer(b"".join(wanted), dtype=np.uint64)[::2]
+    rows = np.flatnonzero(np.isin(np.ascontiguousarray(content).view(np.uint64)[:, 0], heads))
+    return [row for row in rows.tolist() if content[row].tobytes() in wanted]
+
+
+def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) -> Iterator[tuple[int, Rejected]]:
+    """Rows of whole files whose stat is the one that a rejection was made with."""
+    own = samples.inputs[kind.inputs[0]]
+    memos = {(one.name, one.stat[:5]): one for one in held if one.stat and not is_racy(np.array([one.stat]))[0]}
+    if not memos or own.line is not None:
+        return
+    stat = np.asarray(samples.files.stat)
+    files = np.flatnonzero(np.isin(stat[:, 1], np.array([key[1][1] for key in memos], dtype=np.uint64)))
+    rows = np.flatnonzero(np.isin(np.asarray(own.file), files))
+    for row in rows.tolist():
+        file = int(own.file[row])
+        one = memos.get((samples.files.names[file], tuple(stat[file, :5].tolist())))
+        if one is not None:
+            yield row, one
+
+
+def is_racy(stat: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) whether stat memos (n, 6) were taken so soon after a write that they prove nothing."""
+    times = stat.astype(np.uint64).view(np.int64)
+    racy: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
+    return racy
+
+
+def _find(catalog: Catalog, keys: NDArray[np.uint8]) -> NDArray[np.int64]:
+    place = np.full(len(keys), -1, dtype=np.int64)
+    if len(catalog):
+        for start in range(0, len(keys), SLICE):
+            place[start : start + SLICE] = catalog.find(keys[start : start + SLICE])
+    return place
+
+
+def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Positions of keys that an earlier position has too."""
+    if len(keys) < 2:
+        return np.empty(0, dtype=np.intp)
+    words = np.ascontiguousarray(keys).view(np.uint64)
+    order = np.argsort(words[:, 1] ^ words[:, 0], kind="stable")
+    same = (words[order[1:]] == words[order[:-1]]).all(axis=1)
+    return order[1:][same]
+
+
+def _ordered(
+    items: NDArray[np.intp], plan: FieldPlan, samples: SampleTable, kind: FieldKind, known: NDArray[np.bool_]
+) -> NDArray[np.intp]:
+    """Items in the order of their jobs: by the sample's first group, files of equal size next to each other.
+
+    Records stay in the order of their files, which are read once from front to back.
+    """
+    sample = plan.sample[items]
+    order = np.argsort(sample, kind="stable")
+    items, sample = items[order], sample[order]
+    if samples.inputs[kind.inputs[0]].line is not None or not len(items):
+        return items
+    starts = np.flatnonzero(np.diff(sample, prepend=-1))
+    job = np.cumsum(np.diff(sample, prepend=-1) != 0) - 1
+    group, first = plan.group[items[starts]].astype(np.int64), np.arange(len(starts))
+    ties = _ties(samples, kind)
+    if ties is not None:
+        unread = np.flatnonzero(~known[items[starts]])
+        pairs = np.stack([group[unread], ties[sample[starts[unread]]].astype(np.int64)], axis=1)
+        _, where, number = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
+        first[unread] = unread[where][number.reshape(-1)]
+    rank = np.empty(len(starts), dtype=np.intp)
+    rank[np.lexsort((np.arange(len(starts)), first, group))] = np.arange(len(starts))
+    return items[np.argsort(rank[job], kind="stable")]
+
+
+def _ties(samples: SampleTable, kind: FieldKind) -> NDArray[np.uint64] | None:
+    """(S,) size of the file of each sample's first input; None if inputs are no whole files."""
+    own = samples.inputs[kind.inputs[0]]
+    if own.line is not None or own.text is not None:
+        return None
+    sizes: NDArray[np.uint64] = np.asarray(samples.files.stat[:, 0])[np.asarray(own.file)]
+    return sizes
+
+
+def _assumed(
+    plan: FieldPlan,
+    known: NDArray[np.bool_],
+    place: NDArray[np.int64],
+    catalog: Catalog,
+    kind: FieldKind,
+    described: Described,
+) -> int:
+    """Committed items of this recipe that no known input accounts for, at most as many as inputs are unread."""
+    if known.all() or not len(catalog):
+        return 0
+    free = np.ones(len(catalog), dtype=np.bool_)
+    free[place[place >= 0]] = False
+    counted = 0
+    some = np.full((1, 16), 255, dtype=np.uint8)
+    unread = np.flatnonzero(~known)
+    pairs, counts = np.unique(
+        np.stack([plan.group[unread], plan.variant[unread].astype(np.int32)], axis=1), axis=0, return_counts=True
+    )
+    prefixes = {
+        _outside(kind.keys(some, pair[:1], pair[1:].astype(np.uint8), plan.groups, described.recipe)[0]): count
+        for pair, count in zip(pairs, counts.tolist(), strict=True)
+    }
+    there: dict[bytes, int] = dict.fromkeys(prefixes, 0)
+    rows = np.flatnonzero(free)
+    for start in range(0, len(rows), SLICE):
+        keys = catalog.keys(rows[start : start + SLICE])
+        outside = np.ascontiguousarray(np.concatenate([keys[:, :8], keys[:, 24:]], axis=1)).view("V16").reshape(-1)
+        names, found = np.unique(outside, return_counts=True)
+        for name, count in zip(names, found.tolist(), strict=True):
+            if name.tobytes() in there:
+                there[name.tobytes()] += count
+    for prefix, count in prefixes.items():
+        counted += min(count, there[prefix])
+    return counted
+
+
+def _outside(key: NDArray[np.uint8]) -> bytes:
+    """A key without its content."""
+    return key[:8].tobytes() + key[24:].tobytes()
+

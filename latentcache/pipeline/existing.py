@@ -1,0 +1,183 @@
+"""What a build finds in its cache: the newest intact snapshot, and what an unfinished build set out to do.
+
+Unsaid settings follow the current snapshot. The build state decides only if there is no snapshot, so a build that
+failed or was killed never changes what the next plain build makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheFormatError,
+    CacheNotFoundError,
+    RecipeError,
+    UsageError,
+)
+from latentcache.fields.protocol import Cached, Described, FieldKind
+from latentcache.fields.registry import field_kind
+from latentcache.pipeline.settings import WHOLE, BuildSettings
+from latentcache.sources.scan import Part, SourceOptions
+from latentcache.store.atomic_io import read_json, write_json
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot
+
+#: Format of the build state.
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Existing:
+    """The cache as a build finds it."""
+
+    snapshot: Snapshot | None = None
+    damage: str = ""
+    """What is wrong with the current snapshot, if an older one or none replaces it."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The build state: ``fields`` {name: {recipe, provenance}}, ``source`` options, ``part``. Empty: no unfinished build."""
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Fields of the snapshot; of the build state if there is no snapshot."""
+        return tuple(self.snapshot.fields if self.snapshot else self.state.get("fields", ()))
+
+    def rows(self, name: str) -> FieldRows | None:
+        """The field in the snapshot."""
+        return None if self.snapshot is None else self.snapshot.fields.get(name)
+
+    def cached(self, kind: FieldKind) -> Cached:
+        """What unsaid settings of a field follow.
+
+        Raises:
+            RecipeError: The recipe of the snapshot cannot be read.
+        """
+        if self.snapshot is not None:
+            rows = self.snapshot.fields.get(kind.name)
+            return Cached() if rows is None else Cached(recipe=rows.recipe, provenance=rows.provenance)
+        said = self.state.get("fields", {}).get(kind.name)
+        if said is None:
+            return Cached()
+        try:
+            return Cached(recipe=kind.recipe_from_json(said["recipe"]), provenance=said["provenance"])
+        except (RecipeError, KeyError, TypeError):
+            return Cached()
+
+    def options(self, settings: BuildSettings) -> SourceOptions:
+        """How DATA is read: as given, else as before.
+
+        Raises:
+            UsageError: The cache holds another part of its data.
+        """
+        before: Mapping[str, Any] | None = self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
+        options = settings.source
+        if options is None:
+            options = SourceOptions() if before is None else SourceOptions.from_json(before)
+        part = self.part(settings)
+        return replace(options, part=Part.parse(part) if part else None)
+
+    def part(self, settings: BuildSettings) -> str:
+        """The part that is built, ``i/n``; empty for all of the data.
+
+        Raises:
+            UsageError: The cache holds another part.
+        """
+        then = self.snapshot.part or WHOLE if self.snapshot else str(self.state.get("part", "")) or None
+        asked = settings.part
+        if then and asked and _same_part(asked) != _same_part(then):
+            raise UsageError(
+                f"--part={asked}: this cache holds part {then} of its data",
+                where=str(settings.cache),
+                why="the samples of one part would replace those of the other (0/1 is all of them)",
+                fix="give each part, and the whole, a folder of its own with --out",
+            )
+        return _same_part(asked or then or WHOLE)
+
+
+def _same_part(text: str) -> str:
+    """``i/n``; empty for every way to say "all"."""
+    return "" if text.endswith("/1") else text
+
+
+def read_existing(paths: CachePaths) -> Existing:
+    """Read what the cache holds. Damage is reported, not raised: entries are found by key without a snapshot.
+
+    Raises:
+        CacheFormatError: Written by a newer version.
+    """
+    state = _read_state(paths)
+    if not paths.root.exists():
+        return Existing()
+    damage = ""
+    numbers = sorted(paths.snapshots(), reverse=True)
+    for number in (None, *numbers):
+        try:
+            return Existing(snapshot=open_snapshot(paths.root, number), damage=damage, state=state)
+        except CacheNotFoundError:
+            if not numbers:
+                break
+            damage = damage or f"{paths.current.name} is missing"
+        except CacheDamagedError as error:
+            damage = damage or f"{error.what}: {error.why}"
+    return Existing(damage=damage, state=state)
+
+
+def check_damage(existing: Existing, settings: BuildSettings) -> None:
+    """Refuse to guess settings that a damaged cache cannot tell.
+
+    Raises:
+        CacheDamagedError: No snapshot is intact, and no field was named.
+    """
+    if existing.damage and existing.snapshot is None and not existing.state and not settings.fields:
+        raise CacheDamagedError(
+            "the manifest is damaged, so the settings of this cache are unknown",
+            where=str(settings.cache),
+            why=existing.damage,
+            fix="run the build again with --model and the other flags of the first build; no entry is lost",
+        )
+
+
+def write_state(paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, part: str) -> None:
+    """Record what this build sets out to do, so that the same command without its flags continues it."""
+    fields = {
+        name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
+    }
+    write_json(paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), "part": part or WHOLE})
+
+
+def _read_state(paths: CachePaths) -> Mapping[str, Any]:
+    """The build state; empty if there is none or it cannot be read.
+
+    Raises:
+        CacheFormatError: A newer version is at work here.
+    """
+    try:
+        found = read_json(paths.building) if paths.building.exists() else {}
+        version = int(found.get("format", 0))
+    except (CacheDamagedError, ValueError, TypeError, AttributeError):
+        return {}
+    if version > _FORMAT:
+        raise CacheFormatError(
+            f"a build of format {version} is under way here; this version reads formats up to {_FORMAT}",
+            where=str(paths.building),
+            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+        )
+    return found if isinstance(found.get("fields"), dict) else {}
+
+
+def kind_of(name: str) -> FieldKind:
+    """The kind of a field.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    kind = field_kind(name)
+    if kind is None:
+        raise UsageError(
+            f"field {name}: its kind is not installed",
+            why="a build that ignored the field would remove it from the cache",
+            fix="install the package that provides it, or name it with --field MODULE:CLASS",
+        )
+    return kind

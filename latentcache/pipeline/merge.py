@@ -1,0 +1,407 @@
+"""``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
+
+Guarantee: the rows and item keys are those of one build; every entry that is copied passed its check; the parts are only
+read, and leased meanwhile. Parts that are missing, unfinished, made by another recipe or from other files are refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError
+from latentcache.fields.protocol import FieldKind, FieldRecipe, join_noise
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.pipeline.diff import SLICE, distinct
+from latentcache.pipeline.existing import kind_of
+from latentcache.pipeline.preflight import check_out, free_bytes, locked
+from latentcache.pipeline.publish import says_the_same
+from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, FieldPlanned, Observer, Silent
+from latentcache.pipeline.settings import check_part
+from latentcache.store.atomic_io import make_folder
+from latentcache.store.catalog import Catalog, load_catalog
+from latentcache.store.lease import open_leased
+from latentcache.store.paths import CachePaths
+from latentcache.store.salvage import copy_entries
+from latentcache.store.snapshot import (
+    FieldDraft,
+    FieldRows,
+    Snapshot,
+    SnapshotDraft,
+    current_or_none,
+    field_draft,
+    publish_snapshot,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One cache that is merged."""
+
+    root: Path
+    snapshot: Snapshot
+    files: NDArray[np.int64]
+    """Number of each of its files in the merged table."""
+    samples: NDArray[np.int64]
+    """Number of each of its samples in the merged table; -1: an earlier part has it."""
+
+
+def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None = None) -> BuildReport:
+    """Merge finished caches of one recipe into one snapshot of ``out``.
+
+    Args:
+        parts: Caches; of ``--part i/n`` builds all n, in any order.
+        out: The merged cache; new, or merged before.
+        observer: Receives messages.
+
+    Raises:
+        UsageError: A part is missing or named twice, or ``out`` cannot be used.
+        CacheNotFoundError: A part has no finished build.
+        CacheIncompleteError: A part was repaired and not built again.
+        StaleCacheError: Recipes differ, or the parts were built from different files; ``differences`` says which.
+        CacheDamagedError: Entries of a part fail their check.
+        CacheLockedError: A build of ``out`` runs.
+    """
+    started, paths = time.monotonic(), CachePaths(out)
+    _check_names(parts, out)
+    with ExitStack() as stack:
+        snapshots = [_opened(part) for part in parts]
+        for snapshot in snapshots:
+            stack.callback(_released, snapshot)
+        _check_recipes(parts, snapshots)
+        _check_parts(parts, snapshots)
+        table, merged = _tables(parts, snapshots)
+        stack.enter_context(locked(paths))
+        before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
+        try:
+            for part in merged:
+                _copy(part, paths)
+            return _publish(paths, table, merged, started, observer or Silent())
+        except BaseException:
+            for path in paths.shards.iterdir() if paths.shards.is_dir() else ():
+                if path.name not in before:
+                    shutil.rmtree(path, ignore_errors=True)
+            if not before and paths.shards.is_dir():
+                paths.shards.rmdir()
+            raise
+
+
+def _check_names(parts: Sequence[Path], out: Path) -> None:
+    check_out(out)
+    folders = [part.resolve() for part in parts]
+    if not parts:
+        raise UsageError("no cache to merge was given", fix="latentcache merge PART... --out CACHE")
+    if len(set(folders)) < len(folders):
+        raise UsageError("a cache to merge is named twice", fix="name every part once")
+    if out.resolve() in folders:
+        raise UsageError(f"--out={out}: it is one of the parts", fix="give a new folder with --out")
+
+
+def _opened(part: Path) -> Snapshot:
+    snapshot = open_leased(part)
+    if not snapshot.complete:
+        raise CacheIncompleteError(
+            f"{part}: a repair removed entries of this cache and no build has made them again",
+            where=str(part),
+            fix="run `latentcache build` on it, then merge again",
+        )
+    if CachePaths(part).building.exists():
+        raise CacheIncompleteError(
+            f"{part}: its last build has not finished",
+            where=str(part),
+            fix="run the same `latentcache build` again, then merge",
+        )
+    return snapshot
+
+
+def _released(snapshot: Snapshot) -> None:
+    close: Callable[[], None] | None = getattr(snapshot.lease, "close", None)
+    if close is not None:
+        close()
+
+
+def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
+    """Refuse caches whose fields or recipes differ from the first one's."""
+    first = snapshots[0]
+    for part, snapshot in zip(parts[1:], snapshots[1:], strict=True):
+        if set(snapshot.fields) != set(first.fields):
+            differences: list[tuple[str, Any, Any]] = [("fields", sorted(first.fields), sorted(snapshot.fields))]
+        else:
+            differences = [
+                (f"{name}.{setting}", mine, theirs)
+                for name, rows in first.fields.items()
+                for setting, mine, theirs in _differing(rows, snapshot.fields[name])
+            ]
+        if differences:
+            raise StaleCacheError(
+                f"{part} was made by another recipe than {parts[0]}",
+                where=str(part),
+                why="; ".join(f"{name}: {mine} and {theirs}" for name, mine, theirs in differences),
+                fix="build it again with the flags of the other parts, or leave it out",
+                differences=tuple((name, str(mine), str(theirs)) for name, mine, theirs in differences),
+            )
+
+
+def _differing(one: FieldRows, other: FieldRows) -> list[tuple[str, Any, Any]]:
+    if one.recipe_json == other.recipe_json:
+        return []
+    return kind_of(one.name).differences(_recipe(one), _recipe(other)) or [("recipe", one.recipe_json, other.recipe_json)]
+
+
+def _recipe(rows: FieldRows) -> FieldRecipe:
+    assert rows.recipe is not None  # kind_of has refused fields of unknown kinds
+    return rows.recipe
+
+
+def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
+    """Refuse parts of one data set that are not all there."""
+    numbers = [check_part(snapshot.part) if snapshot.part else (0, 1) for snapshot in snapshots]
+    counts = {of for _, of in numbers}
+    if counts == {1}:
+        return
+    if len(counts) > 1:
+        said = ", ".join(f"{part}: {i}/{of}" for part, (i, of) in zip(parts, numbers, strict=True))
+        raise UsageError("the caches are parts of different divisions", why=said, fix="merge the parts of one division")
+    (of,) = counts
+    missing = sorted(set(range(of)) - {index for index, _ in numbers})
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of {of} parts are missing: {', '.join(f'{index}/{of}' for index in missing)}",
+            why="the merged cache would lack their samples",
+            fix="name all parts: latentcache merge PART... --out CACHE",
+        )
+
+
+def _tables(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> tuple[SampleTable, list[_Part]]:
+    """The merged table, in the order of one build: files by name as every part has them, then lines."""
+    tables = [snapshot.samples for snapshot in snapshots]
+    inputs = {frozenset(table.inputs) for table in tables}
+    if len(inputs) > 1:
+        raise UsageError("the caches hold different kinds of data", fix="merge caches of images, or caches of records")
+    files, numbers = _files(parts, [table.files for table in tables])
+    own = next(iter(tables[0].inputs))
+    place = np.concatenate([number[np.asarray(table.inputs[own].file)] for table, number in zip(tables, numbers, strict=True)])
+    line = np.concatenate([_lines(table, own) for table in tables])
+    content = np.concatenate([np.asarray(table.inputs[own].content) for table in tables])
+    order = np.lexsort((line, place))
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = (place[order][1:] != place[order][:-1]) | (line[order][1:] != line[order][:-1])
+    group = np.cumsum(first) - 1
+    different = np.flatnonzero((content[order] != content[order[first]][group]).any(axis=1))
+    if len(different):
+        name = files.names[int(place[order[different[0]]])]
+        raise _stale(parts, name)
+    number = np.full(len(order), -1, dtype=np.int64)
+    number[order[first]] = np.arange(int(first.sum()))
+    ends = np.cumsum([len(table) for table in tables])[:-1]
+    merged = [
+        _Part(root=part, snapshot=snapshot, files=files_of, samples=samples)
+        for part, snapshot, files_of, samples in zip(parts, snapshots, numbers, np.split(number, ends), strict=True)
+    ]
+    return _joined(tables, numbers, files, order[first]), merged
+
+
+def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
+    return StaleCacheError(
+        f"the caches were built from different versions of {name}",
+        where=name,
+        why=", ".join(map(str, parts)),
+        fix="run `latentcache build` on every part again, then merge",
+        differences=(("source", name, name),),
+    )
+
+
+def _lines(table: SampleTable, own: str) -> NDArray[np.int64]:
+    line = table.inputs[own].line
+    return np.zeros(len(table), dtype=np.int64) if line is None else np.asarray(line).astype(np.int64)
+
+
+def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[NDArray[np.int64]]]:
+    """All files, and the number that each file of each part has among them."""
+    names = [list(one.names) for one in files]
+    if any(one != names[0] for one in names):
+        every = sorted({name for one in names for name in one}, key=lambda name: name.encode("utf-8", "surrogateescape"))
+        where = {name: number for number, name in enumerate(every)}
+        numbers = [np.array([where[name] for name in one], dtype=np.int64) for one in names]
+    else:
+        every, numbers = names[0], [np.arange(len(names[0]), dtype=np.int64) for _ in files]
+    stat, content = np.zeros((len(every), 6), dtype=np.uint64), np.zeros((len(every), 16), dtype=np.uint8)
+    reading = None if files[0].reading is None else np.zeros((len(every), 16), dtype=np.uint8)
+    for one, number in zip(reversed(files), reversed(numbers), strict=True):
+        known, theirs = content[number], np.asarray(one.content)
+        different = known.any(axis=1) & theirs.any(axis=1) & (known != theirs).any(axis=1)
+        if different.any():
+            raise _stale(parts, every[int(number[np.flatnonzero(different)[0]])])
+        stat[number], content[number] = np.asarray(one.stat), theirs
+        if reading is not None and one.reading is not None:
+            reading[number] = np.asarray(one.reading)
+    return Files(names=Strings.of(every), stat=stat, content=content, reading=reading), numbers
+
+
+def _joined(
+    tables: Sequence[SampleTable], numbers: Sequence[NDArray[np.int64]], files: Files, order: NDArray[np.intp]
+) -> SampleTable:
+    """The samples of all tables, those of ``order`` in that order."""
+
+    def column(values: Sequence[Any]) -> NDArray[Any]:
+        joined: NDArray[Any] = np.concatenate([np.asarray(one) for one in values])[order]
+        return joined
+
+    def strings(values: Sequence[Strings]) -> Strings:
+        ends = np.concatenate([np.asarray(one.ends) for one in values])
+        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
+        shift = np.repeat(sizes, [len(one) for one in values])
+        return Strings(np.concatenate([one.data for one in values]), ends + shift).select(order)
+
+    def joined_input(name: str) -> Input:
+        own = [table.inputs[name] for table in tables]
+        places = [
+            np.append(number, -1)[np.asarray(one.file)].astype(np.int32) for one, number in zip(own, numbers, strict=True)
+        ]
+        texts, lines = [one.text for one in own if one.text is not None], [one.line for one in own if one.line is not None]
+        return Input(
+            content=column([one.content for one in own]),
+            file=column(places),
+            line=column(lines) if len(lines) == len(own) else None,
+            text=strings(texts) if len(texts) == len(own) else None,
+        )
+
+    return SampleTable(
+        names=strings([table.names for table in tables]),
+        files=files,
+        inputs={name: joined_input(name) for name in tables[0].inputs},
+        columns={name: column([table.columns[name] for table in tables]) for name in tables[0].columns},
+    )
+
+
+def _copy(part: _Part, paths: CachePaths) -> None:
+    """Copy the entries of a part that are not there yet; each one is checked.
+
+    Raises:
+        CacheDamagedError: Some fail.
+    """
+    snapshot, catalog = part.snapshot, load_catalog(paths)
+    make_folder(paths.shards)
+    lost = 0
+    for number, shard in enumerate(snapshot.shards):
+        places = [_places(rows, number, catalog) for rows in snapshot.fields.values()]
+        wanted = [one for one in places if len(one)]
+        if wanted:
+            lost += copy_entries(paths, snapshot.paths.shard(shard), np.concatenate(wanted)).lost
+    if lost:
+        raise CacheDamagedError(
+            f"{part.root}: {lost} entries are damaged",
+            where=str(part.root),
+            fix=f"run `latentcache verify {part.root} --full --repair --yes`, build it again, then merge",
+        )
+
+
+def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
+    """Entries of a field in one shard of which an item is not committed yet, as ``copy_entries`` takes them."""
+    own = np.flatnonzero(np.asarray(rows.shard) == shard)
+    entry = np.asarray(rows.entry)
+    here = np.zeros(rows.entries, dtype=np.bool_)
+    here[own] = True
+    lacking = np.zeros(rows.entries, dtype=np.bool_)
+    items = np.flatnonzero(here[entry])
+    for start in range(0, len(items), SLICE):
+        some = items[start : start + SLICE]
+        lacking[entry[some[catalog.find(rows.row_keys(some)) < 0]]] = True
+    return rows.entry_places(np.flatnonzero(lacking))
+
+
+def _publish(
+    paths: CachePaths, table: SampleTable, parts: Sequence[_Part], started: float, observer: Observer
+) -> BuildReport:
+    """Publish one snapshot with the rows of all parts."""
+    catalog, first = load_catalog(paths), parts[0].snapshot
+    fields = tuple(_field(name, parts, catalog) for name in first.fields)
+    options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
+    rejected = {(one.name, one.line, one.target): one for part in parts for one in part.snapshot.rejected}
+    notes = {(one.name, one.line, one.reason): one for part in parts for one in part.snapshot.notes}
+    draft = SnapshotDraft(
+        samples=table,
+        fields=fields,
+        shards=catalog.shards,
+        source={**first.source, "options": options, "part": ""},
+        rejected=sorted(rejected.values(), key=lambda one: (one.name, one.line, one.target)),
+        notes=list(notes.values()),
+        allow_failed=first.allow_failed,
+        demo=first.demo,
+    )
+    before = current_or_none(paths.root)
+    same = says_the_same(draft, before)
+    number = before.number if same and before is not None else publish_snapshot(paths, draft)
+    report = _report(paths, draft, parts, catalog)
+    observer.planned(report.plan)
+    return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - started)
+
+
+def _field(name: str, parts: Sequence[_Part], catalog: Catalog) -> FieldDraft:
+    """Rows of one field of all parts, in the order of the merged samples."""
+    held = [part.snapshot.fields[name] for part in parts]
+    kind, recipe = kind_of(name), _recipe(held[0])
+    groups = tuple(sorted({group for rows in held for group in rows.groups}, key=lambda group: (-np.prod(group.shape), group.label)))
+    where = {group: number for number, group in enumerate(groups)}
+    sample = np.concatenate([part.samples[np.asarray(rows.sample)] for part, rows in zip(parts, held, strict=True)])
+    group = np.concatenate(
+        [np.array([where[one] for one in rows.groups], dtype=np.int32)[np.asarray(rows.group)] for rows in held]
+    )
+    variant = np.concatenate([np.asarray(rows.variant) for rows in held])
+    place = np.concatenate([catalog.find(rows.row_keys()) for rows in held])
+    chosen = np.flatnonzero(sample >= 0)
+    chosen = chosen[np.lexsort((variant[chosen], group[chosen], sample[chosen]))]
+    noise: dict[str, Any] = {}
+    for rows in held:
+        noise = join_noise(noise, rows.noise)
+    return field_draft(
+        catalog,
+        kind=kind,
+        recipe=recipe,
+        groups=groups,
+        sample=sample[chosen].astype(np.int32),
+        group=group[chosen],
+        variant=variant[chosen],
+        place=place[chosen],
+        provenance=held[0].provenance,
+        noise=noise,
+    )
+
+
+def _report(paths: CachePaths, draft: SnapshotDraft, parts: Sequence[_Part], catalog: Catalog) -> BuildReport:
+    """Count what was merged: everything was there already."""
+    rejected: tuple[Rejected, ...] = tuple(draft.rejected)
+    names = {(one.name, one.line) for one in rejected if not one.target}
+    samples = len(draft.samples) + len(names)
+    source = draft.source
+    done, planned = {}, {}
+    for one in draft.fields:
+        kind: FieldKind = kind_of(one.name)
+        recipe = _recipe(parts[0].snapshot.fields[one.name])
+        place = catalog.find(np.asarray(one.key))
+        items, bytes_ = distinct(place[place >= 0], len(catalog)), int(np.sum(one.head, dtype=np.int64) + np.sum(one.bytes, dtype=np.int64))
+        planned[one.name] = FieldPlanned(
+            name=one.name, kind=kind, recipe=recipe, label="", items=items, cached=items, duplicates=len(one.sample) - items,
+            inputs=0, cost=0, bytes_to_write=bytes_, groups=(),
+        )
+        done[one.name] = FieldDone(
+            label="", recipe=recipe, cached=items, duplicates=len(one.sample) - items, bytes=bytes_,
+            numbers=kind.numbers(recipe, one.columns),
+        )
+    plan = BuildPlan(
+        cache=paths.root, data=Path(source.get("data", source.get("root", ""))), data_kind=str(source.get("data_kind", "")),
+        samples=samples, fields=planned, rejected=rejected, notes=tuple(draft.notes), free_bytes=free_bytes(paths.root),
+    )
+    return BuildReport(
+        plan=plan, fields=done, samples=samples, rejected=rejected, notes=tuple(draft.notes),
+        duplicates=max((one.duplicates for one in done.values()), default=0), allow_failed=draft.allow_failed,
+    )

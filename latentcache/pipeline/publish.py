@@ -1,0 +1,253 @@
+"""From what a run found to the next snapshot, and whether it says anything new.
+
+Guarantee: a sample is in a field with all its items, or the field rejects it with a reason; a build that finds
+everything there publishes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import Failure, join_noise
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
+from latentcache.pipeline.diff import FieldWork, is_racy
+from latentcache.pipeline.preflight import provenance
+from latentcache.pipeline.run import RunResult
+from latentcache.store.catalog import Catalog
+from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot, SnapshotDraft, field_draft
+
+#: Manifest keys of a field's provenance that decide whether an input can be used.
+_DECODERS = "decoders"
+_LOST = Failure(reason="entry-lost", detail="its entry was not committed")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One field after its run."""
+
+    work: FieldWork
+    place: NDArray[np.int64]
+    """(P,) places of the planned items in the catalog."""
+    result: RunResult | None = None
+    seconds: float = 0.0
+    rejected: dict[int, Rejected] = field(default_factory=dict)
+    """By row of the sample table: before the run and by it."""
+
+
+def settle(outcome: Outcome, samples: SampleTable) -> NDArray[np.intp]:
+    """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
+    plan, place = outcome.work.plan, outcome.place
+    outcome.rejected = dict(outcome.work.rejected)
+    lacking = np.unique(plan.sample[place < 0])
+    if not len(lacking):
+        return np.arange(len(place))
+    failed = dict(outcome.result.failed) if outcome.result else {}
+    causes = {failure.content: failure for failure in failed.values() if failure.content}
+    content = outcome.work.kind.content(samples)
+    for row in lacking.tolist():
+        failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
+        outcome.rejected[row] = rejection(samples, outcome.work, row, failure)
+    usable = np.ones(len(samples), dtype=np.bool_)
+    usable[lacking] = False
+    return np.flatnonzero(usable[plan.sample])
+
+
+def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure) -> Rejected:
+    """Why a field rejects a sample."""
+    own = samples.inputs[work.kind.inputs[0]]
+    number = int(own.file[row])
+    content = own.content[row].tobytes()
+    stat = failure.stat or tuple(samples.files.stat[number].tolist())
+    return Rejected(
+        name=samples.files.names[number],
+        reason=failure.reason,
+        detail=failure.detail,
+        hint=failure.hint,
+        line=0 if own.line is None else int(own.line[row]),
+        field=failure.field,
+        content=failure.content or (content if any(content) else b""),
+        stat=stat,
+        target=work.kind.name,
+    )
+
+
+def draft_snapshot(
+    samples: SampleTable,
+    outcomes: Sequence[Outcome],
+    catalog: Catalog,
+    *,
+    source: Mapping[str, Any],
+    rejected: Sequence[Rejected],
+    notes: Sequence[Rejected],
+    allow_failed: str,
+) -> SnapshotDraft:
+    """Draw up the next snapshot.
+
+    Args:
+        samples: Of the data, with the contents that the run found.
+        outcomes: Of all fields, settled by this call.
+        catalog: Every committed item, loaded after the run.
+        source: Of the manifest: root, options, part, data kind.
+        rejected: By the source, for every field.
+        notes: Of source and fields.
+        allow_failed: As recorded for ``verify``.
+    """
+    items = [settle(outcome, samples) for outcome in outcomes]
+    used = np.zeros(len(samples), dtype=np.bool_)
+    for outcome, chosen in zip(outcomes, items, strict=True):
+        used[outcome.work.plan.sample[chosen]] = True
+    numbers = np.cumsum(used, dtype=np.int32) - 1
+    fields = tuple(_field(outcome, chosen, numbers, catalog) for outcome, chosen in zip(outcomes, items, strict=True))
+    said = [*rejected, *(one for outcome in outcomes for one in outcome.rejected.values())]
+    return SnapshotDraft(
+        samples=samples if used.all() else select_samples(samples, np.flatnonzero(used)),
+        fields=fields,
+        shards=catalog.shards,
+        source=source,
+        rejected=sorted(said, key=_order),
+        notes=[*notes, *(note for outcome in outcomes for note in outcome.work.plan.notes)],
+        allow_failed=allow_failed,
+        demo=any(outcome.work.described.demo for outcome in outcomes),
+    )
+
+
+def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32], catalog: Catalog) -> FieldDraft:
+    """Rows of one field, in the order of samples, then groups, then variants."""
+    work = outcome.work
+    plan, recipe, before = work.plan, work.described.recipe, work.before
+    group = plan.group[items]
+    in_use = np.bincount(group, minlength=len(plan.groups)) > 0
+    same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
+    noise = before.noise if same and before is not None else {}
+    return field_draft(
+        catalog,
+        kind=work.kind,
+        recipe=recipe,
+        groups=tuple(one for one, used in zip(plan.groups, in_use.tolist(), strict=True) if used),
+        sample=numbers[plan.sample[items]],
+        group=(np.cumsum(in_use, dtype=np.int32) - 1)[group],
+        variant=plan.variant[items],
+        place=outcome.place[items],
+        provenance=provenance(work.described.provenance),
+        noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
+        known=before if same else None,
+    )
+
+
+def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:
+    """The table of some samples. Whole files of the others go; files of records and tables stay."""
+    gone = np.zeros(len(samples.files), dtype=np.bool_)
+    for one in samples.inputs.values():
+        whole = np.asarray(one.file) if one.line is None else np.where(np.asarray(one.line) > 0, -1, one.file)
+        gone[whole[whole >= 0]] = True
+    for one in samples.inputs.values():
+        kept = np.asarray(one.file)[rows]
+        gone[kept[kept >= 0]] = False
+    files = np.flatnonzero(~gone)
+    number = np.append(np.cumsum(~gone, dtype=np.int32) - 1, np.int32(-1))
+    return SampleTable(
+        names=samples.names.select(rows),
+        files=_select_files(samples.files, files),
+        inputs={name: _select_input(one, rows, number) for name, one in samples.inputs.items()},
+        columns={name: np.asarray(column)[rows] for name, column in samples.columns.items()},
+    )
+
+
+def _select_files(files: Files, rows: NDArray[np.intp]) -> Files:
+    return Files(
+        names=files.names.select(rows),
+        stat=np.asarray(files.stat)[rows],
+        content=np.asarray(files.content)[rows],
+        reading=None if files.reading is None else np.asarray(files.reading)[rows],
+    )
+
+
+def _select_input(one: Input, rows: NDArray[np.intp], number: NDArray[np.int32]) -> Input:
+    return Input(
+        content=np.asarray(one.content)[rows],
+        file=number[np.asarray(one.file)[rows]],
+        line=None if one.line is None else np.asarray(one.line)[rows],
+        text=None if one.text is None else one.text.select(rows),
+    )
+
+
+def says_the_same(draft: SnapshotDraft, snapshot: Snapshot | None) -> bool:
+    """True if publishing the draft would say nothing new. When a file was hashed is new only if it is trusted now."""
+    if snapshot is None or not snapshot.complete or snapshot.allow_failed != draft.allow_failed:
+        return False
+    if dict(snapshot.source) != dict(draft.source) or list(snapshot.fields) != [one.name for one in draft.fields]:
+        return False
+    if _settled(snapshot.rejected) != _settled(draft.rejected) or _settled(snapshot.notes) != _settled(draft.notes):
+        return False
+    judged = {one.target for one in draft.rejected}
+    return _same_samples(draft.samples, snapshot.samples) and all(
+        _same_field(one, snapshot.fields[one.name], draft.shards, snapshot.shards, judged=one.name in judged)
+        for one in draft.fields
+    )
+
+
+def _same_field(
+    one: FieldDraft, other: FieldRows, shards: Sequence[str], there: Sequence[str], *, judged: bool
+) -> bool:
+    if other.recipe_json != one.recipe or tuple(other.groups) != tuple(one.groups):
+        return False
+    if judged and one.provenance.get(_DECODERS) != other.provenance.get(_DECODERS):
+        return False
+    positions = {name: number for number, name in enumerate(there)}
+    moved = np.array([positions.get(name, -1) for name in shards] or [-1], dtype=np.int32)
+    if len(one.shard) != len(other.shard) or not np.array_equal(moved[one.shard], np.asarray(other.shard)):
+        return False
+    names = ("offset", "key", "sample", "entry", "group", "variant", "start", "length")
+    return all(_equal(getattr(one, name), getattr(other, name)) for name in names) and all(
+        _equal(values, other.columns[name]) for name, values in one.columns.items()
+    )
+
+
+def _same_samples(one: SampleTable, other: SampleTable) -> bool:
+    """Whether two tables hold the same, but for the moment at which files were hashed."""
+    if len(one) != len(other) or set(one.inputs) != set(other.inputs) or set(one.columns) != set(other.columns):
+        return False
+    return (
+        _equal(one.names, other.names)
+        and _equal(one.files.names, other.files.names)
+        and np.array_equal(_trust(one.files.stat), _trust(other.files.stat))
+        and _equal(one.files.content, other.files.content)
+        and _equal(one.files.reading, other.files.reading)
+        and all(_equal(values, other.columns[name]) for name, values in one.columns.items())
+        and all(
+            _equal(getattr(mine, part), getattr(other.inputs[name], part))
+            for name, mine in one.inputs.items()
+            for part in ("content", "file", "line", "text")
+        )
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is None and other is None
+    if isinstance(one, Strings):
+        return np.array_equal(one.ends, other.ends) and np.array_equal(one.data, other.data)
+    return np.array_equal(np.asarray(one), np.asarray(other))
+
+
+def _trust(stat: Any) -> NDArray[np.uint64]:
+    """Stat memos with, in place of the moment of hashing, whether they can be trusted."""
+    memos = np.asarray(stat).astype(np.uint64).reshape(-1, STAT_WIDTH)
+    return np.column_stack([memos[:, :5], is_racy(memos).astype(np.uint64)])
+
+
+def _settled(rejected: Iterable[Rejected]) -> list[Rejected]:
+    return [
+        replace(one, stat=tuple(_trust(np.array([one.stat], dtype=np.uint64))[0].tolist())) if one.stat else one
+        for one in rejected
+    ]
+
+
+def _order(one: Rejected) -> tuple[bytes, int, str]:
+    return one.name.encode("utf-8", "surrogateescape"), one.line, one.target
