@@ -1,56 +1,57 @@
-"""Every way latentcache can fail, each saying what, where, why and how to mend it.
+"""Errors of latentcache: each names the problem, the place, the cause and the fix.
 
     LatentcacheError                    slug, what, where, why, fix, exit_code
-      UsageError(ValueError)            exit 2: settings that contradict each other or cannot be
-        RecipeError                     a recipe that cannot be
-      SourceError                       exit 2: the data folder as a whole cannot be used
+      UsageError(ValueError)            exit 2: invalid or contradicting arguments
+        RecipeError                     an invalid recipe
+      SourceError                       exit 2: DATA as a whole cannot be used
         SourceNotFoundError(FileNotFoundError)
         EmptySourceError
-        TableError                      a metadata table that cannot be read: file and line
-        UnusableSampleError             one file that cannot be used; the build quarantines it and goes on
+        TableError                      an unreadable metadata table: file and line
+        UnusableSampleError             one unusable file or record; the build quarantines it and continues
       EncoderError                      exit 2: the model cannot be used
         ModelNotFoundError(FileNotFoundError)
-        UnsupportedModelError           GGUF, pickle, not a picture encoder, ...
+        UnsupportedModelError           GGUF, pickle, not an image encoder, ...
       DeviceError                       exit 3: the device failed
         DeviceMemoryError(MemoryError)  caught by the pipeline: it halves the batch
-      WorkerError                       exit 3: processes of a build died
+      WorkerError                       exit 3: worker processes of a build died
       StoreError                        exit 3: the cache cannot be used
         CacheNotFoundError(FileNotFoundError)
-        CacheFormatError                newer than this version, or not a cache
-        CacheDamagedError               a shard or a manifest that is not what it was
-        CacheIncompleteError            a repair took entries out that no build has made again yet
-        StaleCacheError                 made with another tokenizer or recipe than the one that is asked for
+        CacheFormatError                written by a newer version, or not a cache
+        CacheDamagedError               a shard or a manifest with other bytes than were written
+        CacheIncompleteError            a repair removed entries and no build has made them again
+        StaleCacheError                 made with another tokenizer or recipe than the requested one
         CorruptEntryError               one entry fails its check
-        MissingEntryError(LookupError)  one entry is not there
-        NotYetEncodedError(TimeoutError)  an entry of a build under way did not come in time
+        MissingEntryError(LookupError)  one entry is not in the store
+        NotYetEncodedError(TimeoutError)  a streaming build did not make an entry in time
         CacheLockedError                another build holds the cache (``holder``)
         DiskFullError(OSError)
         CacheReadOnlyError(PermissionError)
-      PlanError                         exit 1: an epoch that would train on nothing
+      PlanError                         exit 1: the plan cannot be made as requested
         EmptyPlanError
       ExportError                       exit 1: rows that a trainer would read wrongly
-      InterruptedBuildError             exit 130 or 143: work is committed, run again to go on
+      InterruptedBuildError             exit 130 or 143: work is committed, run again to continue
 
-Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints four lines made of these
-attributes and the JSON form carries them unchanged.
+Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints these attributes on four lines and
+JSON output carries them unchanged. :func:`catalog` lists every slug.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 
 class LatentcacheError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of all errors raised on purpose.
 
     Args:
-        what: What went wrong, one sentence without a final full stop.
-        where: File, line, entry or option it is about; may be empty.
-        why: What was expected and found, or the cause; may be empty.
-        fix: What the reader can do about it, a command where there is one.
-        slug: Stable machine-readable name; defaults to the class's own.
+        what: The problem, one sentence without a final full stop.
+        where: File, line, entry or option; may be empty.
+        why: Expected and found values, or the cause; may be empty.
+        fix: The action that solves the problem, a command if there is one.
+        slug: Stable machine-readable name [default: the class's slug].
     """
 
     slug: str = "error"
@@ -64,7 +65,7 @@ class LatentcacheError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        """All four parts in one paragraph, so that a bare traceback is as clear as the command line."""
+        """All four parts in one paragraph."""
         parts = [self.what, f"at {self.where}" if self.where else "", self.why, f"fix: {self.fix}"]
         return "; ".join(part for part in parts if part)
 
@@ -74,43 +75,43 @@ class LatentcacheError(Exception):
 
 
 class UsageError(LatentcacheError, ValueError):
-    """Settings that contradict each other or cannot be."""
+    """Invalid or contradicting arguments."""
 
     slug = "usage"
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be: unknown value, impossible bucket table, contradicting fields."""
+    """An invalid recipe: unknown value, empty bucket table, contradicting settings."""
 
     slug = "recipe"
 
 
 class SourceError(LatentcacheError):
-    """The data folder as a whole cannot be used."""
+    """DATA as a whole cannot be used."""
 
     slug = "source"
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
-    """The data folder does not exist."""
+    """DATA does not exist."""
 
     slug = "source-not-found"
 
 
 class EmptySourceError(SourceError):
-    """The data folder holds nothing that could be encoded."""
+    """DATA holds no input of the requested fields."""
 
     slug = "source-empty"
 
 
 class TableError(SourceError):
-    """A metadata table that cannot be read. ``where`` is ``file:line``."""
+    """An unreadable metadata table. ``where`` is ``file:line``."""
 
     slug = "table"
 
 
 class UnusableSampleError(SourceError):
-    """One file that cannot be used. ``slug`` is the cause word, ``what`` the detail, ``fix`` the hint."""
+    """One unusable file or record. ``slug`` is the reason, ``what`` the detail, ``fix`` the hint."""
 
     slug = "unusable"
     default_fix = "replace or remove the file"
@@ -123,19 +124,19 @@ class EncoderError(LatentcacheError):
 
 
 class ModelNotFoundError(EncoderError, FileNotFoundError):
-    """No model at this path, and none under this name that can be fetched."""
+    """No model at this path, and no downloadable model of this name."""
 
     slug = "model-not-found"
 
 
 class UnsupportedModelError(EncoderError):
-    """The file is no picture encoder we can load: GGUF, pickle, a text model, ..."""
+    """A file that is not a supported encoder: GGUF, pickle, another kind of model, ..."""
 
     slug = "model-unsupported"
 
 
 class DeviceError(LatentcacheError):
-    """The device failed or is not there."""
+    """The device failed or does not exist."""
 
     slug = "device"
     exit_code = 3
@@ -150,11 +151,13 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class WorkerError(LatentcacheError):
-    """Processes of a build died, and none of its inputs is to blame."""
+    """Worker processes of a build died, and no input caused it."""
 
     slug = "worker"
     exit_code = 3
-    default_fix = "look into the system's log (is there enough memory?), then run again: committed work is kept"
+    default_fix = (
+        "check the system log (is there enough memory?), then run the same command again: committed work is kept"
+    )
 
 
 class StoreError(LatentcacheError):
@@ -165,37 +168,37 @@ class StoreError(LatentcacheError):
 
 
 class CacheNotFoundError(StoreError, FileNotFoundError):
-    """There is no finished cache at this path."""
+    """No finished cache at this path."""
 
     slug = "cache-not-found"
 
 
 class CacheFormatError(StoreError):
-    """Not a cache, or one written by a newer version."""
+    """Not a cache, or a cache written by a newer version."""
 
     slug = "cache-format"
 
 
 class CacheDamagedError(StoreError):
-    """A shard, a manifest or a column is not what it was when it was written."""
+    """A shard, a manifest or a column has other bytes than were written."""
 
     slug = "cache-damaged"
-    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that mend it"
+    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
 
 class CacheIncompleteError(StoreError):
-    """A repair took damaged entries out of this cache, and no build has made them again yet."""
+    """A repair removed damaged entries from this cache, and no build has made them again."""
 
     slug = "cache-incomplete"
-    default_fix = "run `latentcache build` again: it encodes what was removed"
+    default_fix = "run `latentcache build` again: it encodes the removed entries"
 
 
 class StaleCacheError(StoreError):
-    """The cache was made with something else than what it is opened for.
+    """The cache was made with another tokenizer or recipe than the requested one.
 
     Args:
         what: As in the base class.
-        differences: (field, as it is cached, as it is asked for), the fields that differ.
+        differences: (setting, cached value, requested value) of each setting that differs.
         **parts: ``where``, ``why``, ``fix`` of the base class.
     """
 
@@ -211,13 +214,13 @@ class CorruptEntryError(StoreError):
 
     Args:
         what: As in the base class.
-        sample: Name of the sample the entry belongs to.
+        sample: Name of the sample.
         key: Entry key in hex.
         **parts: ``where``, ``why``, ``fix`` of the base class.
     """
 
     slug = "entry-corrupt"
-    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that mend it"
+    default_fix = "run `latentcache verify --full` on the cache: it prints the commands that repair it"
 
     def __init__(self, what: str, *, sample: str = "", key: str = "", **parts: str) -> None:
         self.sample, self.key = sample, key
@@ -225,25 +228,25 @@ class CorruptEntryError(StoreError):
 
 
 class MissingEntryError(StoreError, LookupError):
-    """One entry that the plan names is not in the store."""
+    """One entry of the snapshot is not in the store."""
 
     slug = "entry-missing"
-    default_fix = "run `latentcache build` again: it encodes what is missing"
+    default_fix = "run `latentcache build` again: it encodes missing entries"
 
 
 class NotYetEncodedError(StoreError, TimeoutError):
-    """A build that is followed has not made an entry in time."""
+    """A streaming build did not make an entry in time."""
 
     slug = "not-yet-encoded"
-    default_fix = "wait longer with open_cache(..., timeout_s=...), or open_tokens"
+    default_fix = "wait longer: open_cache(..., timeout_s=...)"
 
 
 class CacheLockedError(StoreError):
-    """Another process holds the cache.
+    """Another build holds the cache.
 
     Args:
         what: As in the base class.
-        holder: ``{"pid", "host", "since"}`` of the process that holds it, as far as it is known.
+        holder: ``{"pid", "host", "since"}`` of that process, as far as known.
         **parts: ``where``, ``why``, ``fix`` of the base class.
     """
 
@@ -254,58 +257,99 @@ class CacheLockedError(StoreError):
         super().__init__(what, **parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The way between processes: ``args`` alone would not do for a required keyword."""
+        """Pickle with the required keyword."""
         return partial(type(self), holder=self.holder), self.args, self.__dict__
 
     def as_json(self) -> dict[str, Any]:
-        """As in the base class, with the holder."""
+        """The ``error`` object with the holder."""
         return {**super().as_json(), "holder": self.holder}
 
 
 class DiskFullError(StoreError, OSError):
-    """The disk is full. What was committed is safe."""
+    """The disk is full. Committed work is safe."""
 
     slug = "disk-full"
     default_fix = "free some space and run the same command again: committed work is kept"
 
 
 class CacheReadOnlyError(StoreError, PermissionError):
-    """The cache folder cannot be written."""
+    """The cache folder is not writable."""
 
     slug = "read-only"
 
 
 class PlanError(LatentcacheError):
-    """The plan cannot be made as asked."""
+    """The plan cannot be made as requested."""
 
     slug = "plan"
     exit_code = 1
 
 
 class EmptyPlanError(PlanError):
-    """An epoch of zero steps: training would run and learn nothing."""
+    """An epoch of zero steps: nothing would be trained."""
 
     slug = "plan-empty"
 
 
 class ExportError(LatentcacheError):
-    """Rows that are not what a trainer would take them for; nothing is written."""
+    """Rows that a trainer would read wrongly; nothing is written."""
 
     slug = "export"
     exit_code = 1
-    default_fix = "report this with `latentcache info CACHE --json`: a view made rows that cannot be"
+    default_fix = "report this with the output of `latentcache info CACHE --json`"
 
 
 class InterruptedBuildError(LatentcacheError):
-    """A signal ended the build; everything acknowledged is committed."""
+    """A signal ended the build; acknowledged work is committed."""
 
     slug = "interrupted"
-    default_fix = "run the same command again: it goes on where this run stopped"
+    default_fix = "run the same command again: it continues where this run stopped"
 
     def __init__(self, what: str, *, signal_number: int, **parts: str) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(what, **parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The way between processes: ``args`` alone would not do for a required keyword."""
+        """Pickle with the required keyword."""
         return partial(type(self), signal_number=self.exit_code - 128), self.args, self.__dict__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slug:
+    """One row of the catalog of errors."""
+
+    name: str
+    exit_code: int
+    meaning: str
+
+
+#: Slugs of single places, beside those of the classes: name -> (exit code, meaning).
+SPECIFIC: Mapping[str, tuple[int, str]] = {
+    "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
+    "cache-unfinished": (3, "The first build of this cache has not finished."),
+    "extra-missing": (2, "An optional package is not installed."),
+    "memory": (3, "This machine is out of memory."),
+    "no-flips": (2, "The cache holds no horizontal flips."),
+    "no-moments": (2, "The cache holds no posterior moments."),
+    "no-posterior": (2, "The encoder has no posterior to sample from."),
+    "no-tiling": (2, "The encoder cannot work in tiles."),
+    "output": (3, "Standard output is not writable."),
+    "resume-mismatch": (2, "A loader state belongs to another cache or other options."),
+    "resume-version": (2, "A loader state was written by a newer version."),
+    "system": (3, "The operating system rejected a file operation."),
+    "too-long": (1, "A document is longer than a row."),
+}
+
+
+def catalog() -> tuple[Slug, ...]:
+    """Every error slug with its exit code and meaning, sorted by name."""
+    found = {name: Slug(name=name, exit_code=code, meaning=text) for name, (code, text) in SPECIFIC.items()}
+    classes: list[type[LatentcacheError]] = [LatentcacheError]
+    for cls in classes:
+        classes += cls.__subclasses__()
+        if cls.__module__ == __name__ and cls is not InterruptedBuildError:
+            meaning = (cls.__doc__ or "").partition("\n")[0]
+            found[cls.slug] = Slug(name=cls.slug, exit_code=cls.exit_code, meaning=meaning)
+    meaning = "A signal ended the command; acknowledged work of a build is committed. 143 after SIGTERM."
+    found["interrupted"] = Slug(name="interrupted", exit_code=130, meaning=meaning)
+    return tuple(found[name] for name in sorted(found))

@@ -1,7 +1,7 @@
-"""``latentcache``: commands, exit codes and the one place where errors become words.
+"""``latentcache``: the commands, their exit codes, and the one place that turns exceptions into errors.
 
-Guarantee: a traceback is never shown, and with ``--json`` exactly one object is on stdout, also after an error
-or a signal. Cost: ``--help`` imports neither torch nor numpy nor lmdb; commands import what they need.
+Guarantee: no traceback, and with ``--json`` exactly one object on stdout, also after an error or a signal.
+Cost: ``latentcache --help`` imports neither torch nor numpy nor lmdb.
 """
 
 from __future__ import annotations
@@ -12,39 +12,31 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import typer
 
 from latentcache import failpoint
-from latentcache.cli import build, console, export, gc, info, plan, verify
-from latentcache.cli.failures import Signalled, as_known
+from latentcache.cli import build, console, export, flags, gc, info, merge, plan, verify
 from latentcache.errors import UsageError
 
-_HELP = """Compute latents once, prove that they are still true, and train on batches that are right.
+_HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
 
-Start with:  latentcache build DATA        (a folder of pictures)
+Start with:  latentcache build DATA        (images, a table, JSONL or parquet)
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-app = typer.Typer(
-    name="latentcache",
-    help=_HELP,
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+#: Name, function, help; in the order of the help.
+COMMANDS = (
+    ("build", build.build, build.HELP),
+    ("merge", merge.merge, "Merge the parts of one build, or caches of one recipe, into one cache."),
+    ("verify", verify.verify, verify.HELP),
+    ("info", info.info, "Show the contents of a cache."),
+    ("gc", gc.gc, "Delete unreferenced data (dry run unless --apply)."),
+    ("export", export.export, "Write tokens as files for trainers without a latentcache loader."),
+    ("plan", plan.plan, "Count the steps of an epoch by bucket or row length, before training."),
 )
-app.command("build", help="Encode what is missing and make the cache true for DATA.")(build.build)
-app.command("verify", help="Is the cache still true? Exit 1 with everything that is stale, missing or damaged.")(
-    verify.verify
-)
-app.command("info", help="What a cache holds.")(info.info)
-app.command("gc", help="What nobody needs any more; --apply removes it.")(gc.gc)
-app.command("export", help="A token cache as files, for trainers that take no loader of ours.")(export.export)
-app.command("plan", help="Steps per epoch, bucket by bucket, before anything is trained.")(plan.plan)
 
 
 def _show_version(value: bool) -> None:
@@ -55,18 +47,38 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def options(
+def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
     ),
 ) -> None:
     """Options of every command."""
     failpoint.arm(os.environ.get(failpoint.VARIABLE))
 
 
+def application(command: str | None = None) -> typer.Typer:
+    """The command line.
+
+    Args:
+        command: The command that will run: only its options of field kinds are made. None: those of all commands.
+    """
+    app = typer.Typer(
+        name="latentcache",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, function, text in COMMANDS:
+        app.command(name, help=text)(flags.with_settings(function) if command in (None, name) else function)
+    return app
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. The signal handlers of the caller are put back."""
+    """Run one command; returns the exit status. The caller's signal handlers are restored."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -85,13 +97,13 @@ def run() -> None:
 
 
 def _in_utf8() -> None:
-    """Start over where the locale is not UTF-8: a cache keeps names as UTF-8, and no file would be found by them."""
+    """Start again in UTF-8 mode if the locale is not UTF-8: a cache keeps names as UTF-8."""
     if sys.getfilesystemencoding() != "utf-8" and sys.executable and "utf8" not in sys._xoptions:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _listen() -> None:
-    """Turn signals into words, those too that came since our first line; what the caller has us ignore stays so."""
+    """Handle signals, also those that came before this line; signals that the caller ignores stay ignored."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -100,36 +112,46 @@ def _listen() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise Signalled(number)
+    raise console.Signalled(number)
 
 
 def _run(given: list[str]) -> int:
-    """Run one command; whatever it raises becomes words and a status."""
     command = next((word for word in given if not word.startswith("-")), "")
     try:
         console.prepare_streams()
         _listen()
-        _refuse_empty(given)
-        result = typer.main.get_command(app).main(args=given, prog_name="latentcache", standalone_mode=False)
+        _reject_empty(given)
+        flags.register(_values(given, "--field"))
+        program: Any = typer.main.get_command(application(command))
+        result = program.main(args=given, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
-    except BaseException as error:  # noqa: BLE001 - the one place where every error becomes words and a status
+    except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
         return _fail(command, error, as_json="--json" in given)
 
 
-def _refuse_empty(given: list[str]) -> None:
-    """An empty word is a variable of a shell without a value; taken for a path it would be the folder we are in."""
+def _reject_empty(given: list[str]) -> None:
+    """Reject an empty argument: as a path it would mean the current folder."""
     if "" in given:
         raise UsageError(
             "one of the arguments is empty",
             where=f"argument {given.index('') + 1}",
-            why="as when a variable of the shell has no value",
-            fix="give it a value, or leave it out; . is the folder you are in",
+            why="a shell variable without a value gives an empty argument",
+            fix="give the argument a value, or leave it out; . is the current folder",
         )
 
 
+def _values(given: list[str], flag: str) -> Iterator[str]:
+    """Values of a flag, before options are parsed."""
+    for word, following in zip(given, [*given[1:], ""], strict=True):
+        if word == flag and following:
+            yield following
+        elif word.startswith(f"{flag}="):
+            yield word.partition("=")[2]
+
+
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
-    """Say what went wrong; returns the exit status. A signal that comes now finds it decided."""
+    """Report an error and return its exit status; later signals are ignored."""
     console.ignore_signals()
     if isinstance(error, typer.Exit):
         return int(error.exit_code)
@@ -138,13 +160,9 @@ def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
         typer.echo(str(error), err=True)
         return UsageError.exit_code
-    known = as_known(error)
+    known = console.as_known(error)
     if os.environ.get("LATENTCACHE_DEBUG"):
         traceback.print_exception(error)
     with contextlib.suppress(console.OutputError):
         console.fail(command, known, as_json=as_json)
     return known.exit_code
-
-
-if __name__ == "__main__":
-    run()

@@ -1,151 +1,253 @@
-"""``latentcache build``: the plan, the bar, the summary."""
+"""``latentcache build``: the plan, the progress, the summary."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import build_flags, flags, reports, token_flags
-from latentcache.cli.building import carried_out, concluded, results, show_cache, show_refused
-from latentcache.cli.console import counted, human_bytes, item, out
-from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings, RecipeSettings
+from latentcache.cli import console, flags, reports
+from latentcache.cli.console import counted, human_bytes, out, rejected_item, show_rejected
+from latentcache.cli.flags import argument, option
+from latentcache.cli.progress import BuildTalk
 
 if TYPE_CHECKING:
-    from latentcache.cli.progress import BuildTalk
+    from latentcache.errors import InterruptedBuildError
     from latentcache.pipeline.report import BuildPlan, BuildReport
-    from latentcache.sources.sample import Refusal
 
-#: Encoders that are no models: how fast they are is of no use to anybody.
-_STAND_INS = ("demo", "stub")
+HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
+
+DATA is a folder of images (with captions beside them or in a metadata table), or records to tokenize: JSONL, JSON,
+text, CSV, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
+"""
 
 
-@token_flags.with_tokens
-@flags.with_recipe
 def build(
-    data: build_flags.Data,
+    data: Path = argument(
+        "DATA", "A folder of images, a table (CSV, JSONL) of images, or records (JSONL, text, parquet)."
+    ),
     *,
-    out_folder: build_flags.Out = None,
-    recipe: RecipeSettings,
-    device: build_flags.Device = "auto",
-    no_fold: build_flags.NoFold = False,
-    compiled: build_flags.Compile = "auto",
-    batch_size: build_flags.BatchSize = None,
-    decode_threads: build_flags.DecodeThreads = None,
-    host_memory: build_flags.HostMemory = None,
-    max_pixels: build_flags.MaxPixels = MAX_PIXELS,
-    stream: build_flags.Stream = False,
-    commit_every: build_flags.CommitEvery = None,
-    events: build_flags.Events = None,
-    allow_failed: flags.AllowFailed = "0",
-    retry_failed: build_flags.RetryFailed = False,
-    dry_run: build_flags.DryRun = False,
-    report_to: reports.Report = None,
-    quiet: build_flags.Quiet = False,
+    out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
+    requested: flags.Requested,
+    device: str = option(
+        "auto DEVICE",
+        "--device",
+        "auto, cpu, cuda, cuda:0,cuda:1 or cpu*2: one worker per device. [default: auto: all CUDA devices, else cpu]",
+    ),
+    workers: int | None = option(
+        None,
+        "--workers N",
+        "Tokenizer worker processes; 0 runs in the main process. [default: by the amount of work]",
+        min=0,
+    ),
+    batch_size: int | None = option(
+        None, "--batch-size N", "Items per encoder call. [default: a budget of pixels]", min=1
+    ),
+    decode_threads: int | None = option(
+        None, "--decode-threads N", "Decode threads per worker. [default: by cores]", min=1
+    ),
+    host_memory: int | None = option(
+        None,
+        "--host-memory BYTES",
+        "Memory for inputs in work, of all workers. [default: a quarter of RAM, at most 4 GiB]",
+        min=1,
+    ),
+    max_pixels: int | None = option(None, "--max-pixels N", "Reject larger images. [default: 100000000]", min=1),
+    no_fold: bool = option(False, "--no-fold", "Keep Conv3d layers of video VAEs instead of Conv2d ones."),
+    dataset: list[str] | None = option(
+        None, "--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]"
+    ),
+    text_lines: bool = option(False, "--text-lines", "Treat each line of a text file as a document."),
+    part: str | None = option(
+        None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
+    ),
+    stream: bool = option(False, "--stream", "Let training start during the build: open_cache(CACHE, follow=True)."),
+    stream_seed: int = option(0, "--stream-seed N", "Encode in the loader order of this seed. [default: 0]", min=0),
+    commit_every: int | None = option(
+        None, "--commit-every N", "Entries per commit at most. [default: 16 MiB or 2 s]", min=1
+    ),
+    events: Path | None = option(None, "--events FILE", "Append a JSON line to FILE after each commit."),
+    allow_failed: flags.AllowFailed = None,
+    retry_failed: bool = option(False, "--retry-failed", "Read rejected inputs again."),
+    dry_run: bool = option(False, "--dry-run", "Show the plan and stop."),
+    report_to: flags.Report = None,
+    quiet: flags.Quiet = False,
     as_json: flags.Json = False,
 ) -> int:
-    """Encode what is missing and make the cache true for DATA."""
+    """Create or update the cache for DATA."""
+    from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
+    from latentcache.sources.scan import SourceOptions
+
+    source = SourceOptions(datasets=tuple(dataset or ()), text_lines=text_lines) if dataset or text_lines else None
     settings = BuildSettings(
         data=data,
         out=out_folder,
-        recipe=recipe,
+        fields=requested.fields,
+        source=source,
+        part=part,
         device=device,
-        fold=not no_fold,
-        compile=compiled,
+        workers=workers,
         batch_size=batch_size,
         decode_threads=decode_threads,
         host_memory=host_memory,
-        max_pixels=max_pixels,
-        commit_every=commit_every,
+        max_pixels=max_pixels or MAX_PIXELS,
+        fold=not no_fold,
         stream=stream,
+        stream_seed=stream_seed,
+        commit_every=commit_every,
         events=events,
-        allow_failed=flags.checked_allowed(allow_failed) or "0",
+        allow_failed=allow_failed or "0",
         retry_failed=retry_failed,
         dry_run=dry_run,
     )
+
+    def make(talk: BuildTalk, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
+        from latentcache.pipeline.build import build_cache
+
+        return build_cache(settings, observer=talk, on_second_signal=last_words)
+
     run = reports.Run(command="build", cache=settings.cache, wanted=report_to)
-    report = _built(settings, run, quiet=quiet, as_json=as_json)
-    return concluded(report, _payload(report), run, _show, samples=report.samples, as_json=as_json)
+    return carried_out(make, run, dry_run=dry_run, quiet=quiet, as_json=as_json)
 
 
-def _built(settings: BuildSettings, run: reports.Run, *, quiet: bool, as_json: bool) -> BuildReport:
-    from latentcache.cli.progress import BuildTalk
-    from latentcache.pipeline.build import build_cache
+def carried_out(
+    make: Callable[[BuildTalk, Callable[[InterruptedBuildError], None]], BuildReport],
+    run: reports.Run,
+    *,
+    dry_run: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Build or merge, show the progress, leave a report in any case, and return the exit status."""
+    talk = BuildTalk(quiet=quiet)
+    leave = functools.partial(_leave_at_once, run.command, as_json=as_json)
+    try:
+        with nullcontext() if dry_run else run.told(lambda: _so_far(talk)):
+            report = make(talk, leave)
+    finally:
+        talk.close()
+    exit_code = int(report.too_many_failed)
+    payload = _payload(report)
+    if not dry_run:
+        run.leave(payload, exit_code=exit_code)
+    if as_json:
+        console.emit(run.command, payload, exit_code=exit_code)
+    else:
+        _show(report)
+    return exit_code
 
-    return carried_out(
-        lambda talk, last_words: build_cache(settings, observer=talk, last_words=last_words),
-        run,
-        BuildTalk(quiet=quiet),
-        _so_far,
-        dry_run=settings.dry_run,
-        as_json=as_json,
-    )
+
+def _leave_at_once(command: str, error: InterruptedBuildError, *, as_json: bool) -> None:
+    """Answer a second signal: report the error and end this process."""
+    import os
+
+    console.last_words(command, error, as_json=as_json)
+    os._exit(error.exit_code)
 
 
 def _so_far(talk: BuildTalk) -> dict[str, Any]:
-    """The JSON form of a build that did not end: what is durable, as far as its plan went."""
-    plan, progress = talk.plan, talk.progress
+    """The JSON form of a build that failed or was interrupted: the committed work."""
+    plan = talk.plan
     if plan is None:
         return {}
-    done = {"encoded": progress.committed if progress else 0, "cached": plan.entries_cached}
-    refused = len(plan.refused) + (progress.quarantined if progress else 0)
-    return {
-        **_about(plan),
-        "counts": {"samples": plan.samples, **done, "quarantined": refused},
-        "items": [_item("quarantined", refusal) for refusal in plan.refused],
-        "written_bytes": progress.payload_bytes if progress else 0,
+    done = talk.committed.values()
+    counts = {
+        "samples": plan.samples,
+        "encoded": sum(one.encoded for one in done),
+        "cached": plan.cached + sum(one.copied for one in done),
+        "duplicates": plan.duplicates,
+        "quarantined": len(plan.rejected) + sum(one.failed for one in done),
+        "no_caption": plan.no_caption,
     }
+    items = [rejected_item("quarantined", one) for one in plan.rejected]
+    return {**_about(plan), "counts": counts, "items": items, "written_bytes": sum(one.written_bytes for one in done)}
 
 
 def _about(plan: BuildPlan) -> dict[str, Any]:
+    fields = {
+        field.name: {
+            "items": field.items,
+            "to_make": field.to_make,
+            "cached": field.cached,
+            "inputs": field.inputs,
+            "bytes_to_write": field.bytes_to_write,
+            "groups": dict(field.groups),
+            "changed": [{"setting": name, "cached": was, "requested": now} for name, was, now in field.changed],
+        }
+        for field in plan.fields
+    }
+    totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}
     return {
         "cache": str(plan.cache),
         "data": str(plan.data),
-        "recipe_id": plan.recipe.recipe_id.hex(),
-        "recipe": plan.recipe.as_json(),
-        "plan": {
-            "entries_to_make": plan.entries_to_make,
-            "entries_cached": plan.entries_cached,
-            "bytes_to_write": plan.bytes_to_write,
-            "free_bytes": plan.free_bytes,
-            "buckets": [{"height": s.height, "width": s.width, "entries": n} for s, n in plan.buckets.items()],
-        },
+        "data_kind": plan.data_kind,
+        "part": plan.part,
+        "plan": {**totals, "free_bytes": plan.free_bytes, "fields": fields},
     }
 
 
 def _payload(report: BuildReport) -> dict[str, Any]:
     """The JSON form."""
-    plan = report.plan
-    made = {"encoded": report.encoded, "cached": plan.entries_cached if report.dry_run else report.cached}
+    plan, fields = report.plan, report.fields_json()
+    for field in plan.fields:
+        facts = {"encoder": field.label, "recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
+        done: Mapping[str, Any] = {}
+        if field.name in report.fields:
+            one = report.fields[field.name]
+            done = {"elapsed_s": round(one.seconds, 3), "waits": {k: round(v, 3) for k, v in one.waits.items()}}
+        fields[field.name] = {
+            **fields.get(field.name, {"encoded": 0, "cached": field.cached, "bytes": 0}),
+            **facts,
+            **done,
+        }
     return {
         **_about(plan),
-        **results(report, _item),
-        "counts": {"samples": report.samples, **made, "quarantined": len(report.refused)},
-        "fields": {"latents": made},
-        "speed": None if report.speed is None else report.speed.as_json(),
+        "dry_run": report.dry_run,
+        "counts": report.counts(),
+        "fields": fields,
+        "items": [rejected_item("quarantined", one) for one in report.rejected]
+        + [rejected_item("note", one) for one in report.notes],
+        "written_bytes": report.written_bytes,
+        "snapshot": report.snapshot,
+        "published": report.published,
+        "allow_failed": report.allow_failed,
+        "worker_restarts": report.restarts,
+        "elapsed_s": round(report.elapsed_s, 3),
     }
 
 
-def _item(category: str, refusal: Refusal) -> dict[str, str]:
-    return item(category, refusal.cause, refusal.name, found=refusal.detail, hint=refusal.hint or "look at the file")
-
-
-def _show(report: BuildReport, excess: str) -> None:
-    """The summary for people; ``excess`` says why the exit status is not 0."""
-    show_refused("quarantined", report.refused)
-    show_refused("note", report.notes)
-    quarantined = f"{len(report.refused)} quarantined{excess}"
+def _show(report: BuildReport) -> None:
+    """The summary as text."""
+    show_rejected("quarantined", report.rejected)
+    show_rejected("note", report.notes)
+    more = f" (more than --allow-failed {report.allow_failed}: exit status 1)" if report.too_many_failed else ""
+    quarantined = f"{report.quarantined} quarantined{more}"
     if report.dry_run:
         plan = report.plan
-        made = counted(plan.entries_to_make, "entry", "entries")
-        out(f"dry run: {made} would be made, {plan.entries_cached} reused, {quarantined}")
+        made = counted(plan.to_make, "entry", "entries")
+        out(f"dry run: {made} would be made, {plan.cached} reused, {quarantined}")
+        return
+    _show_work(report, quarantined)
+    if report.plan.part:
+        out(f"this is part {report.plan.part} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
+    cache = f"cache {report.plan.cache} (snapshot {report.snapshot})"
+    if report.encoded + report.cached:
+        out(f"{cache} is complete")
+    else:
+        out(f"{cache} is empty: no sample could be used")
+        out("  fix: repair the quarantined inputs, or give other data, and build again")
+
+
+def _show_work(report: BuildReport, quarantined: str) -> None:
+    if not report.encoded:
+        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
         return
     rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
-    if report.encoded:
-        out(
-            f"{report.encoded} encoded, {report.cached} reused, {quarantined}"
-            f" in {report.elapsed_s:.1f} s ({rate:.1f} img/s, {human_bytes(report.written_bytes)})"
-        )
-    else:
-        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
-    if report.speed is not None and report.plan.recipe.encoder.family not in _STAND_INS:
-        out(report.speed.in_words())
-    show_cache(report.plan.cache, report.generation, report.encoded + report.cached, "picture")
+    speed = f"{report.elapsed_s:.1f} s ({rate:.1f} entries/s, {human_bytes(report.written_bytes)})"
+    out(f"{report.encoded} encoded, {report.cached} reused, {quarantined} in {speed}")
+    for name, field in report.fields.items():
+        waits = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in field.waits.items() if seconds >= 0.1)
+        if len(report.fields) > 1 or waits:
+            out(f"  {name}: {field.encoded} encoded, {field.cached} reused{f'; waits: {waits}' if waits else ''}")

@@ -1,54 +1,60 @@
-"""What the command line prints: one JSON object on stdout, or text; talk and progress on stderr.
+"""Output of the command line: one JSON object on stdout or text; messages, progress and errors on stderr.
 
-Guarantee: a reader that goes away (``| head``), a closed stream or a name that is not UTF-8 never stops a command;
-control characters in names are shown, never sent to the terminal; after the JSON object nothing else decides the
-exit status.
+Guarantee: a broken stream (``| head``) and a name that is not UTF-8 never stop a command; control characters in
+names are escaped; after the JSON object no signal changes the exit status.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from latentcache.errors import LatentcacheError
+import typer
+
+from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
+
+if TYPE_CHECKING:
+    from latentcache.fields.table import Rejected
 
 #: Version of the JSON objects.
-SCHEMA = 1
-#: Items of one kind that text output shows; JSON always has all of them.
+SCHEMA = 2
+#: Items of one category in text output; JSON output has all items.
 SHOWN = 10
+EXIT_BUG = 70
+#: Base class of typer's own errors about arguments.
+_CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 class OutputError(LatentcacheError):
-    """Standard output cannot be written: a full disk, a failing device."""
+    """Standard output is not writable: a full disk, a failing device."""
 
     slug = "output"
     exit_code = 3
     default_fix = "write the output to another place"
 
 
-def prepare_streams() -> None:
-    """Names that are not UTF-8 must never stop a message, nor a stream that the caller has closed."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - for as long as the process lives
-        elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+class Signalled(BaseException):
+    """SIGINT or SIGTERM outside a build; a build handles both itself."""
+
+
+# one object
 
 
 def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None) -> None:
-    """The one JSON object of a command; signals that come later change nothing.
+    """Write the one JSON object of a command; later signals change nothing.
 
     Raises:
-        OutputError: It cannot be written.
+        OutputError: stdout is not writable.
     """
     text = json.dumps(as_object(command, payload, exit_code=exit_code, error=error), ensure_ascii=True) + "\n"
     ignore_signals()
@@ -59,78 +65,19 @@ def emit(command: str, payload: Mapping[str, Any], *, exit_code: int, error: Lat
 def as_object(
     command: str, payload: Mapping[str, Any], *, exit_code: int, error: LatentcacheError | None = None
 ) -> dict[str, Any]:
-    """What every object of a command begins with, and its own keys."""
+    """The keys that every object has, then the payload."""
     found = None if error is None else error.as_json()
     return {"schema": SCHEMA, "command": command, "exit_code": exit_code, "error": found, **payload}
 
 
-def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
-    """As :func:`fail`, from a signal handler that ends the process: past the streams, which may be in use."""
-    ignore_signals()
-    texts = [(2, "".join(f"{line}\n" for line in _lines(error)))]
-    if as_json:
-        texts.append((1, json.dumps(as_object(command, {}, exit_code=error.exit_code, error=error)) + "\n"))
-    for descriptor, text in texts:
-        with contextlib.suppress(OSError):
-            os.write(descriptor, text.encode("ascii", "backslashreplace"))
-
-
-def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mapping[str, Any] | None = None) -> None:
-    """Say an error: four lines on stderr, and the JSON object where it was asked for."""
-    for line in _lines(error):
-        say(line)
-    if as_json:
-        emit(command, payload or {}, exit_code=error.exit_code, error=error)
-
-
-def _lines(error: LatentcacheError) -> list[str]:
-    """An error for people."""
-    more = [f"  {name}: {text}" for name, text in (("where", error.where), ("why", error.why)) if text]
-    return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
-
-
-def say(text: str) -> None:
-    """A line of talk, on stderr. A terminal that is gone is no reason to stop working."""
-    with contextlib.suppress(OutputError):
-        _write(sys.stderr, printable(text) + "\n", flush_now=True)
-
-
-def out(text: str = "") -> None:
-    """A line of result, on stdout.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
-    _write(sys.stdout, printable(text) + "\n")
-
-
-def flush() -> None:
-    """Send what is still in the buffer.
-
-    Raises:
-        OutputError: It cannot be written.
-    """
-    _write(sys.stdout, "", flush_now=True)
-
-
-def ignore_signals() -> None:
-    """From here on the exit status is decided."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-
-
-def printable(text: str) -> str:
-    """One line without control characters, so that a file name can neither steer a terminal nor forge a line."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
-    )
+def item(category: str, reason: str, name: str, *, hint: str, **more: Any) -> dict[str, Any]:
+    """One entry of ``items``; empty values are left out, except the hint."""
+    fields = {"category": category, "reason": reason, **path_fields(name), "hint": hint}
+    return fields | {key: value for key, value in more.items() if value}
 
 
 def path_fields(name: str) -> dict[str, str]:
-    """``path``, and ``path_b64`` for a name that is not UTF-8."""
+    """``path``, and ``path_b64`` if the name is not UTF-8."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -138,14 +85,166 @@ def path_fields(name: str) -> dict[str, str]:
     return {"path": name}
 
 
-def item(category: str, reason: str, name: str, *, hint: str, **more: str) -> dict[str, str]:
-    """One entry of ``items``; empty values are left out, but for the hint."""
-    fields = {"category": category, "reason": reason, **path_fields(name), "hint": hint}
-    return fields | {key: value for key, value in more.items() if value}
+def rejected_item(category: str, rejected: Rejected) -> dict[str, Any]:
+    """A rejected input or a note as an item."""
+    hint = rejected.hint or ("check the record" if rejected.line else "check the file")
+    more = {"line": rejected.line, "field": rejected.field or getattr(rejected, "target", "")}
+    return item(category, rejected.reason, rejected.name, hint=hint, found=rejected.detail, **more)
+
+
+# errors
+
+
+def fail(command: str, error: LatentcacheError, *, as_json: bool, payload: Mapping[str, Any] | None = None) -> None:
+    """Report an error: up to four lines on stderr, and the JSON object with ``--json``."""
+    for line in error_lines(error):
+        say(line)
+    if as_json:
+        emit(command, payload or {}, exit_code=error.exit_code, error=error)
+
+
+def last_words(command: str, error: LatentcacheError, *, as_json: bool) -> None:
+    """Report an error from a signal handler that ends the process, without Python's streams."""
+    ignore_signals()
+    texts = [(2, "".join(f"{line}\n" for line in error_lines(error)))]
+    if as_json:
+        texts.append((1, json.dumps(as_object(command, {}, exit_code=error.exit_code, error=error)) + "\n"))
+    for descriptor, text in texts:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, text.encode("ascii", "backslashreplace"))
+
+
+def error_lines(error: LatentcacheError) -> list[str]:
+    """An error as text."""
+    more = [f"  {name}: {text}" for name, text in (("where", error.where), ("why", error.why)) if text]
+    return [f"error[{error.slug}]: {error.what}", *more, f"  fix: {error.fix}"]
+
+
+def as_known(error: BaseException) -> LatentcacheError:
+    """Any exception as a LatentcacheError; an unexpected one becomes status 70."""
+    if isinstance(error, LatentcacheError):
+        return error
+    if isinstance(error, _CallError):
+        where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
+        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
+    if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
+        number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
+        return InterruptedBuildError(
+            f"interrupted by {number.name}", signal_number=number, fix="run the command again"
+        )
+    if isinstance(error, OSError):
+        return _system_error(error)
+    if isinstance(error, MemoryError):
+        fix = "use a smaller --batch-size, --decode-threads or --host-memory, or a machine with more memory"
+        return _with_status(3, "this machine is out of memory", slug="memory", why=str(error), fix=fix)
+    fix = "report it with the output of the same command under LATENTCACHE_DEBUG=1"
+    what = f"unexpected {type(error).__name__}: {error}"
+    return _with_status(EXIT_BUG, what, slug="bug", where=_place(error), fix=fix)
+
+
+def _system_error(error: OSError) -> LatentcacheError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return _with_status(
+        3,
+        "the disk is full" if full else f"the operating system reports: {error.strerror or error}",
+        slug="disk-full" if full else "system",
+        where=str(error.filename or _place(error)),
+        why=str(error),
+        fix=f"{'free some space' if full else 'check the path, its permissions and the disk'}, then run again",
+    )
+
+
+def _with_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
+    found = LatentcacheError(what, **parts)
+    found.exit_code = exit_code
+    return found
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+# streams
+
+
+def prepare_streams() -> None:
+    """Make stdout and stderr accept every name; replace a stream that the caller has closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open until the process ends
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str) -> None:
+    """Write a line to stderr; a broken stderr is ignored."""
+    with contextlib.suppress(OutputError):
+        _write(sys.stderr, printable(text) + "\n", flush_now=True)
+
+
+def out(text: str = "") -> None:
+    """Write a line to stdout.
+
+    Raises:
+        OutputError: stdout is not writable.
+    """
+    _write(sys.stdout, printable(text) + "\n")
+
+
+def flush() -> None:
+    """Flush stdout.
+
+    Raises:
+        OutputError: stdout is not writable.
+    """
+    _write(sys.stdout, "", flush_now=True)
+
+
+def ignore_signals() -> None:
+    """Ignore SIGINT and SIGTERM: the exit status is decided."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _write(stream: TextIO, text: str, *, flush_now: bool = False) -> None:
+    try:
+        stream.write(text)
+        if flush_now:
+            stream.flush()
+    except BrokenPipeError:
+        _mute(stream)
+    except (OSError, ValueError) as error:  # ValueError: the stream is closed
+        _mute(stream)
+        raise OutputError("the output cannot be written", where=str(stream.name), why=str(error)) from error
+
+
+def _mute(stream: TextIO) -> None:
+    """Redirect a broken stream to /dev/null: its buffer would fail again when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+# text
+
+
+def printable(text: str) -> str:
+    """One line with control characters escaped, so that a file name cannot steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(letter: str) -> str:
+    if "\udc80" <= letter <= "\udcff":  # a byte that is not UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter.encode("unicode_escape").decode("ascii")
 
 
 def human_bytes(size: float) -> str:
-    """A size for people: 3.1 MB."""
+    """A size with its unit: 3.1 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -154,56 +253,33 @@ def human_bytes(size: float) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun: 1 picture, 2 pictures; 1 entry, 2 entries."""
+    """A number with its noun: 1 sample, 2 samples; 1 entry, 2 entries."""
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def kept(posterior: str) -> str:
-    """`` sample`` or `` moments``, said behind a storage type; the mode goes without saying."""
-    return "" if posterior == "mode" else f" {posterior}"
 
 
 def table(rows: Iterable[Iterable[object]]) -> list[str]:
     """Rows as aligned text; the first row is the head, all columns but the first are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
-        first, *rest = (
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *rest]).rstrip())
+        first, *rest = zip(row, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in rest)]).rstrip())
     return lines
 
 
-def _escaped(letter: str) -> str:
-    """As Python would write it in quotes; a byte that is not UTF-8 as the byte it is."""
-    if "\udc80" <= letter <= "\udcff":
-        return f"\\x{ord(letter) - 0xDC00:02x}"
-    return letter.encode("unicode_escape").decode("ascii")
+def show_table(rows: Iterable[Iterable[object]], indent: str = "  ") -> None:
+    """Write a table to stdout."""
+    for line in table(rows):
+        out(indent + line)
 
 
-def _write(stream: TextIO, text: str, *, flush_now: bool = False) -> None:
-    """Write to a stream; when its reader is gone, what is left goes nowhere.
-
-    Raises:
-        OutputError: The stream fails in another way.
-    """
-    try:
-        stream.write(text)
-        if flush_now:
-            stream.flush()
-    except BrokenPipeError:
-        _mute(stream)
-    except OSError as error:
-        _mute(stream)
-        raise OutputError("the output cannot be written", where=stream.name, why=str(error)) from error
-
-
-def _mute(stream: TextIO) -> None:
-    """Point a stream at nothing: its buffer would fail again when the interpreter ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+def show_rejected(category: str, found: Sequence[Rejected]) -> None:
+    """Write rejected inputs or notes to stdout: name, reason, detail and hint of the first ones."""
+    for one in found[:SHOWN]:
+        line, field = f":{one.line}" if one.line else "", f" {one.field}" if one.field else ""
+        out(f"{category} {one.name}{line}{field} [{one.reason}]{f': {one.detail}' if one.detail else ''}")
+        if category == "quarantined" and one.hint:
+            out(f"  fix: {one.hint}")
+    if len(found) > SHOWN:
+        out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")

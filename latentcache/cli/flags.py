@@ -1,233 +1,250 @@
-"""The recipe flags that ``build``, ``verify`` and ``plan`` share, and what they mean."""
+"""Options of the command line that are generated from the settings of field kinds, and options that commands share.
+
+A kind's ``settings`` is a frozen dataclass whose fields default to None ("not given"). Each field becomes an option:
+``bool`` a switch ``--x/--no-x``, ``tuple[T, ...]`` a repeatable option, others one value. ``metadata`` of the field
+may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min`` and ``parse`` (text -> value). Kinds may
+share a flag; its value goes to each requested kind.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-import re
 import shlex
-from collections.abc import Callable
-from fractions import Fraction
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from latentcache.errors import UsageError
-from latentcache.geometry.sizes import Size
-from latentcache.pipeline.settings import RecipeSettings
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="Encoder: demo (default), a diffusers VAE or pipeline folder, a .safetensors file, a hub id, "
-        "or stub[:delay_ms=N].",
-        show_default=False,
-    ),
-]
-ModelConfig = Annotated[
+if TYPE_CHECKING:
+    from latentcache.fields.protocol import FieldKind
+
+
+def option(default: Any, flag: str, text: str, **more: Any) -> Any:
+    """One option.
+
+    Args:
+        default: Its value if it is not given; ``...``: required.
+        flag: Its flags and its metavar: ``--out -o PATH``.
+        text: Its help, with the default at the end.
+        more: Further arguments of typer: ``min``, ``max``.
+    """
+    words = flag.split()
+    metavar = words.pop() if not words[-1].startswith("-") else None
+    return typer.Option(default, *words, help=text, metavar=metavar, show_default=False, **more)
+
+
+def argument(metavar: str, text: str) -> Any:
+    """One positional argument: a path, or several."""
+    return typer.Argument(..., metavar=metavar, help=text, readable=False, show_default=False)
+
+
+def _shared(flag: str, text: str, **more: Any) -> Any:
+    """An option of several commands, as an annotation."""
+    words = flag.split()
+    metavar = words.pop() if not words[-1].startswith("-") else None
+    return typer.Option(*words, help=text, metavar=metavar, show_default=False, **more)
+
+
+_ALLOWED = "Rejected inputs tolerated before exit status 1. [default: 0; verify: as given to build]"
+_KINDS = "Load a field kind that is not installed. Repeatable."
+_NAMES = "Fields of the cache to work on. [default: as the cache; a new cache: by the content of DATA]"
+AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
+Json = Annotated[bool, _shared("--json", "Write one JSON object to stdout.")]
+Report = Annotated[
     Path | None,
-    typer.Option(
-        "--model-config", metavar="FILE", help="config.json for a lone .safetensors file.", show_default=False
-    ),
+    _shared("--report FILE", "Write the report to FILE, or nowhere with 'none'. [default: CACHE/reports/]"),
 ]
-Resolution = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--resolution",
-        metavar="PIXELS",
-        help="Side of a square of equal area, pixels (512). Repeat for several.",
-        show_default=False,
-    ),
-]
-Bucket = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--bucket",
-        metavar="HxW",
-        help="An explicit bucket, HEIGHTxWIDTH pixels. Repeat for several.",
-        show_default=False,
-    ),
-]
-BucketStep = Annotated[
-    int | None,
-    typer.Option("--bucket-step", metavar="PIXELS", help="Sides are multiples of this (64).", show_default=False),
-]
-MinSide = Annotated[
-    int | None, typer.Option("--min-side", metavar="PIXELS", help="Shortest side of a bucket.", show_default=False)
-]
-MaxSide = Annotated[
-    int | None, typer.Option("--max-side", metavar="PIXELS", help="Longest side of a bucket.", show_default=False)
-]
-Flip = Annotated[
-    bool | None,
-    typer.Option("--flip/--no-flip", help="Store pictures mirrored as well.", show_default=False),
-]
-ComputeDtype = Annotated[
-    str | None,
-    typer.Option("--compute-dtype", metavar="TYPE", help="auto|float16|bfloat16|float32", show_default=False),
-]
-Tiling = Annotated[
-    bool | None,
-    typer.Option(
-        "--tiling/--no-tiling",
-        help="Encode large pictures in tiles: less memory, other latents (another recipe).",
-        show_default=False,
-    ),
-]
-StorageDtype = Annotated[
-    str | None,
-    typer.Option("--storage-dtype", metavar="TYPE", help="float16 (default)|bfloat16|float32", show_default=False),
-]
-Latents = Annotated[
-    str | None,
-    typer.Option(
-        "--latents",
-        metavar="KIND",
-        help="Of the posterior: mode (default: its mean); sample (one draw); moments (the loader draws).",
-        show_default=False,
-    ),
-]
-Resample = Annotated[
-    str | None, typer.Option("--resample", metavar="NAME", help="auto|lanczos-u8|lanczos-pil", show_default=False)
-]
-Icc = Annotated[
-    str | None,
-    typer.Option(
-        "--icc", metavar="POLICY", help="srgb (default): convert embedded profiles; or ignore.", show_default=False
-    ),
-]
-Alpha = Annotated[
-    str | None,
-    typer.Option(
-        "--alpha", metavar="COLOUR", help="Colour under transparent pictures (#ffffff).", show_default=False
-    ),
-]
-AllowFailed = Annotated[
-    str | None,
-    typer.Option(
-        "--allow-failed",
-        metavar="N|x%",
-        help="Quarantined files that are fine (0; verify: as the build was told).",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
+Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
+Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
+Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
+_Names = Annotated[str | None, _shared("--fields NAME,...", _NAMES)]
 
 
-def recipe_settings(
-    *,
-    model: Model = None,
-    model_config: ModelConfig = None,
-    resolution: Resolution = None,
-    bucket: Bucket = None,
-    bucket_step: BucketStep = None,
-    min_side: MinSide = None,
-    max_side: MaxSide = None,
-    flip: Flip = None,
-    compute_dtype: ComputeDtype = None,
-    storage_dtype: StorageDtype = None,
-    latents: Latents = None,
-    tiling: Tiling = None,
-    resample: Resample = None,
-    icc: Icc = None,
-    alpha: Alpha = None,
-) -> RecipeSettings:
-    """The flags as settings; what was not given stays unsaid.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """The fields and settings that a command line asks for."""
+
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Field name -> settings of its kind; None in an attribute: not given."""
+    kinds: tuple[str, ...] = ()
+    """Values of ``--field``."""
+
+    @property
+    def given(self) -> bool:
+        """True if the recipe of any field is affected."""
+        return any(_said(settings) for settings in self.fields.values())
+
+    @property
+    def words(self) -> str:
+        """The recipe flags as they were given."""
+        return shlex.join(dict.fromkeys(_words(self.fields)))
+
+    @property
+    def common(self) -> str:
+        """Flags that every later command needs too."""
+        return shlex.join(word for kind in self.kinds for word in ("--field", kind))
+
+
+def register(targets: Iterable[str]) -> None:
+    """Load the kinds of ``--field MODULE:NAME``.
 
     Raises:
-        UsageError: A bucket that is no size, or flags that contradict each other.
+        UsageError: A kind cannot be imported.
     """
-    return RecipeSettings(
-        model=model,
-        model_config=None if model_config is None else str(model_config),
-        resolutions=tuple(dict.fromkeys(resolution or ())),
-        buckets=tuple(parse_size(text) for text in bucket or ()),
-        bucket_step=bucket_step,
-        min_side=min_side,
-        max_side=max_side,
-        flip=flip,
-        compute_dtype=compute_dtype,
-        storage_dtype=storage_dtype,
-        latents=latents,
-        tiling=tiling,
-        resample=resample,
-        icc=icc,
-        alpha=alpha,
-    )
+    if wanted := list(targets):
+        from latentcache.fields import registry
+
+        registry.register(wanted)
 
 
-def with_recipe(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the recipe flags, in the place of its parameter ``recipe``, which gets them as settings.
+def with_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Replace the parameter ``requested`` of a command by the options of all field kinds.
 
-    Typer reads a command's options from its signature, so the signature is what is put together here.
+    Typer reads options from the signature, so this makes a signature.
     """
-    asked = inspect.signature(recipe_settings, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True)
-    merged = [new for old in own.parameters.values() for new in (asked.values() if old.name == "recipe" else [old])]
+    if "requested" not in own.parameters:
+        return command
+    from latentcache.fields.registry import field_kinds
+
+    options = _options(field_kinds().values())
+    extra = {"fields": _parameter("fields", _Names), "field": _parameter("field", Kinds)}
+    made = {name: option.parameter for name, option in options.items()} | extra
+    merged = [new for old in own.parameters.values() for new in (made.values() if old.name == "requested" else [old])]
 
     @functools.wraps(command)
-    def with_flags(**given: Any) -> int:
-        recipe = recipe_settings(**{name: given.pop(name) for name in asked})
-        return command(recipe=recipe, **given)
+    def with_options(**given: Any) -> int:
+        values = {name: given.pop(name) for name in options}
+        names, kinds = given.pop("fields"), tuple(given.pop("field") or ())
+        return command(requested=_requested(options, values, names, kinds), **given)
 
-    vars(with_flags)["__signature__"] = own.replace(parameters=merged)
-    return with_flags
-
-
-def any_said(settings: RecipeSettings) -> bool:
-    """Whether any recipe flag was given."""
-    return any(getattr(settings, name) not in (None, ()) for name in type(settings).__dataclass_fields__)
+    vars(with_options)["__signature__"] = own.replace(parameters=merged)
+    return with_options
 
 
-def as_words(settings: RecipeSettings) -> str:
-    """The flags that say these settings, for a command that is shown."""
-    names = {"resolutions": "resolution", "buckets": "bucket"}
-    words: list[str] = []
-    for name in type(settings).__dataclass_fields__:
-        value = getattr(settings, name)
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    """One option, and the settings it sets: field name -> attribute."""
+
+    parameter: inspect.Parameter
+    targets: dict[str, dataclasses.Field[Any]]
+    flag: str
+
+
+def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
+    options: dict[str, _Option] = {}
+    for kind in kinds:
+        if not dataclasses.is_dataclass(kind.settings):
             continue
-        values = value if isinstance(value, tuple) else () if value is None else (value,)
-        words += [f"--{names.get(name, name).replace('_', '-')} {shlex.quote(str(one))}" for one in values]
-    return " ".join(words)
+        hints = get_type_hints(kind.settings)
+        for attribute in dataclasses.fields(kind.settings):
+            flag = attribute.metadata.get("flag", "--" + attribute.name.replace("_", "-"))
+            if flag is None:
+                continue
+            name = flag.lstrip("-").replace("-", "_")
+            if name not in options:
+                parameter = _parameter(name, _annotation(flag, attribute, hints[attribute.name]))
+                options[name] = _Option(parameter=parameter, targets={}, flag=flag)
+            options[name].targets[kind.name] = attribute
+    return options
 
 
-def parse_size(text: str) -> Size:
-    """``704x1152`` as height and width.
+def _annotation(flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
+    """The annotated type that typer makes an option of."""
+    about, kind, several = attribute.metadata, *_plain(hint)
+    text = {"help": about.get("help", ""), "show_default": False}
+    if kind is bool:
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag.lstrip('-')}", **text)]
+    choices = about.get("choices", ())
+    metavar = about.get("metavar") or "|".join(choices) or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+    kind = str if "parse" in about else kind
+    option = typer.Option(flag, metavar=metavar, min=about.get("min"), readable=False, **text)
+    return Annotated[(list[kind] if several else kind) | None, option]  # type: ignore[valid-type]
+
+
+def _plain(hint: Any) -> tuple[Any, bool]:
+    """The type of one value, and True if the option is repeatable."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(one for one in get_args(hint) if one is not types.NoneType)
+    if get_origin(hint) is tuple:
+        return (get_args(hint)[0], True)
+    return (hint if hint in (bool, int, float, str, Path) else str, False)
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _requested(
+    options: Mapping[str, _Option], values: Mapping[str, Any], names: str | None, kinds: tuple[str, ...]
+) -> Requested:
+    """Settings of each requested field.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: A name of no known field, or a flag of a field that ``--fields`` leaves out.
     """
-    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)
-    if match is None:
-        raise UsageError(f"--bucket {text!r} is no size", why="expected HEIGHTxWIDTH", fix="--bucket 704x1152")
-    return Size(int(match[1]), int(match[2]))
+    from latentcache.fields import registry
+
+    known = registry.field_kinds()
+    wanted = None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    for name in wanted or ():
+        if name not in known:
+            raise UsageError(f"--fields {name}: unknown field", why=f"known: {', '.join(known)}", fix="--fields NAME")
+    settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
+    if wanted is None:
+        settings = {name: {} for name, kind in known.items() if _target(kind) in kinds}
+    for name, option in options.items():
+        if values[name] is None:
+            continue
+        takers = [field for field in option.targets if wanted is None or field in wanted]
+        if not takers:
+            owner = next(iter(option.targets))
+            fix = f"add {owner} to --fields, or leave {option.flag} out"
+            raise UsageError(f"{option.flag}: belongs to the field {owner}, which --fields leaves out", fix=fix)
+        for field in takers:
+            attribute = option.targets[field]
+            settings.setdefault(field, {})[attribute.name] = _value(option.flag, attribute, values[name])
+    made = {name: known[name].settings(**given) for name, given in settings.items()}
+    return Requested(fields=made, kinds=kinds)
 
 
-def checked_allowed(text: str | None) -> str | None:
-    """``--allow-failed`` as it was given, seen to be a number.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if text is not None:
-        parse_allowed(text, 0)
-    return text
+def _target(kind: FieldKind) -> str:
+    return f"{type(kind).__module__}:{type(kind).__qualname__}"
 
 
-def parse_allowed(text: str, samples: int) -> int:
-    """``--allow-failed``: a number, or a share of all samples such as ``2%``.
+def _value(flag: str, attribute: dataclasses.Field[Any], value: Any) -> Any:
+    """A parsed value: checked against ``choices``, given to ``parse``, a list as a tuple without repetitions."""
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(_value(flag, attribute, one) for one in value))
+    choices = attribute.metadata.get("choices", ())
+    if choices and value not in choices:
+        raise UsageError(f"{flag}={value}: unknown value", fix=f"{flag} {'|'.join(choices)}")
+    parse = attribute.metadata.get("parse")
+    return parse(value) if parse else value
 
-    Raises:
-        UsageError: It is neither, or a share above all of them.
-    """
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)", text)
-    if match is None or (not match[2] and "." in text) or (match[2] and Fraction(match[1]) > 100):
-        raise UsageError(
-            f"--allow-failed {text!r} is no number", why="expected N or x%, at most 100%", fix="--allow-failed 1%"
-        )
-    return int(Fraction(match[1]) * samples / 100) if match[2] else int(match[1])
+
+def _said(settings: Any) -> bool:
+    return any(getattr(settings, one.name) is not None for one in dataclasses.fields(settings))
+
+
+def _words(fields: Mapping[str, Any]) -> Iterable[str]:
+    """Each option with its value as one word list; joined words of one option stay together."""
+    for settings in fields.values():
+        for attribute in dataclasses.fields(settings):
+            value = getattr(settings, attribute.name)
+            flag = attribute.metadata.get("flag", "--" + attribute.name.replace("_", "-"))
+            if value is None or flag is None:
+                continue
+            if isinstance(value, bool):
+                yield flag if value else f"--no-{flag.lstrip('-')}"
+                continue
+            for one in value if isinstance(value, tuple) else (value,):
+                yield f"{flag}={attribute.metadata.get('format', str)(one)}"

@@ -1,4 +1,4 @@
-"""``latentcache info``: what a cache holds, finished or not."""
+"""``latentcache info``: the contents of a cache, finished or not."""
 
 from __future__ import annotations
 
@@ -8,109 +8,104 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from latentcache.cli import console, flags, reports, token_flags, token_info
-from latentcache.cli.console import counted, human_bytes, item, kept, out, table
+from latentcache.cli import console, flags, reports
+from latentcache.cli.console import counted, human_bytes, out, rejected_item
+from latentcache.cli.contents import field_contents, show_field
+from latentcache.cli.flags import option
 from latentcache.errors import LatentcacheError
 
 if TYPE_CHECKING:
-    from latentcache.store.generation import Generation
+    from latentcache.store.snapshot import FieldRows, Snapshot
 
 
 def info(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="A cache.", readable=False)],
-    entries: Annotated[bool, typer.Option("--entries", help="List every entry; reads every payload.")] = False,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Causes of what was refused, with examples and hints.")
-    ] = False,
+    cache: flags.Cache,
+    *,
+    entries: bool = option(False, "--entries", "List every entry; reads every payload."),
+    quarantine: bool = option(False, "--quarantine", "Show rejected inputs by reason, with examples and hints."),
+    field: flags.Kinds = None,
     as_json: flags.Json = False,
 ) -> int:
-    """What a cache holds."""
-    from latentcache.store.inventory import current_or_none, stored_entries
-    from latentcache.store.layout import CacheLayout
+    """Show the contents of a cache."""
+    from latentcache.store.garbage import stored_entries
+    from latentcache.store.paths import CachePaths
+    from latentcache.store.snapshot import current_or_none
 
-    if token_flags.holds_tokens(cache):
-        return token_info.info(cache, entries=entries, quarantine=quarantine, as_json=as_json)
-    layout = CacheLayout(cache)
-    generation = current_or_none(cache)
+    paths, snapshot = CachePaths(cache), current_or_none(cache)
     stored = list(stored_entries(cache, payloads=entries))
+    state = _build_state(paths.building)
     payload: dict[str, Any] = {
         "cache": str(cache),
-        "complete": generation is not None and generation.complete and not layout.building.exists(),
-        "generation": generation.number if generation else 0,
+        "complete": snapshot is not None and snapshot.complete and not paths.building.exists(),
+        "snapshot": snapshot.number if snapshot else 0,
         "counts": {
-            "samples": _samples(layout.building, generation),
+            "samples": len(snapshot.samples) + _rejected(snapshot) if snapshot else int(state.get("samples", 0)),
             "entries": len(stored),
-            "quarantined": len(generation.refused) if generation else 0,
+            "quarantined": len(snapshot.rejected) if snapshot else 0,
         },
-        "bytes": bytes_on_disk(cache),
-        "entries_lost": _lost(generation, stored) if generation else 0,
-        **(_facts(generation) if generation else _begun(layout.building)),
+        "bytes": _bytes_on_disk(cache),
+        "entries_lost": _lost(snapshot, stored) if snapshot else 0,
+        **(_facts(snapshot) if snapshot else _begun(state)),
     }
     if quarantine:
-        payload |= _quarantine(cache, generation)
+        payload |= _quarantine(cache, snapshot)
     if entries:
-        names = _names_by_key(generation) if generation else {}
-        payload["entries"] = [_entry(one, names.get(one.key, [])) for one in stored]
+        payload["entries"] = _entries(stored, snapshot)
     if as_json:
         console.emit("info", payload, exit_code=0)
     else:
-        _show(payload, entries=entries, quarantine=quarantine)
+        _show(payload, quarantine=quarantine)
     return 0
 
 
-def _quarantine(cache: Path, generation: Generation | None) -> dict[str, Any]:
-    """What was refused, by cause, and the command that looks again once it is mended."""
-    refused = generation.refused if generation else ()
-    items = [
-        item("quarantined", str(one["cause"]), str(one["name"]), found=str(one.get("detail", "")), hint=_hint(one))
-        for one in refused
-    ]
-    build = f"latentcache build {shlex.quote(generation.source_root)}" if generation else "latentcache build DATA"
-    fix = f"{build} --out {shlex.quote(str(cache))}" if refused else ""
-    return {"causes": reports.causes(items), "items": items, "fix": fix}
+def _rejected(snapshot: Snapshot) -> int:
+    """Rejected samples that are not in the table of samples."""
+    return sum(not getattr(one, "target", "") for one in snapshot.rejected)
 
 
-def _hint(refusal: Mapping[str, Any]) -> str:
-    from latentcache.sources.causes import hint_for
-
-    return str(refusal.get("hint", "")) or hint_for(str(refusal["cause"]))
-
-
-def _lost(generation: Generation, stored: Sequence[Any]) -> int:
-    """Entries that the generation needs and that are in no shard that can be read."""
-    flat, width = generation.rows.key.tobytes(), generation.rows.key.shape[1]
-    needed = {flat[start : start + width] for start in range(0, len(flat), width)}
-    return len(needed.difference(one.key for one in stored))
-
-
-def _samples(building: Path, generation: Generation | None) -> int:
-    """Usable and refused samples of the last build, or of the one that has not ended."""
-    from latentcache.store.durable import read_json
-
-    if generation is not None:
-        return len(generation.samples.names) + len(generation.refused)
-    return int(read_json(building).get("samples", 0)) if building.exists() else 0
+def _facts(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "created": snapshot.manifest.get("created", ""),
+        "demo": snapshot.demo,
+        "source": dict(snapshot.source),
+        "part": snapshot.part,
+        "allow_failed": snapshot.allow_failed,
+        "fingerprint": snapshot.fingerprint,
+        "fields": {name: field_contents(rows, snapshot) for name, rows in snapshot.fields.items()},
+    }
 
 
-def _begun(building: Path) -> dict[str, Any]:
-    """The recipe of a first build that has not ended, where its marker says it."""
-    from latentcache.recipe import Recipe
-    from latentcache.store.durable import read_json
+def _build_state(building: Path) -> dict[str, Any]:
+    """The state of a build that has not ended; empty if there is none."""
+    from latentcache.store.atomic_io import read_json
 
     try:
-        marker = read_json(building)
-        recipe = Recipe.from_json(marker["recipe"])
-        return {"recipe_id": recipe.recipe_id.hex(), "recipe": recipe.as_json(), "model": str(marker["model"])}
-    except (LatentcacheError, KeyError):
+        return dict(read_json(building)) if building.exists() else {}
+    except LatentcacheError:
         return {}
 
 
-def bytes_on_disk(cache: Path) -> int:
-    """Space that the cache takes; files that a running build renames meanwhile count once or not at all."""
+def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a first build that has not ended."""
+    fields = {}
+    for name, field in dict(state.get("fields") or {}).items():
+        if isinstance(field, Mapping) and "recipe" in field:
+            fields[name] = {"recipe": field["recipe"], "provenance": field.get("provenance", {})}
+    return {"part": str(state.get("part") or ""), "fields": fields}
+
+
+def _quarantine(cache: Path, snapshot: Snapshot | None) -> dict[str, Any]:
+    """Rejected inputs by reason, and the command that reads them again."""
+    items = [rejected_item("quarantined", one) for one in snapshot.rejected] if snapshot else []
+    root = shlex.quote(str(snapshot.source["root"])) if snapshot else "DATA"
+    fix = f"latentcache build {root} --out {shlex.quote(str(cache))}" if items else ""
+    return {"causes": reports.causes(items), "items": items, "fix": fix}
+
+
+def _bytes_on_disk(cache: Path) -> int:
+    """Disk usage; a file that a running build renames meanwhile counts once or not at all."""
     total = 0
     for folder, _, names in os.walk(cache):
         for name in names:
@@ -119,69 +114,75 @@ def bytes_on_disk(cache: Path) -> int:
     return total
 
 
-def _facts(generation: Generation) -> dict[str, Any]:
+def _lost(snapshot: Snapshot, stored: Sequence[Any]) -> int:
+    """Items that the snapshot needs and no readable shard has."""
+    there = {one.key for one in stored}
+    needed = {key.tobytes() for rows in snapshot.fields.values() for key in rows.row_keys()}
+    return len(needed - there)
+
+
+def _entries(stored: Sequence[Any], snapshot: Snapshot | None) -> list[dict[str, Any]]:
+    """Every committed item with the samples that need it."""
+    names: dict[bytes, list[str]] = {}
+    kinds: dict[int, str] = {}
+    for name, rows in snapshot.fields.items() if snapshot else ():
+        kinds[rows.kind_byte] = name
+        _name_items(rows, snapshot, names)
+    return [_entry(one, kinds, names.get(one.key, [])) for one in stored]
+
+
+def _name_items(rows: FieldRows, snapshot: Snapshot | None, names: dict[bytes, list[str]]) -> None:
+    assert snapshot is not None
     import numpy as np
 
-    counts = np.bincount(generation.rows.bucket, minlength=len(generation.buckets)).tolist()
-    sizes = zip(generation.buckets, counts, strict=True)
-    return {
-        "created": generation.manifest["created"],
-        "demo": generation.demo,
-        "source": generation.manifest["source"],
-        "recipe_id": generation.recipe.recipe_id.hex(),
-        "recipe": generation.recipe.as_json(),
-        "model": str(generation.manifest["provenance"]["model"]),
-        "provenance": generation.manifest["provenance"],
-        "allow_failed": generation.allow_failed,
-        "buckets": [{"height": s.height, "width": s.width, "entries": n} for s, n in sizes],
-    }
-
-
-def _names_by_key(generation: Generation) -> dict[bytes, list[str]]:
-    names: dict[bytes, list[str]] = {}
-    all_names = list(generation.samples.names)
-    for key, sample in zip(generation.rows.key, generation.rows.sample.tolist(), strict=True):
+    all_names = list(snapshot.samples.names)
+    for key, sample in zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True):
         names.setdefault(key.tobytes(), []).append(all_names[sample])
-    return names
 
 
-def _entry(stored: Any, names: list[str]) -> dict[str, Any]:
-    from latentcache.store.inventory import digest
+def _entry(stored: Any, kinds: Mapping[int, str], names: list[str]) -> dict[str, Any]:
+    from latentcache.fields.registry import field_kinds
 
+    installed = {kind.kind: name for name, kind in field_kinds().items()}
+    field = kinds.get(stored.field) or installed.get(stored.field) or str(stored.field)
     return {
         "key": stored.key.hex(),
-        "field": "latents",
-        "shape": list(stored.header.shape),
-        "dtype": stored.header.dtype,
-        "checksum": digest(stored.header) if stored.intact else None,
+        "field": field,
+        "shape": list(stored.shape),
+        "dtype": stored.dtype,
+        "checksum": f"{stored.checksum:016x}" if stored.intact else None,
         "paths": names,
         "paths_b64": [base64.b64encode(os.fsencode(name)).decode("ascii") for name in names],
     }
 
 
-def _show(payload: dict[str, Any], *, entries: bool, quarantine: bool) -> None:
-    """The same for people."""
-    counts = payload["counts"]
-    state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to go on"
-    out(f"{payload['cache']}  generation {payload['generation'] or 'none yet'}, {state}")
-    size = human_bytes(payload["bytes"])
+# text
+
+
+def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
+    counts, cache = payload["counts"], shlex.quote(payload["cache"])
+    state = "complete" if payload["complete"] else "not complete: run the same `latentcache build` again to continue"
+    out(f"{payload['cache']}  snapshot {payload['snapshot'] or 'none yet'}, {state}")
     held = f"{counted(counts['samples'], 'sample')}, {counted(counts['entries'], 'entry', 'entries')}"
-    out(f"{held}, {counts['quarantined']} quarantined, {size}")
+    out(f"{held}, {counts['quarantined']} quarantined, {human_bytes(payload['bytes'])}")
+    if payload.get("part"):
+        out(f"part {payload['part']} of DATA: join all parts with `latentcache merge PART... --out CACHE`")
     if payload["entries_lost"]:
         lost = counted(payload["entries_lost"], "entry", "entries")
-        out(f"{lost} of it cannot be found: `latentcache verify {shlex.quote(payload['cache'])}` says why")
-    if "recipe" in payload:
-        _show_recipe(payload)
+        out(f"{lost} not found: `latentcache verify {cache}` names the cause")
+    if "created" in payload:
+        out(f"made {payload['created']} from {payload['source'].get('root', '')}")
+    for name, field in payload["fields"].items():
+        show_field(name, field, demo=bool(payload.get("demo")))
     if quarantine:
-        show_quarantine(payload)
-    for entry in payload.get("entries", ()) if entries else ():
+        _show_quarantine(payload)
+    for entry in payload.get("entries", ()):
         shape = "x".join(map(str, entry["shape"]))
-        mark = entry["checksum"] or "DAMAGED"
-        out(f"{entry['key']}  {entry['dtype']} {shape}  {mark}  {' '.join(entry['paths'])}")
+        about = f"{entry['field']} {entry['dtype']} {shape}  {entry['checksum'] or 'DAMAGED'}"
+        out(f"{entry['key']}  {about}  {' '.join(entry['paths'])}")
 
 
-def show_quarantine(payload: dict[str, Any]) -> None:
-    """Causes, examples and what mends them."""
+def _show_quarantine(payload: Mapping[str, Any]) -> None:
     for cause in payload["causes"]:
         out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
         for example in cause["examples"]:
@@ -190,23 +191,7 @@ def show_quarantine(payload: dict[str, Any]) -> None:
         if cause["count"] > len(cause["examples"]):
             out(f"  and {cause['count'] - len(cause['examples'])} more (all of them with --json)")
     if payload["fix"]:
-        out("a refused file is tried again when it, the recipe or the decoders change, or with --retry-failed")
+        out("a rejected input is read again if it, the recipe or the decoders change, or with --retry-failed")
         out(f"fix: {payload['fix']}")
     else:
         out("nothing is quarantined")
-
-
-def _show_recipe(payload: dict[str, Any]) -> None:
-    encoder, pixels = payload["recipe"]["encoder"], payload["recipe"]["pixels"]
-    about = f", made {payload['created']} from {payload['source']['root']}" if "created" in payload else ""
-    out(f"recipe {payload['recipe_id'][:8]}{about}")
-    shape = f"{encoder['channels']} channels, f{encoder['factor']}"
-    kind = f"{encoder['storage_dtype']}{kept(encoder['posterior'])}"
-    out(f"  encoder  {encoder['family']} {encoder['fingerprint'][:8]}, {shape}, {kind}")
-    out(f"  model    {payload['model']}{'  (demo: not for training)' if payload.get('demo') else ''}")
-    mirrored = ", each picture mirrored as well" if payload["recipe"]["geometry"].get("flip") else ""
-    out(f"  pixels   {pixels['resample']}, icc {pixels['icc']}, alpha on {pixels['alpha']}{mirrored}")
-    if "buckets" in payload:
-        rows = [("bucket", "entries"), *((f"{b['height']}x{b['width']}", b["entries"]) for b in payload["buckets"])]
-        for line in table(rows):
-            out(f"  {line}")

@@ -1,89 +1,72 @@
-"""``latentcache plan``: how many steps an epoch has, bucket by bucket, and what fills no batch."""
+"""``latentcache plan``: steps of an epoch by bucket or row length, and samples that fill no batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from latentcache.cli import console, flags, token_info
-from latentcache.cli.console import SHOWN, counted, out, table
+from latentcache.cli import console, flags
+from latentcache.cli.console import SHOWN, counted, out, show_table
+from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
-from latentcache.pipeline.settings import RecipeSettings
 
 if TYPE_CHECKING:
-    from latentcache.geometry.sizes import Size
-    from latentcache.plan.batches import PlanReport
-    from latentcache.plan.weights import Mixture
-    from latentcache.recipe import Recipe
+    from latentcache.plan.batching import BatchPlan, PlanReport
+    from latentcache.plan.samples import SampleIndex
 
 
-Paths = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="CACHE|DATA...", help="A cache, or a folder of pictures; several are one.", readable=False
-    ),
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Samples per rank and step.")]
-WorldSize = Annotated[int, typer.Option("--world-size", min=1, help="Number of ranks.")]
-GradAccum = Annotated[int, typer.Option("--grad-accum", min=1, help="Batches per optimizer step.")]
-SmallBuckets = Annotated[
-    str, typer.Option("--small-buckets", help="repeat|drop|partial|error: samples that fill no batch.")
-]
-Weight = Annotated[
-    list[str] | None,
-    typer.Option("--weight", metavar="W", help="Share of the samples, once for each path.", show_default=False),
-]
-Samples = Annotated[
-    int | None,
-    typer.Option("--samples", min=1, help="Samples per epoch, shared out by --weight.", show_default=False),
-]
-MaxRepeat = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--max-repeat",
-        metavar="N",
-        help="How often an epoch may serve a path over: one for all, or once for each.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of the order: decides which samples are left over.")]
-
-
-@flags.with_recipe
 def plan(
-    paths: Paths,
+    paths: list[Path] = argument("CACHE|DATA...", "Caches, or folders of images; several are planned as one."),
     *,
-    batch_size: BatchSize,
-    world_size: WorldSize = 1,
-    grad_accum: GradAccum = 1,
-    small_buckets: SmallBuckets = "repeat",
-    weight: Weight = None,
-    samples: Samples = None,
-    max_repeat: MaxRepeat = None,
-    seed: Seed = 0,
-    recipe: RecipeSettings,
+    batch_size: int = option(..., "--batch-size N", "Samples per rank and step.", min=1),
+    world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
+    grad_accum: int = option(1, "--grad-accum N", "Batches per optimizer step. [default: 1]", min=1),
+    remainder: str = option(
+        "repeat repeat|drop|partial|pad|error",
+        "--remainder",
+        "Policy for samples that fill no batch. [default: repeat]",
+    ),
+    pack: int | None = option(None, "--pack N", "Plan rows of N tokens with several documents each.", min=1),
+    pad: int | None = option(None, "--pad N", "Plan rows of N tokens with one document each.", min=1),
+    chunk: int | None = option(None, "--chunk N", "Plan rows of N tokens cut from joined documents.", min=1),
+    overflow: str | None = option(
+        None,
+        "--overflow POLICY",
+        "Policy for documents longer than a row: error, drop, truncate_right, truncate_left or split.",
+    ),
+    weight: list[str] | None = option(None, "--weight W", "Weight of a source, once for each path."),
+    samples: int | None = option(None, "--samples N", "Samples per epoch, split by --weight.", min=1),
+    max_repeat: list[str] | None = option(
+        None, "--max-repeat N", "Limit of repetitions of a source in an epoch: one for all, or once for each path."
+    ),
+    seed: flags.Seed = 0,
+    requested: flags.Requested,
     as_json: flags.Json = False,
 ) -> int:
-    """Steps per epoch, before anything is trained; recipe flags count for a data folder only."""
-    from latentcache.plan.batches import BatchPlan, plan_report, require_steps
-    from latentcache.plan.epoch import with_names
-    from latentcache.plan.fill import refuse_mask
+    """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
+    from latentcache.plan.batching import BatchPlan, require_steps
 
-    token_info.refuse_plan(paths)
-    batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)  # type: ignore[arg-type]
-    refuse_mask(batches)
-    parts = [_entries(path, recipe) for path in paths]
-    _require_alike(parts)
-    entries = parts[0] if len(parts) == 1 else _together(parts)
-    mix = _mixture(paths, parts, weight, samples, max_repeat)
-    report = plan_report(entries.bucket, entries.sizes, batches, mix)
-    report = with_names(report, entries.bucket, lambda rows: [entries.names[row] for row in rows.tolist()], seed=seed)
-    payload = _payload(report, grad_accum) | {"quarantined": entries.quarantined, "seed": seed}
-    payload |= {"path": str(paths[0]), "datasets": _datasets(report, paths)}
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+    rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
+    if len(rows) > 1 or (overflow is not None and not rows):
+        raise UsageError(
+            "--pack, --pad, --chunk: give one of them" if rows else f"--overflow={overflow}: needs --pack or --pad",
+            fix="latentcache plan CACHE --batch-size N --pack 4096",
+        )
+    mixing = _mixing(weight, samples, max_repeat)
+    held = [_is_cache(path) for path in paths]
+    if all(held):
+        report, rejected = _of_caches(paths, batches, seed, {**rows, "overflow": overflow} if rows else {}, mixing)
+    elif any(held) or rows:
+        fix = "build the folders, then plan their caches"
+        raise UsageError("rows, and several paths with a cache among them, need caches", fix=fix)
+    else:
+        report, rejected = _of_data(paths, batches, seed, requested, mixing)
+    payload = _payload(report, grad_accum) | {"quarantined": rejected, "seed": seed}
+    payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
     try:
         require_steps(report)
     except EmptyPlanError as error:
@@ -98,133 +81,131 @@ def plan(
     return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entries:
-    """What there is to serve."""
-
-    bucket: Any
-    """(N,) positions in ``sizes``."""
-    sizes: Sequence[Size]
-    names: Sequence[str]
-    """(N,) sample of each entry."""
-    quarantined: int
-    recipe: Recipe | None
-    """Of a cache."""
-
-
-def _require_alike(parts: Sequence[_Entries]) -> None:
-    """Refuse caches whose entries cannot stand in one batch, as ``combine_caches`` does."""
-    from latentcache.store.views import require_alike
-
-    recipes = [part.recipe for part in parts if part.recipe is not None]
-    for other in recipes[1:]:
-        require_alike(recipes[0], other)
-
-
-def _together(parts: Sequence[_Entries]) -> _Entries:
-    """Several as one; sizes that are equal become one bucket."""
-    import numpy as np
-
-    sizes = list(dict.fromkeys(size for part in parts for size in part.sizes))
-    number = {size: position for position, size in enumerate(sizes)}
-    moved = [np.array([number[size] for size in part.sizes], dtype=np.int32) for part in parts]
-    return _Entries(
-        bucket=np.concatenate([new[part.bucket] for new, part in zip(moved, parts, strict=True)]),
-        sizes=sizes,
-        names=[name for part in parts for name in part.names],
-        quarantined=sum(part.quarantined for part in parts),
-        recipe=None,
-    )
-
-
-def _mixture(
-    paths: Sequence[Path],
-    parts: Sequence[_Entries],
-    weights: list[str] | None,
-    samples: int | None,
-    max_repeat: list[str] | None,
-) -> Mixture | None:
-    from latentcache.plan.names import name_of, told_apart
-    from latentcache.plan.weights import mixture
-
-    if weights:
-        limit = max_repeat[0] if max_repeat and len(max_repeat) == 1 else max_repeat or None
-        counts, names = [len(part.bucket) for part in parts], told_apart([name_of(path) for path in paths])
-        return mixture(counts, weights, samples=samples, names=names, max_repeat=limit)
-    for flag, value in (("--samples", samples), ("--max-repeat", " ".join(max_repeat or []) or None)):
-        if value is not None:
-            raise UsageError(f"{flag} {value} without weights", fix="--weight 1 for each path as well")
-    return None
-
-
-def _datasets(report: PlanReport, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What an epoch takes of each path; empty without weights."""
-    return [
-        {
-            "path": str(path),
-            "name": dataset.name,
-            "weight": float(dataset.weight),
-            "entries": dataset.entries,
-            "samples": dataset.samples,
-            "least": dataset.least,
-            "most": dataset.most,
-        }
-        for path, dataset in zip(paths, report.datasets, strict=False)
-    ]
-
-
-def _entries(path: Path, settings: RecipeSettings) -> _Entries:
-    """From a cache's columns, or from picture headers."""
-    from latentcache.store.generation import load_generation
-    from latentcache.store.variants import folded
-
-    if _is_cache(path):
-        generation = folded(load_generation(path))
-        all_names = list(generation.samples.names)
-        return _Entries(
-            bucket=generation.rows.bucket,
-            sizes=generation.buckets,
-            names=[all_names[sample] for sample in generation.rows.sample.tolist()],
-            quarantined=len(generation.refused),
-            recipe=generation.recipe,
-        )
-    return _survey(path, settings)
-
-
 def _is_cache(path: Path) -> bool:
-    """Whether a build was ever started here; what may not be looked at is left to the scan and its words."""
-    from latentcache.store.layout import CacheLayout
+    """True if a build was started here."""
+    from latentcache.store.paths import CachePaths
 
     try:
-        return CacheLayout(path).is_ours()
+        return CachePaths(path).is_ours()
     except OSError:
         return False
 
 
-def _survey(path: Path, settings: RecipeSettings) -> _Entries:
-    """The same for a data folder, in the order that its cache would have."""
+def _mixing(weights: list[str] | None, samples: int | None, max_repeat: list[str] | None) -> dict[str, Any]:
+    """Options of a mixture; empty without weights."""
+    if weights:
+        limit = max_repeat[0] if max_repeat and len(max_repeat) == 1 else max_repeat or None
+        return {"weights": weights, "samples": samples, "max_repeat": limit}
+    for flag, value in (("--samples", samples), ("--max-repeat", " ".join(max_repeat or []) or None)):
+        if value is not None:
+            raise UsageError(f"{flag}={value}: needs --weight", fix="add --weight 1 for each path")
+    return {}
+
+
+def _of_caches(
+    paths: Sequence[Path], batches: BatchPlan, seed: int, rows: Mapping[str, Any], mixing: Mapping[str, Any]
+) -> tuple[PlanReport, int]:
+    """The plan of the loaders of these caches, and the number of rejected samples."""
+    from latentcache.loader.cache import open_cache
+    from latentcache.loader.mixed import combine
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
+        caches = [open_cache(path) for path in paths]
+    parts: list[Any] = [cache.rows(**rows) for cache in caches] if rows else list(caches)
+    if not rows:
+        for path, cache in zip(paths, caches, strict=True):
+            _require_samples(path, cache)
+    source = parts[0] if len(parts) == 1 and not mixing else combine(parts, **mixing)
+    report = source.plan(
+        batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder, seed=seed
+    )
+    return report, sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots)
+
+
+def _require_samples(path: Path, cache: Any) -> None:
+    """Reject a cache of documents: its steps depend on the length of rows."""
+    fields = cache.snapshots[0].fields
+    if fields and all(field.spec.collate == "pack" for field in fields.values()):
+        raise UsageError(
+            f"{path}: the steps of documents depend on the length of rows",
+            where=str(path),
+            fix=f"add --pack, --pad or --chunk; `latentcache info {shlex.quote(str(path))}` counts rows of common lengths",
+        )
+
+
+def _of_data(
+    paths: Sequence[Path], batches: BatchPlan, seed: int, requested: flags.Requested, mixing: Mapping[str, Any]
+) -> tuple[PlanReport, int]:
+    """The plan that the caches of these folders would have; nothing is written."""
+    from latentcache.plan.mixing import deduplicate_names, mixture, source_name
+    from latentcache.plan.samples import plan_report
+
+    found = [_index(path, requested) for path in paths]
+    names = [name for _, some, _ in found for name in some]
+    mix = None
+    if mixing:
+        given = {name: value for name, value in mixing.items() if name != "weights"}
+        counts = [len(index.bucket) for index, _, _ in found]
+        mix = mixture(
+            counts, mixing["weights"], names=deduplicate_names([source_name(path) for path in paths]), **given
+        )
+    index = _joined([index for index, _, _ in found], names, mix)
+    return plan_report(index, batches, seed=seed), sum(rejected for _, _, rejected in found)
+
+
+def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[str], int]:
+    """The samples of DATA in their buckets, their names, and the number of rejected samples."""
     import numpy as np
 
-    from latentcache.pipeline.recipes import resolve_recipe
-    from latentcache.pipeline.settings import MAX_PIXELS
-    from latentcache.pipeline.survey import Memory, survey
-    from latentcache.sources.resolve import scan
-    from latentcache.store.catalog import Catalog
+    from latentcache.pipeline.build import plan_build
+    from latentcache.pipeline.settings import BuildSettings
+    from latentcache.plan.batching import Bucket
+    from latentcache.plan.samples import SampleIndex
 
-    recipe, _ = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
-    data = scan(path, captions=False)
-    found = survey(data, recipe, Catalog(()), Memory({}, {}), max_pixels=MAX_PIXELS)
-    todo = sorted(found.todo, key=lambda planned: planned.index)
-    entries = [(planned.sample.name, placement.bucket) for planned in todo for placement in planned.placements]
-    sizes = sorted({size for _, size in entries}, key=lambda size: (-size.area, size.width))
-    numbers = {size: number for number, size in enumerate(sizes)}
-    return _Entries(
-        bucket=np.array([numbers[size] for _, size in entries], dtype=np.int32),
-        sizes=sizes,
-        names=[name for name, _ in entries],
-        quarantined=len(data.refused) + len(found.failed),
-        recipe=None,
+    planned = plan_build(BuildSettings(data=path, fields=requested.fields))
+    field = planned.fields[0]
+    if field.recipe.spec.ragged:
+        cache = shlex.quote(f"{path}.latentcache")
+        raise UsageError(
+            f"{path}: the rows of documents are known after tokenization",
+            where=str(path),
+            fix=f"latentcache build {shlex.quote(str(path))}; latentcache plan {cache} --batch-size 8 --pack 4096",
+        )
+    items = field.plan
+    first = items.variant == 0
+    order = np.argsort(items.sample[first], kind="stable")
+    buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
+    sample = items.sample[first][order]
+    index = SampleIndex(bucket=items.group[first][order].astype(np.int32), buckets=buckets, identity=(str(path),))
+    return index, planned.samples_table.names.take(sample), len(planned.rejected)
+
+
+def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> SampleIndex:
+    """Several folders as one; buckets of one size become one bucket, in the order of a cache."""
+    import numpy as np
+
+    from latentcache.plan.samples import SampleIndex
+
+    met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
+    used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
+    buckets = sorted(
+        (met[label] for label in used), key=lambda b: (-b.dims["height"] * b.dims["width"], b.dims["width"])
     )
+    number = {bucket.label: position for position, bucket in enumerate(buckets)}
+    moved = [
+        np.array([number.get(b.label, -1) for b in index.buckets], dtype=np.int32)[index.bucket] for index in indexes
+    ]
+    return SampleIndex(
+        bucket=np.concatenate(moved),
+        buckets=tuple(buckets),
+        identity=tuple(one for index in indexes for one in index.identity),
+        mixture=mix,
+        names_of=lambda rows: [names[row] for row in rows.tolist()],
+    )
+
+
+# output
 
 
 def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
@@ -233,16 +214,15 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
         "batch_size": batches.batch_size,
         "world_size": batches.world_size,
         "grad_accum": grad_accum,
-        "small_buckets": batches.small_buckets,
+        "remainder": batches.remainder,
         "buckets": [
             {
-                "height": bucket.size.height,
-                "width": bucket.size.width,
+                **(bucket.bucket.dims or {"label": bucket.bucket.label}),
                 "samples": bucket.samples,
                 "batches": bucket.steps,
                 "repeated": bucket.repeated,
                 "dropped": bucket.dropped,
-                "fill": round(bucket.fill, 4),
+                "efficiency": round(bucket.efficiency, 4),
             }
             for bucket in report.buckets
         ],
@@ -256,16 +236,34 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
     }
 
 
+def _sources(report: PlanReport, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """The samples of an epoch by path; empty without weights."""
+    return [
+        {
+            "path": str(path),
+            "name": source.name,
+            "weight": float(source.weight),
+            "entries": source.entries,
+            "samples": source.samples,
+            "least": source.least,
+            "most": source.most,
+        }
+        for path, source in zip(paths, report.sources, strict=False)
+    ]
+
+
 def _show(payload: dict[str, Any]) -> None:
-    """The table for people."""
     names = ("samples", "batches", "repeated", "dropped")
-    rows: list[tuple[object, ...]] = [("bucket", *names, "fill")]
+    rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
-        size, fill = f"{bucket['height']}x{bucket['width']}", f"{bucket['fill']:.0%}"
-        rows.append((size, *(bucket[name] for name in names), fill))
-    for line in table(rows):
-        out(line)
-    _show_datasets(payload["datasets"])
+        label = (
+            f"{bucket['height']}x{bucket['width']}"
+            if "height" in bucket
+            else bucket.get("length", bucket.get("label"))
+        )
+        rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
+    show_table(rows, indent="")
+    _show_sources(payload["sources"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(
@@ -279,20 +277,16 @@ def _show(payload: dict[str, Any]) -> None:
             more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
             out(f"{what} in the first epoch of seed {payload['seed']}: {', '.join(found[:SHOWN])}{more}")
     if payload["quarantined"]:
-        out(f"{counted(payload['quarantined'], 'file')} refused and not counted: `latentcache build` names them")
+        out(f"{counted(payload['quarantined'], 'rejected sample')} not counted: `latentcache build` lists them")
 
 
-def _show_datasets(datasets: Sequence[dict[str, Any]]) -> None:
-    """A second table, where weights say how often each is served."""
-    if not datasets:
+def _show_sources(sources: Sequence[dict[str, Any]]) -> None:
+    if not sources:
         return
-    total = sum(dataset["samples"] for dataset in datasets)
-    rows: list[tuple[object, ...]] = [("data set", "entries", "samples", "share", "each served")]
-    for dataset in datasets:
-        least, most = dataset["least"], dataset["most"]
+    total = sum(source["samples"] for source in sources)
+    rows: list[tuple[object, ...]] = [("source", "entries", "samples", "fraction", "each sample seen")]
+    for source in sources:
+        least, most = source["least"], source["most"]
         times = counted(least, "time") if least == most else f"{least} or {most} times"
-        rows.append(
-            (dataset["path"], dataset["entries"], dataset["samples"], f"{dataset['samples'] / total:.1%}", times)
-        )
-    for line in table(rows):
-        out(line)
+        rows.append((source["path"], source["entries"], source["samples"], f"{source['samples'] / total:.1%}", times))
+    show_table(rows, indent="")

@@ -1,4 +1,8 @@
-"""Progress of a build on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
+
+Rates and times left count encoded work only: inputs that a resumed build skips or copies cost almost nothing, and
+would promise an end that never comes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli.console import SHOWN, counted, human_bytes, kept, say
+from latentcache.cli.console import SHOWN, counted, human_bytes, say
 
 if TYPE_CHECKING:
-    from latentcache.pipeline.report import BuildPlan
-    from latentcache.pipeline.work import Progress
+    from latentcache.pipeline.report import BuildPlan, FieldPlanned
+    from latentcache.pipeline.run import Progress
 
 _LINE_S = 10.0
 _BAR_S = 0.1
 
 
 class Talk:
-    """Says how far something is, on a terminal by a bar, elsewhere every ten seconds. ``quiet``: warnings only."""
+    """Shows how far a command is. ``quiet``: warnings only."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -27,22 +31,27 @@ class Talk:
         self._task: Any = None
 
     def warned(self, message: str) -> None:
-        """Something the user should know; the bar makes way for it."""
+        """Show a warning above the bar."""
         self.close()
         say(f"warning: {message}")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
+    def counted_up(self, done: int, total: int, noun: str) -> None:
+        """Show plain work: a number of things done, their rate and the time left."""
+        if self._due():
+            rate = done / self._elapsed
+            self._show(done, total, [f"{rate:.0f} {noun}/s, {clock((total - done) / rate) if rate else '-:--'} left"])
+
     def _begin(self) -> None:
-        """Rates count from now on."""
+        """Start the clock of rates."""
         self._started = time.monotonic()
 
     def _due(self) -> bool:
-        """Whether something is to be shown; then the next time is counted from now on."""
         now, interval = time.monotonic(), _BAR_S if sys.stderr.isatty() else _LINE_S
         if self._quiet or now - self._shown < interval:
             return False
@@ -51,11 +60,10 @@ class Talk:
 
     @property
     def _elapsed(self) -> float:
-        """Seconds since the beginning, more than none."""
         return max(time.monotonic() - self._started, 1e-6)
 
     def _show(self, done: int, total: int, lines: Sequence[str]) -> None:
-        """So many are done; ``lines`` say the rest, the same in fewer and fewer words."""
+        """Show numbers and the longest of ``lines`` that fits."""
         if sys.stderr.isatty():
             self._draw(done, total, lines)
         else:
@@ -75,58 +83,73 @@ class Talk:
         width = self._bar.console.width
         room = width - min(40, width // 4) - 2 * len(str(total)) - 4  # bar, "12/40", the spaces between
         text = next((line for line in lines if len(line) <= room), lines[-1])
-        self._bar.update(self._task, completed=done, description=text)
+        self._bar.update(self._task, completed=done, total=total, description=text)
 
 
 class BuildTalk(Talk):
-    """Shows the plan, then how far the build is. ``quiet`` shows warnings only."""
+    """Shows the plan of a build, then the progress of each field."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
-        self._reused = 0
         self.plan: BuildPlan | None = None
-        """As it was told."""
-        self.progress: Progress | None = None
-        """As it was told last."""
+        """The plan, as far as it was made."""
+        self.committed: dict[str, Progress] = {}
+        """The latest progress of each field."""
 
     def planned(self, plan: BuildPlan) -> None:
-        """The plan, before anything is decoded."""
+        """Show the plan, before anything is encoded."""
         self.plan = plan
-        self._reused = plan.entries_cached
         if self._quiet:
             return
-        spec = plan.recipe.encoder
-        say(f"{counted(plan.samples, 'picture')} in {plan.data}, cache {plan.cache}")
-        about = f"{spec.family}, {spec.channels} channels, f{spec.factor}, {spec.storage_dtype}{kept(spec.posterior)}"
-        say(f"  model    {plan.model} ({about}), recipe {plan.recipe.recipe_id.hex()[:8]}")
-        shown = [f"{size} ({count})" for size, count in list(plan.buckets.items())[:SHOWN]]
-        more = len(plan.buckets) - len(shown)
-        say(f"  buckets  {', '.join(shown) or 'none'}{f' and {more} more' if more > 0 else ''}  (height x width)")
+        part = f", part {plan.part}" if plan.part else ""
+        say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
+        for field in plan.fields:
+            _show_field(field)
+        made = counted(plan.to_make, "entry", "entries")
         cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
-        made = counted(plan.entries_to_make, "entry", "entries")
-        say(f"  plan     {made} to make, {plan.entries_cached} reused, {cost}")
-        if plan.refused:
-            say(f"  refused  {counted(len(plan.refused), 'file')} so far, named at the end")
+        say(f"  plan     {made} to make, {plan.cached} reused, {cost if plan.to_make else 'nothing to write'}")
+        if plan.rejected:
+            say(f"  rejected {counted(len(plan.rejected), 'sample')} so far, listed at the end")
+        self._begin()
+
+    def started(self, field: FieldPlanned) -> None:
+        """Begin a field: its own bar and its own rate."""
+        self.close()
         self._begin()
 
     def advanced(self, progress: Progress) -> None:
-        """How far it is; looks at the clock before it prints."""
-        self.progress = progress
+        """Show the progress of a field; looks at the clock first."""
+        self.committed[progress.field] = progress
         if self._due():
             self._show(progress.done, progress.total, self._lines(progress, self._elapsed))
 
     def _lines(self, progress: Progress, elapsed: float) -> tuple[str, ...]:
-        """The same in fewer and fewer words; the time left is in all of them."""
-        rate = progress.done / elapsed
-        left = f"{clock((progress.total - progress.done) / rate) if rate else '-:--'} left"
-        speed, refused = f"{rate:.1f} img/s", f"{progress.quarantined} quarantined"
-        counts = f"{progress.encoded} encoded, {self._reused + progress.cached} reused, {refused}"
-        whole = f"{speed}, {human_bytes(progress.payload_bytes / elapsed)}/s, {counts}, {left}"
-        return whole, f"{speed}, {refused}, {left}", f"{speed}, {left}", left
+        """The same facts in fewer and fewer words; each has the time left."""
+        rate = progress.encoded / elapsed
+        items = progress.encoded + progress.copied + progress.skipped
+        speed = progress.cost_done * progress.encoded / max(items, 1) / elapsed  # cost of encoded work alone
+        seconds = (progress.cost_total - progress.cost_done) / speed if speed else None
+        left = f"{clock(seconds) if seconds is not None else '-:--'} left"
+        each, rejected = f"{rate:.1f} {progress.field}/s", f"{progress.failed} rejected"
+        counts = f"{progress.encoded} encoded, {progress.copied + progress.skipped} reused, {rejected}"
+        whole = f"{each}, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}, {left}"
+        return whole, f"{each}, {rejected}, {left}", f"{each}, {left}", left
+
+
+def _show_field(field: FieldPlanned) -> None:
+    say(f"  {field.name:8} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}")
+    groups = [f"{label} ({count})" for label, count in field.groups.items() if label]
+    more = len(groups) - SHOWN
+    if groups:
+        say(f"  buckets  {', '.join(groups[:SHOWN])}{f' and {more} more' if more > 0 else ''}  (height x width)")
+    for name, before, now in field.changed:
+        say(f"  changed  {field.name} {name}: {before} -> {now}")
+    for note in field.notes:
+        say(f"  note     {note}")
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people write them: 0:07, 1:02:03."""
+    """Seconds as text: 0:07, 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

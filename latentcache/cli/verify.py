@@ -1,264 +1,379 @@
-"""``latentcache verify``: every finding with what was expected, what was found and what mends it."""
+"""``latentcache verify``: each finding with the expected value, the found value and the command that repairs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli import console, export_verify, flags, reports, token_flags, token_verify, verify_flags
-from latentcache.cli import reencode as reencoding
-from latentcache.cli import repair as repairing
-from latentcache.cli.console import SHOWN, item, out
-from latentcache.pipeline.settings import RecipeSettings
+import typer
+
+from latentcache.cli import console, flags, reports
+from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
+from latentcache.cli.flags import argument, option
+from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
-    from latentcache.geometry.placement import Placement
-    from latentcache.geometry.sizes import Size
-    from latentcache.recipe import Recipe
+    from latentcache.fields.protocol import FieldRecipe
+    from latentcache.store.snapshot import FieldRows, Snapshot
     from latentcache.verify.findings import Finding, VerifyReport
-    from latentcache.verify.removals import RepairReport
-    from latentcache.verify.selection import Depth, Limits
+    from latentcache.verify.repair import RepairPlan, RepairReport
+    from latentcache.verify.verify import Requested as AskedRecipes
 
+HELP = """Check a cache against its sources; exit 1 with stale, missing or damaged samples.
 
-@flags.with_recipe
-def verify(
-    cache: verify_flags.Cache,
-    *,
-    data: verify_flags.Data = None,
-    full: verify_flags.Full = False,
-    repair: verify_flags.Repair = False,
-    yes: verify_flags.Yes = False,
-    drop_stale: verify_flags.DropStale = False,
-    recipe: RecipeSettings,
-    tokenizer: token_flags.Tokenizer = None,
-    chat_template: token_flags.ChatTemplate = None,
-    allow_failed: flags.AllowFailed = None,
-    report_to: reports.Report = None,
-    as_json: flags.Json = False,
-    recipe_file: verify_flags.RecipeFile = None,
-    sample: verify_flags.Sample = None,
-    seed: verify_flags.Seed = 0,
-    max_duration: verify_flags.MaxDuration = None,
-    reencode: verify_flags.Reencode = None,
-    device: verify_flags.Device = "auto",
-    untrusted: verify_flags.Untrusted = False,
-) -> int:
-    """Is the cache still true? With recipe flags: would a build with them reuse it?"""
-    from latentcache.interop.exported import is_export
-
-    if is_export(cache):
-        others = [repair, yes, drop_stale, tokenizer, chat_template, recipe_file, sample, reencode, untrusted]
-        others += [flags.any_said(recipe), *(value is not None for value in (max_duration, allow_failed, report_to))]
-        export_verify.check_flags(others=any(others))
-        return export_verify.verify(cache, cache=data, full=full, as_json=as_json)
-    flags.checked_allowed(allow_failed)
-    reencoding.check_untrusted(reencode, untrusted=untrusted)
-    whole = sample is None and max_duration is None and not untrusted
-    # Nobody but --report says where a report on a stranger's cache goes: in it, a link may lead anywhere.
-    run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
-    with run.told(lambda: {"cache": str(cache)}):
-        limits = _foreign(cache) if untrusted else None
-    asked = token_verify.Asked(tokenizer=tokenizer, chat_template=chat_template)
-    pictures = bool(flags.any_said(recipe) or recipe_file)
-    is_of_tokens = _kind(cache, asked, pictures=pictures, device=device, drop_stale=drop_stale, reencode=reencode)
-    repairing.check_flags(repair=repair, yes=yes, drop_stale=drop_stale, whole=whole)
-    requested = _requested(recipe, recipe_file) if pictures else None
-    with run.told(lambda: {"cache": str(cache)}):
-        depth = _depth(
-            full=full or repair,
-            sample=sample,
-            seed=seed,
-            max_duration=max_duration,
-            untrusted=untrusted,
-            limits=limits,
-            reencode=reencode,
-        )
-        if is_of_tokens:
-            report, repaired = token_verify.looked(cache, data, depth, asked, repair=repair, yes=yes)
-        else:
-            with reencoding.opened(reencode, recipe, device) as encoder:
-                look: dict[str, Any] = {"data": data, "requested": requested, "depth": depth, "reencode": encoder}
-                report, repaired = _looked(cache, look, repair=repair, drop_stale=drop_stale, yes=yes)
-    said = _Said(words=flags.as_words(recipe), device=device, allowed=allow_failed, is_of_tokens=is_of_tokens)
-    return _say(run, report, repaired, said, as_json=as_json)
+With recipe flags: check if a build with these flags would reuse the entries. Read-only without --repair.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What of the command line the answer needs."""
+class _Asked:
+    """The command line."""
 
-    words: str
-    """The recipe flags."""
+    cache: Path
+    data: Path | None
+    requested: flags.Requested
+    recipe_file: Path | None
+    repair: bool
+    yes: bool
+    drop_stale: bool
     device: str
-    allowed: str | None
-    is_of_tokens: bool
+    reencode: int | None
+    untrusted: bool
+    whole: bool
+
+    def check(self) -> None:
+        """Reject contradicting flags before anything is read.
+
+        Raises:
+            UsageError: Flags without the flag they belong to, or no terminal to confirm on.
+        """
+        if self.reencode is not None and self.untrusted:
+            why = "the manifest of an untrusted cache would name the model to load"
+            raise UsageError("--reencode: not available with --untrusted", why=why, fix="leave one of them out")
+        if self.reencode is None and self.device != "auto":
+            raise UsageError(f"--device={self.device}: needs --reencode", fix="add --reencode 300, or leave it out")
+        if self.repair and not self.whole:
+            raise UsageError(
+                "--repair: not available with --sample, --max-duration or --untrusted",
+                why="a repair removes the findings of a complete check",
+                fix="latentcache verify CACHE --repair",
+            )
+        if not self.repair and (self.yes or self.drop_stale):
+            flag = "--yes" if self.yes else "--drop-stale"
+            raise UsageError(f"{flag}: needs --repair", fix=f"latentcache verify CACHE --repair {flag}")
+        if self.repair and not self.yes and not sys.stdin.isatty():
+            raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
 
-def _kind(
-    cache: Path, asked: token_verify.Asked, *, pictures: bool, device: str, drop_stale: bool, reencode: int | None
-) -> bool:
-    """Whether it is a cache of tokens; flags of the other kind are refused."""
-    if token_flags.holds_tokens(cache):
-        token_verify.check_flags(pictures=pictures, device=device, drop_stale=drop_stale)
-        return True
-    token_verify.refuse_tokenizer(asked.tokenizer, asked.chat_template)
-    reencoding.check_device(reencode, device=device)
-    return False
-
-
-def _foreign(cache: Path) -> Limits:
-    """A look at a stranger's cache before any of its bytes are parsed here."""
-    from latentcache.store.layout import CacheLayout
-    from latentcache.verify.untrusted import check_foreign
-
-    return check_foreign(CacheLayout(cache))
-
-
-def _depth(
+def verify(
+    cache: Path = argument("CACHE", "A cache, or a folder written by latentcache export."),
     *,
-    full: bool,
-    sample: str | None,
-    seed: int,
-    max_duration: float | None,
-    untrusted: bool,
-    limits: Limits | None,
-    reencode: int | None,
-) -> Depth:
+    data: Path | None = option(None, "--data DATA", "DATA, if it moved. [default: as recorded]"),
+    full: bool = option(False, "--full", "Read every payload and every source."),
+    sample: str | None = option(
+        None, "--sample PART", "Read a part only: 1/7 (the first of seven), 5%, 2G (bytes) or 300 (samples)."
+    ),
+    seed: flags.Seed = 0,
+    max_duration: float | None = option(None, "--max-duration SECONDS", "Stop reading after this time.", min=0),
+    reencode: int | None = option(
+        None, "--reencode N", "Encode N samples again and compare the results (loads the encoder).", min=1
+    ),
+    device: str = option("auto DEVICE", "--device", "Device of --reencode: auto, cpu, cuda, cuda:N. [default: auto]"),
+    repair: bool = option(False, "--repair", "Remove corrupt entries after a full check; a build makes them again."),
+    yes: bool = option(False, "--yes", "Repair without confirmation."),
+    drop_stale: bool = option(False, "--drop-stale", "Remove stale entries with --repair too."),
+    untrusted: bool = option(
+        False, "--untrusted", "Check a cache from elsewhere in a sandbox; follow no path in it."
+    ),
+    requested: flags.Requested,
+    recipe_file: Path | None = option(
+        None, "--recipe FILE", "Compare with the recipes in FILE: JSON output of build or info, or a manifest."
+    ),
+    allow_failed: flags.AllowFailed = None,
+    report_to: flags.Report = None,
+    as_json: flags.Json = False,
+) -> int:
+    """Check a cache against its sources."""
+    from latentcache.export.exported import is_export
+    from latentcache.pipeline.settings import tolerated
     from latentcache.verify.selection import Depth, parse_selection
 
-    return Depth(
-        full=full,
-        selection=None if sample is None else parse_selection(sample, seed),
-        max_duration_s=max_duration,
+    if is_export(cache):
+        others = (sample, max_duration, reencode, recipe_file, allow_failed, report_to)
+        given = repair or yes or drop_stale or untrusted or bool(requested.fields)
+        return _verify_export(cache, data, full, given or any(one is not None for one in others), as_json=as_json)
+    if allow_failed is not None:
+        tolerated(allow_failed, 0)
+    asked = _Asked(
+        cache=cache,
+        data=data,
+        requested=requested,
+        recipe_file=recipe_file,
+        repair=repair,
+        yes=yes,
+        drop_stale=drop_stale,
+        device=device,
+        reencode=reencode,
         untrusted=untrusted,
-        limits=limits,
-        reencode=reencode or 0,
-        seed=seed,
+        whole=sample is None and max_duration is None and not untrusted,
     )
-
-
-def _looked(
-    cache: Path, look: dict[str, Any], *, repair: bool, drop_stale: bool, yes: bool
-) -> tuple[VerifyReport, RepairReport | None]:
-    """Look at a cache of pictures, and repair it where that was asked for."""
-    from latentcache.verify.run import verify_cache
-
-    if not repair:
-        return verify_cache(cache, **look, same_pixels=_same_pixels), None
-    repaired = repairing.repaired(cache, **look, drop_stale=drop_stale, yes=yes)
-    return repaired.plan.report, repaired
-
-
-def _say(run: reports.Run, report: VerifyReport, repaired: RepairReport | None, said: _Said, *, as_json: bool) -> int:
-    """Leave the report, show what was found, and give the exit status."""
-    findings = [_with_flags(finding, said.words, said.device) for finding in report.findings]
-    if repaired is not None and repaired.done:
-        findings = [replace(finding, fix=repairing.left_to_do(finding.fix)) for finding in findings]
-    allowed = report.allow_failed if said.allowed is None else said.allowed
-    exit_code = report.exit_code(flags.parse_allowed(allowed, report.samples))
-    payload = payload_of(run.cache, report, findings) | {"repair": repairing.as_json(repaired) if repaired else None}
-    payload |= {"kind": "tokens"} if said.is_of_tokens else {}
+    asked.check()
+    run = reports.Run(command="verify", cache=cache, wanted=report_to, silent=untrusted and report_to is None)
+    with run.told(lambda: {"cache": str(cache)}):
+        depth = Depth(
+            full=full or repair,
+            selection=None if sample is None else parse_selection(sample, seed),
+            max_duration_s=max_duration,
+            untrusted=untrusted,
+            reencode=reencode or 0,
+            seed=seed,
+        )
+        report, repaired = _checked(asked, depth, allow_failed)
+    exit_code = report.exit_code(tolerated(allow_failed or report.allow_failed, report.samples))
+    payload = {"cache": str(cache), **report.as_json(), "repair": repaired.as_json() if repaired else None}
     run.leave(payload, exit_code=exit_code)
     if as_json:
         console.emit("verify", payload, exit_code=exit_code)
     else:
-        show(report, findings)
+        _show(report)
     return exit_code
 
 
-def _requested(settings: RecipeSettings, file: Path | None) -> Callable[[Recipe], Recipe]:
-    """What a build would ask for: the recipe of the file, or of the cache, with what the flags say."""
-    from latentcache.pipeline.recipes import read_recipe, requested_recipe
+def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
+    """Check, and repair with ``--repair``."""
+    from latentcache.verify.repair import repair_cache
+    from latentcache.verify.verify import Commands, verify_cache
 
-    given = None if file is None else read_recipe(file)
-
-    def asked(cached: Recipe) -> Recipe:
-        base = cached if given is None else given
-        return requested_recipe(settings, base) if flags.any_said(settings) else base
-
-    return asked
-
-
-def _same_pixels(data: bytes, recipe: Recipe, size: Size, wanted: Sequence[tuple[Placement, bytes]]) -> bool | None:
-    """Decoding, imported when the first file has other bytes."""
-    from latentcache.pipeline.compare import same_pixels
-
-    return same_pixels(data, recipe, size, wanted)
-
-
-def _with_flags(finding: Finding, words: str, device: str) -> Finding:
-    """A build without the flags that were asked for would not mend what they make stale, or not find the model."""
-    if finding.category == "drift":
-        return replace(finding, fix=reencoding.with_flags(finding.fix, words, device))
-    needs_flags = finding.reason.startswith("recipe:") and words
-    return replace(finding, fix=f"{finding.fix} {words}") if needs_flags else finding
-
-
-def payload_of(cache: Path, report: VerifyReport, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The JSON form."""
-    return {
-        "cache": str(cache),
-        "mode": report.mode,
-        "generation": report.generation,
-        "recipe_id": report.recipe_id,
-        "allow_failed": report.allow_failed,
-        "share": report.share,
-        "counts": report.counts,
-        "items": [_item(finding) for finding in findings],
-        "building": report.building,
-        "checked": dict(report.checked),
-        "not_looked_at": report.not_looked_at,
-        "confidence": report.confidence,
-        "reencode": reencoding.as_json(report.reencoded),
-        "recipe_diff": [
-            {"field": name, "cached": cached, "requested": asked} for name, cached, asked in report.recipe_diff
-        ],
-        "elapsed_s": round(report.elapsed_s, 3),
-    }
+    commands = Commands(
+        common=asked.requested.common,
+        recipe=asked.requested.words,
+        run="" if asked.device == "auto" else f"--device {asked.device}",
+        allow_failed=allow_failed,
+    )
+    with _encoder(asked) as encoder:
+        look: dict[str, Any] = {
+            "data": asked.data,
+            "requested": _recipes(asked, depth),
+            "depth": depth,
+            "reencode": encoder,
+            "commands": commands,
+        }
+        if not asked.repair:
+            return verify_cache(asked.cache, **look), None
+        repaired = repair_cache(
+            asked.cache, **look, drop_stale=asked.drop_stale, confirm=lambda plan: _confirmed(plan, yes=asked.yes)
+        )
+    _show_repair(repaired)
+    report = repaired.plan.report
+    if repaired.done:
+        report = replace(report, findings=tuple(replace(one, fix=_after_repair(one.fix)) for one in report.findings))
+    return report, repaired
 
 
-def _item(finding: Finding) -> dict[str, str]:
-    more = {name: getattr(finding, name) for name in ("key", "field", "file", "expected", "found", "fix")}
-    return item(finding.category, finding.reason, finding.path, hint=finding.hint, **more)
+def _encoder(asked: _Asked) -> Any:
+    """The encoder of ``--reencode``; loaded by its first use."""
+    if asked.reencode is None:
+        return nullcontext()
+    from latentcache.pipeline.reencode import Reencode
+
+    return Reencode(settings=asked.requested.fields, device=asked.device)
 
 
-def show(report: VerifyReport, findings: Sequence[Finding], fast: str = "headers and timestamps") -> None:
-    """The findings for people, worst first, then counts and what mends them; ``fast``: what a fast check reads."""
+# requested recipes
+
+
+def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
+    """The recipes that the flags ask for, once the snapshot is open."""
+    given = {} if asked.recipe_file is None else _read_recipes(asked.recipe_file)
+
+    def requested(snapshot: Snapshot) -> AskedRecipes:
+        from latentcache.verify.verify import Requested
+
+        _check_fields(asked.requested, snapshot)
+        recipes: dict[str, FieldRecipe] = {}
+        compared: set[str] = set()
+        for name, rows in snapshot.fields.items():
+            settings = asked.requested.fields.get(name)
+            if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
+                continue
+            described = _described(rows, settings, given.get(name), asked)
+            if settings is not None or name in given or described.recipe.recipe_id != rows.recipe.recipe_id:
+                recipes[name] = described.recipe
+            if described.producer:
+                compared.add(name)
+        return Requested(recipes=recipes, compared=frozenset(compared))
+
+    return requested
+
+
+def _described(rows: FieldRows, settings: Any, recipe: Mapping[str, Any] | None, asked: _Asked) -> Any:
+    """The recipe that a build would use now; files are read, nothing is loaded."""
+    from latentcache.fields.protocol import Cached, DescribeContext
+    from latentcache.fields.registry import load
+
+    kind = rows.kind
+    assert kind is not None
+    base = rows.recipe if recipe is None else kind.recipe_from_json(recipe)
+    cached = Cached(recipe=base, provenance={} if asked.untrusted else rows.provenance)
+    context = DescribeContext(device=asked.device, check=True, check_encoder=asked.reencode is not None)
+    return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
+
+
+def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
+    for name in requested.fields:
+        if name not in snapshot.fields:
+            held = ", ".join(snapshot.fields)
+            fix = "leave the flags of this field out, or build it first"
+            raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
+
+
+def _read_recipes(file: Path) -> dict[str, Mapping[str, Any]]:
+    """Field -> recipe of a JSON file: output of build or info, or a manifest.
+
+    Raises:
+        UsageError: The file holds no recipes.
+    """
+    fix = "latentcache info CACHE --json > recipe.json"
+    try:
+        fields = json.loads(file.read_text("utf-8"))["fields"]
+        return {name: field["recipe"] for name, field in fields.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"--recipe={file}: holds no recipes"
+        raise UsageError(what, where=str(file), why=f"{type(error).__name__}: {error}", fix=fix) from error
+
+
+# repair
+
+
+def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
+    """Show the plan of a repair and ask for confirmation."""
+    size = sum(one.num_bytes for one in plan.removals)
+    say(f"to be removed: {counted(len(plan.removals), 'entry', 'entries')}, {human_bytes(size)}")
+    for one in plan.removals[:SHOWN]:
+        say(f"  {one.path or one.key} [{one.reason}]")
+    if len(plan.removals) > SHOWN:
+        say(f"  ... and {len(plan.removals) - SHOWN} more (the log will list all of them)")
+    if plan.shards:
+        say(f"{counted(len(plan.shards), 'damaged shard')}: intact entries are copied into a new shard")
+    return yes or typer.confirm("Remove them?", err=True)
+
+
+def _show_repair(report: RepairReport) -> None:
+    if not report.plan.needed:
+        say("nothing to repair")
+    elif not report.done:
+        say("nothing was changed")
+    else:
+        say(f"{counted(len(report.removals), 'entry', 'entries')} removed, {report.saved} saved from damaged shards")
+        if report.log:
+            say(f"{report.log} lists the removed entries; a build makes them again")
+
+
+def _after_repair(fix: str) -> str:
+    """The part of a command that is left after the repair: the build."""
+    check, _, build = fix.partition("; latentcache build ")
+    if not (check.startswith("latentcache verify ") and " --repair" in check):
+        return fix
+    return f"latentcache build {build}" if build else ""
+
+
+# text
+
+
+def _show(report: VerifyReport, fast: str = "headers and timestamps") -> None:
+    """Findings as text, most severe first, then counts and fixes. ``fast``: the data that a fast check reads."""
     from latentcache.verify.findings import CATEGORIES
 
     for category in CATEGORIES:
-        found = [finding for finding in findings if finding.category == category]
+        found = [finding for finding in report.findings if finding.category == category]
         for finding in found[:SHOWN]:
             _show_one(finding)
         if len(found) > SHOWN:
             out(f"... and {len(found) - SHOWN} more {category} (all of them with --json)")
-    counts = ", ".join(f"{number} {name}" for name, number in report.counts.items() if number or name == "ok")
+    counts = ", ".join(
+        f"{number} {name}"
+        for name, number in report.counts.items()
+        if name in CATEGORIES and (number or name == "ok")
+    )
     read = f"{fast}; payloads not read" if report.mode == "fast" else "payloads and sources read"
     out(f"{counts} ({read})")
-    if report.unused_corrupt:
-        out(f"damaged entries that no sample needs: {report.unused_corrupt}")
-    if report.share:
-        out(f"this is share {report.share} of the records: those of other shares were not looked for")
-    if report.not_looked_at:
-        out(f"not looked at: {report.not_looked_at} of {report.checked['samples'] + report.not_looked_at} samples")
-    if report.confidence:
-        out(report.confidence)
-    for line in reencoding.lines(report.reencoded):
+    for line in _remarks(report):
         out(line)
-    if report.building:
-        out("a build has been started here and has not ended: this is the generation before it")
-    fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)
-    for fix in fixes:
+    for fix in dict.fromkeys(finding.fix for finding in report.findings if finding.fix):
         out(f"fix: {fix}")
 
 
 def _show_one(finding: Finding) -> None:
-    name = finding.path or finding.file or finding.key
-    if finding.category == "quarantined" and finding.field:
-        name = f"{name} {finding.field}"
+    line = f":{finding.line}" if finding.line else ""
+    name = f"{finding.path}{line}" if finding.path else finding.file or finding.key
+    if finding.count > 1:
+        name = f"{counted(finding.count, 'sample')}{f' of {name}' if name else ''}"
+    field = f" {finding.field}" if finding.field and finding.category == "quarantined" else ""
     sides = f"expected {finding.expected}, found {finding.found}" if finding.expected else finding.found
-    out(f"{finding.category} {f'{name} ' if name else ''}[{finding.reason}]{': ' + sides if sides else ''}")
-    if finding.category == "quarantined" and finding.hint:  # no command mends it: what to do is different per file
+    out(f"{finding.category} {name}{field} [{finding.reason}]{': ' + sides if sides else ''}".replace("  ", " "))
+    if finding.names:
+        shown, more = ", ".join(finding.names), finding.count - len(finding.names)
+        out(f"  {shown}{f' and {more} more' if more > 0 else ''}")
+    if finding.category == "quarantined" and finding.hint:  # no command repairs it: the fix differs per file
         out(f"  fix: {finding.hint}")
+
+
+def _remarks(report: VerifyReport) -> Sequence[str]:
+    lines = []
+    if unreferenced := report.counts.get("unreferenced"):
+        lines.append(f"unreferenced: {counted(unreferenced, 'entry', 'entries')} (see `latentcache gc`)")
+    if report.not_compared:
+        lines.append(f"not compared: {', '.join(report.not_compared)} (not given)")
+    if report.part:
+        lines.append(f"this is part {report.part} of DATA: samples of other parts were not checked")
+    if report.not_looked_at:
+        total = report.checked["samples"] + report.not_looked_at
+        lines.append(f"not checked: {report.not_looked_at} of {total} samples")
+    lines += [report.confidence] if report.confidence else []
+    lines += _reencoded(report)
+    if report.building:
+        lines.append("an unfinished build was found: this is the snapshot before it")
+    return lines
+
+
+def _reencoded(report: VerifyReport) -> list[str]:
+    found = report.reencoded
+    if found is None:
+        return []
+    if not found.entries:
+        return ["encoded again: nothing (samples with findings are left out)"]
+    entries = counted(found.entries, "entry", "entries")
+    difference = f"largest difference {found.largest:.2g}, mean {found.mean:.2g}"
+    said = [f"encoded again: {counted(found.samples, 'sample')}, {entries}, {difference}"]
+    return [*said, found.confidence] if found.confidence else said
+
+
+# exported folders
+
+
+def _verify_export(folder: Path, cache: Path | None, full: bool, others: bool, *, as_json: bool) -> int:
+    """Check an exported folder against its files and its cache."""
+    from latentcache.export.exported import check_export
+
+    if others:
+        raise UsageError(
+            "this folder was written by latentcache export: only --data, --full and --json apply",
+            why="--data names the cache, if it moved",
+            fix="leave the other flags out; a new export replaces damaged files",
+        )
+    found = check_export(folder, cache=cache, full=full)
+    report, exit_code = found.report, found.report.exit_code()
+    if as_json:
+        about = {"cache": str(folder), "kind": "export", "made_from": str(found.cache), "repair": None}
+        console.emit("verify", {**report.as_json(), **about}, exit_code=exit_code)
+        return exit_code
+    _show(report, fast="sizes and fingerprints")
+    out(f"made from snapshot {report.snapshot} of {found.cache}")
+    out(f"to check the cache itself: latentcache verify {shlex.quote(str(found.cache))}")
+    return exit_code

@@ -1,10 +1,9 @@
-"""Documents as datatrove's tokenised files, which nanotron reads too: ids, where documents end, and what they are.
+"""Write documents as datatrove's tokenized files, which nanotron reads too: ids, ends of documents, metadata.
 
 Format: huggingface/datatrove 0.10.1, ``pipeline/tokens/tokenizer.py`` (``TokenizedFile``) and ``utils/dataset.py``:
 ``.ds`` holds ids of 2 or 4 bytes, ``.ds.index`` the end of each document in tokens (uint64), ``.ds.metadata`` three
-lines: name of the tokenizer and bytes of an id, tokens, tokens for people. Its readers take the bytes of an id from
-whoever calls them and do not look at that file, so the export says the number aloud. ``.ds.loss`` is not written: its
-writer makes one, and none of its readers opens it.
+lines: name of the tokenizer and bytes of an id, tokens, tokens as text. Its readers take the bytes of an id as an
+argument and ignore that file, so the export prints the number. ``.ds.loss`` is not written: no reader opens it.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import ExportError
-from latentcache.interop.documents import DocumentsFormat, Written
-from latentcache.interop.whole_folder import put
+from latentcache.export.documents import DocumentsFormat, Written
+from latentcache.export.whole_folder import put
 
 
 def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Write ends and words beside a file of ids, and check the ends."""
+    """Write ends and metadata beside a file of ids, and check the ends."""
     index, words = (file.with_name(f"{file.name}.{ending}") for ending in ("index", "metadata"))
     files = {
         index.name: put(index, [written.ends.astype("<u8").data.cast("B")]),
@@ -32,23 +31,23 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
 
 
 def metadata(tokenizer: str, written: Written) -> str:
-    """The three lines; the first is parted at its one ``|``."""
+    """The three lines; the first has one ``|``."""
     name = " ".join(tokenizer.replace("|", " ").split()) or "Unknown Tokenizer"
     return f"{name}|{np.dtype(written.dtype).itemsize}\n{written.tokens}\n{written.tokens / 1e9:.3g} GT"
 
 
 def check_ends(file: Path, written: Written) -> None:
-    """Read back where documents end, and hold it against the documents and the file of ids.
+    """Read back the ends of documents, and compare them with the documents and the file of ids.
 
     Raises:
-        ExportError: It would find other documents.
+        ExportError: The index gives other documents.
     """
     index = file.with_name(f"{file.name}.index")
     ends = np.fromfile(index, "<u8")
     size = file.stat().st_size
     if not np.array_equal(ends, written.ends) or size != int(ends[-1]) * np.dtype(written.dtype).itemsize:
         raise ExportError(
-            "an index that points to other tokens",
+            "the index points to other tokens",
             where=str(index),
             why=f"{len(written.ends)} documents of {written.tokens} tokens became {len(ends)} in {size} bytes",
         )

@@ -1,8 +1,8 @@
-"""Documents of a token cache as one file of raw ids, whole and in their order: what Megatron and datatrove read.
+"""Write whole documents as one file of raw token ids, in the order of the cache: input of Megatron and datatrove.
 
-Decides what cannot go: such a file holds ids and no labels, so a document of which a trainer should not learn every
-token is refused, not flattened. Guarantee: every id is one of the tokenizer's and fits its type; each format holds
-what it wrote beside the ids against the lengths in the cache. Cost: one pass over the cache, 16 MB at a time.
+Such a file has no labels, so documents with tokens without loss are rejected. Guarantee: every id is in the
+vocabulary and fits its type; each format checks its index against the lengths in the cache. Cost: one pass over the cache, 16 MB
+at a time.
 """
 
 from __future__ import annotations
@@ -17,47 +17,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, PlanError, UsageError
-from latentcache.interop.whole_folder import put, seal, whole_folder
-from latentcache.loader.token_cache import TokenCache
-from latentcache.plan.rows import begins
-from latentcache.store.durable import make_folder
+from latentcache.export.whole_folder import put, seal, whole_folder
+from latentcache.loader.documents import Documents
+from latentcache.store.atomic_io import make_folder
 
-#: Ids that pass through memory at once, if one document is not longer.
+#: Tokens in memory at once, if no document is longer.
 BATCH_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The ids of one split, as they stand in its file. D documents."""
+    """The ids of one split in its file. D documents."""
 
     dtype: str
-    """numpy's name of their type."""
+    """numpy name of the type of the ids."""
     ends: NDArray[np.int64]
-    """(D,) where each document ends, in tokens from the beginning of the file."""
+    """(D,) end of each document, in tokens from the beginning of the file."""
     last_id: int | None
-    """The id that each document ends with; None where they end with several."""
+    """The last id of every document; None if they differ."""
 
     @property
     def tokens(self) -> int:
-        """Of all documents."""
+        """Number of tokens of all documents."""
         return int(self.ends[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentsFormat:
-    """How a format lays documents down: a file of ids for each split, and files beside it."""
+    """A format of documents: a file of ids per split, and files beside it."""
 
     name: str
     ids: str
-    """The file of ids of ``{split}``, as seen from the folder."""
+    """The file of ids of ``{split}``, relative to the folder."""
     dtypes: Mapping[str, str]
-    """Type in the cache -> type in the file, both as numpy names them."""
+    """Type in the cache -> type in the file, as numpy names."""
     beside: Callable[[Path, Written, Mapping[str, Any]], Mapping[str, str]]
-    """Writes and checks what stands beside a file of ids, given the facts: file name -> xxh3-64 of what was meant."""
+    """Writes and checks the files beside a file of ids, given the metadata: file name -> xxh3-64 of its bytes."""
 
 
 def export_documents(
-    splits: Mapping[str, TokenCache],
+    splits: Mapping[str, Documents],
     form: DocumentsFormat,
     out: Path,
     facts: Mapping[str, Any],
@@ -66,42 +65,42 @@ def export_documents(
     """Write the documents of each split.
 
     Args:
-        splits: ``train`` and, where there is one, ``validation``.
-        form: In which format.
-        out: The folder to make.
-        facts: What the documents were made from: fingerprint of the cache, recipe. Written beside them.
-        advanced: Told documents written and documents in all.
+        splits: ``train`` and, if requested, ``validation``.
+        form: The format.
+        out: The folder to create.
+        facts: Metadata of the cache: fingerprint, recipe. Written beside the files.
+        advanced: Called with documents done and documents in total.
 
     Raises:
-        UsageError: The folder is there already, or labels would be lost.
+        UsageError: The folder exists, or labels would be lost.
         PlanError: A split has no documents.
-        ExportError: A document is not what it must be; nothing is left of the export then.
+        ExportError: A document fails its check; the export leaves nothing.
         DiskFullError: No space.
-        CorruptEntryError: A block of the cache fails its check.
+        CorruptEntryError: An entry of the cache fails its check.
         MissingEntryError: A shard of the cache is gone.
     """
-    for name, cache in splits.items():
-        refuse_masked(cache, form.name)
-        if not len(cache):
-            raise PlanError(f"no document is in {name}", where=cache.name, fix="another --validation, or more data")
+    for name, documents in splits.items():
+        reject_masked(documents, form.name)
+        if not len(documents):
+            raise PlanError(f"no document is in {name}", fix="give another --validation, or more data")
     done, total = 0, sum(map(len, splits.values()))
     written, files = {}, {}
     with whole_folder(out) as folder:
-        for name, cache in splits.items():
+        for name, documents in splits.items():
             file = folder / form.ids.format(split=name)
             make_folder(file.parent)
-            ids = _Ids(cache, form.dtypes[cache.recipe.dtype])
+            ids = _Ids(documents, form.dtypes[documents.dtype.name])
             files[str(file.relative_to(folder))] = put(file, ids.parts(partial(_later, advanced, done, total)))
             written[name] = ids.written()
             beside = form.beside(file, written[name], facts)
             files |= {str((file.parent / other).relative_to(folder)): meant for other, meant in beside.items()}
-            done += len(cache)
+            done += len(documents)
         seal(folder, files, {**facts, "format": form.name, **counts(written)})
     return written
 
 
 def counts(written: Mapping[str, Written]) -> dict[str, Any]:
-    """What was written, for people and programs: by split, and what is the same for all."""
+    """Numbers of the export: by split, and the type and last id of all splits."""
     last = {some.last_id for some in written.values()}
     return {
         "splits": {name: len(some.ends) for name, some in written.items()},
@@ -111,26 +110,25 @@ def counts(written: Mapping[str, Written]) -> dict[str, Any]:
     }
 
 
-def refuse_masked(cache: TokenCache, name: str) -> None:
-    """Refuse documents with tokens that carry no loss, for a format without labels.
+def reject_masked(documents: Documents, name: str) -> None:
+    """Reject documents with tokens without loss, for a format without labels.
 
     Args:
-        cache: The documents.
-        name: Of the format.
+        documents: The documents.
+        name: The format.
 
     Raises:
         UsageError: There are such documents; the first one is named.
     """
-    documents, numbers = cache.store.documents, _numbers(cache)
+    ends = np.concatenate(([0], documents.span_ends)).astype(np.int64)
     sums = np.concatenate(([0], np.cumsum(documents.spans[:, 1], dtype=np.int64)))
-    learned = sums[documents.span_ends] - sums[begins(documents.span_ends)]
-    masked = numbers[(learned != documents.length)[numbers]]
+    masked = np.flatnonzero(np.diff(sums[ends]) != documents.lengths)
     if len(masked):
         raise UsageError(
-            f"{name} has no labels, and {len(masked)} of {len(numbers)} documents have tokens that carry no loss",
+            f"{name} has no labels, and {len(masked)} of {len(documents)} documents have tokens without loss",
             where=documents.where(int(masked[0])),
-            why="a trainer would learn all of their tokens, those of questions too",
-            fix="--to hf-disk, whose rows have labels; or build a cache with --loss all",
+            why="a trainer would learn all tokens, those of questions too",
+            fix="--to hf-disk, which has labels; or build a cache with --loss all",
         )
 
 
@@ -139,47 +137,42 @@ def _later(advanced: Callable[[int, int], None], before: int, total: int, done: 
 
 
 class _Ids:
-    """The ids of a cache in parts, and what was seen of them."""
+    """The ids of documents in parts, and the ids that documents end with."""
 
-    def __init__(self, cache: TokenCache, dtype: str) -> None:
-        self._cache, self._dtype, self._numbers = cache, np.dtype(dtype).newbyteorder("<"), _numbers(cache)
-        self._lengths = cache.store.documents.length[self._numbers].astype(np.int64)
+    def __init__(self, documents: Documents, dtype: str) -> None:
+        self._documents, self._dtype = documents, np.dtype(dtype).newbyteorder("<")
+        self._lengths = np.asarray(documents.lengths, dtype=np.int64)
         self._ends = np.cumsum(self._lengths)
         self._last: set[int] = set()
 
     def parts(self, advanced: Callable[[int], None]) -> Iterator[memoryview]:
-        """Bytes of the file; ``advanced`` is told documents."""
+        """Bytes of the file; calls ``advanced`` with documents done."""
         for some in _together(self._ends):
             yield self._read(some).astype(self._dtype).data.cast("B")
             advanced(some.stop)
 
     def written(self) -> Written:
-        """What all parts came to."""
+        """Facts about all parts."""
         last = next(iter(self._last)) if len(self._last) == 1 else None
         return Written(dtype=self._dtype.name, ends=self._ends, last_id=last)
 
     def _read(self, some: slice) -> NDArray[Any]:
-        """The ids of some documents, each of them looked at."""
+        """The ids of some documents, checked."""
         lengths = self._lengths[some]
-        ends = np.cumsum(lengths)
-        found = np.empty(int(ends[-1]), dtype=self._cache.recipe.dtype)
-        self._cache.store.gather(self._numbers[some], np.zeros_like(lengths), lengths, found, ends - lengths)
-        largest, limit = int(found.max()), min(self._cache.recipe.num_ids, np.iinfo(self._dtype).max + 1)
+        ends, numbers = np.cumsum(lengths), np.arange(some.start, some.stop)
+        found = np.empty(int(ends[-1]), dtype=self._documents.dtype)
+        self._documents.gather(numbers, np.zeros_like(lengths), lengths, found, ends - lengths)
+        largest, limit = int(found.max()), min(self._documents.recipe.num_ids, np.iinfo(self._dtype).max + 1)
         if largest >= limit:
             document = int(np.searchsorted(ends, int(found.argmax()), side="right"))
-            where = self._cache.store.documents.where(int(self._numbers[some][document]))
-            raise ExportError(f"an id that cannot be: {largest}", where=where, why=f"ids are below {limit}")
+            where = self._documents.where(some.start + document)
+            raise ExportError(f"token id {largest} is outside the vocabulary of {limit}", where=where)
         self._last |= set(np.unique(found[ends - 1]).tolist()) if len(self._last) < 2 else set()
         return found
 
 
-def _numbers(cache: TokenCache) -> NDArray[np.int32]:
-    """The documents of a cache or of a part of it, in their order."""
-    return np.arange(len(cache.store.documents), dtype=np.int32) if cache.chosen is None else cache.chosen
-
-
 def _together(ends: NDArray[np.int64]) -> Iterator[slice]:
-    """Documents that pass through memory at once, given where each ends."""
+    """Yield slices of documents that fit into memory together."""
     start = 0
     while start < len(ends):
         before = int(ends[start - 1]) if start else 0

@@ -1,98 +1,102 @@
-"""Is an exported folder still what its cache holds? The facts beside the rows, and the check against them.
+"""Check an exported folder against its files and against its cache.
 
-Decides by the fingerprint of the cache (recipe, documents in their order, lengths and runs): a generation that holds
-the same documents, as after a collection, leaves the rows as they are. Guarantee: nothing is written, and neither
-pyarrow nor torch is imported. Cost: one look at each file; with ``full`` every byte of them is read.
+The fingerprint of the cache decides (recipe, documents in their order, lengths, loss spans): a newer snapshot with
+the same documents leaves the rows valid. Guarantee: nothing is written, no file outside the folder is read for the
+metadata, and neither pyarrow nor torch is imported. Cost: one look at each file; ``full`` reads every byte.
 """
 
 from __future__ import annotations
 
 import shlex
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheNotFoundError
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, StaleCacheError
+from latentcache.fields.registry import field_kind
 from latentcache.identity.content import checksum_of
-from latentcache.store.durable import read_json
-from latentcache.store.token_generation import TokenGeneration, load_tokens
-from latentcache.token_recipe import TokenRecipe, token_differences
-from latentcache.verify.findings import Finding, VerifyReport, count, spoken
+from latentcache.store.atomic_io import read_json
+from latentcache.store.snapshot import FieldRows, Snapshot, open_snapshot
+from latentcache.verify.findings import CATEGORIES, Finding, RecipeChange, VerifyReport
 
-#: The file of facts in an exported folder.
-FACTS = "latentcache.json"
-#: How the export was asked for: flag, name in the facts, what need not be said.
-_ASKED = (
+#: The file of metadata in an exported folder, and the version of its keys.
+METADATA, SCHEMA = "latentcache.json", 2
+#: Flags of the export: flag, name in the metadata, default.
+_FLAGS = (
     ("to", "format", "hf-disk"),
-    ("length", "max_length", None),
-    ("view", "view", None),
     ("for", "trainer", None),
     ("overflow", "overflow", None),
     ("padding-side", "padding_side", "right"),
     ("validation", "validation", 0),
 )
-#: Format -> facts without which it cannot be made again.
+#: Format -> metadata that a new export needs.
 _NEEDED = {
-    "hf-disk": {"max_length", "view", "trainer"},
-    "mds": {"max_length", "view"},
+    "hf-disk": {"length", "layout", "trainer"},
+    "mds": {"length", "layout"},
     "megatron": set[str](),
     "datatrove": set[str](),
 }
+_TEXTS = ("cache", "fingerprint", "recipe_id", "format", "field")
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What became of an export."""
+    """Result of the check of an export."""
 
     report: VerifyReport
-    """One sample for each data file."""
+    """One sample per data file."""
     cache: Path
-    """The cache it was held against."""
+    """The cache that it was compared with."""
     facts: Mapping[str, Any]
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder was written by ``latentcache export``."""
-    return (folder / FACTS).is_file() and not (folder / "CURRENT").exists()
+    """True if ``latentcache export`` wrote this folder."""
+    return (folder / METADATA).is_file() and not (folder / "CURRENT").exists()
 
 
 def check_export(folder: Path, *, cache: Path | None = None, full: bool = False) -> ExportReport:
-    """Hold an exported folder against its files and against the cache it was made from.
+    """Compare an exported folder with its files and with its cache.
 
     Args:
-        folder: What ``latentcache export`` made.
-        cache: Where the cache is now, if it moved.
-        full: Read every data file and compare its checksum, instead of its size.
+        folder: The exported folder.
+        cache: The cache, if it moved.
+        full: Read every data file and compare checksums instead of sizes.
 
     Raises:
-        CacheDamagedError: The facts cannot be read.
-        CacheNotFoundError: The cache is not where it was.
-        CacheFormatError: The cache is of another kind, or of a newer version.
+        CacheDamagedError: The metadata cannot be read, or name a file outside the folder.
+        CacheNotFoundError: The cache is not at its recorded place.
+        CacheFormatError: The cache was written by a newer version.
     """
-    begun, facts = time.monotonic(), _facts(folder)
+    begun, facts = time.monotonic(), _metadata(folder)
     found = cache or _cache(folder, facts)
-    generation = load_tokens(found)
+    snapshot = open_snapshot(found)
     fix = f"rm -r {shlex.quote(str(folder))}; {export_command(found, folder, facts)}"
-    stale = list(_changes(facts, generation))
+    changes = tuple(_recipe_changes(facts, snapshot))
+    stale = next(_reasons(facts, snapshot, changes), None)
     findings: list[Finding] = []
     for name in facts["files"]:
         damage = _damage(folder, name, facts, full=full)
-        worst = damage or (Finding(category="stale", file=name, **stale[0]) if stale else None)
-        findings += [worst.with_defaults(fix)] if worst else []
+        if damage is not None or stale is not None:
+            findings.append(Finding(**(damage or {"category": "stale", "file": name, **(stale or {})}), fix=fix))
+    counts = dict.fromkeys((*CATEGORIES, "unreferenced"), 0)
+    for finding in findings:
+        counts[finding.category] += 1
+    counts["ok"] = len(facts["files"]) - len(findings)
     report = VerifyReport(
         mode="full" if full else "fast",
-        generation=int(facts.get("generation", 0)),
+        snapshot=int(facts.get("snapshot", 0)),
+        counts=counts,
         findings=tuple(findings),
-        counts=count(findings, len(facts["files"]) - len(findings)),
         samples=len(facts["files"]),
-        building=False,
+        checked={"files": len(facts["files"]), "payload_bytes": sum(facts["bytes"].values()) if full else 0},
+        recipe_diff=changes,
+        recipe_ids={facts["field"]: facts["recipe_id"]},
         elapsed_s=time.monotonic() - begun,
-        checked={"files": len(facts["files"]), "payload_bytes": _bytes_of(folder, facts) if full else 0},
-        recipe_diff=tuple(_recipe_changes(facts, generation)),
-        recipe_id=str(facts["recipe_id"]),
     )
     return ExportReport(report=report, cache=found, facts=facts)
 
@@ -104,90 +108,123 @@ def file_checksum(file: Path) -> str:
 
 
 def export_command(cache: Path, folder: Path, facts: Mapping[str, Any]) -> str:
-    """The command that makes such a folder again."""
+    """The command that makes the same export."""
     words = ["latentcache", "export", str(cache), str(folder)]
-    for flag, name, default in _ASKED:
+    if "layout" in facts:
+        words += [f"--{facts['layout']}", str(facts["length"])]
+    for flag, name, default in _FLAGS:
         value = facts.get(name, default)
         words += [] if value == default else [f"--{flag}", str(value)]
     return shlex.join(words)
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    """Raises CacheDamagedError where they are not what was written."""
+def _metadata(folder: Path) -> dict[str, Any]:
+    """Raises CacheDamagedError if a value is missing, of a wrong type, or names a file outside the folder."""
     try:
-        facts = read_json(folder / FACTS)
-        if any(not isinstance(facts[name], str) for name in ("cache", "fingerprint", "recipe_id")):
-            raise KeyError("one of cache, fingerprint and recipe_id is no text")
-        form = facts.get("format", "hf-disk")  # folders of earlier releases do not say
-        if form not in _NEEDED:
-            raise KeyError(f"this version knows no format {form!r}")
-        missing = sorted(_NEEDED[form] - set(facts))
-        if missing or not isinstance(facts["files"], dict):
-            raise KeyError(*missing or ("files is no object",))
+        facts = read_json(folder / METADATA)
+        wrong = [name for name in _TEXTS if not isinstance(facts[name], str)]
+        if facts["format"] not in _NEEDED:
+            raise KeyError(f"unknown format {facts['format']!r}")
+        missing = sorted(_NEEDED[facts["format"]] - set(facts))
+        wrong += [name for name in ("files", "bytes") if not isinstance(facts[name], dict)]
+        if missing or wrong:
+            raise KeyError(", ".join(missing or wrong))
+        outside = [name for name in facts["files"] if not _is_inside(folder, name)]
+        if outside or set(facts["files"]) != set(facts["bytes"]):
+            raise KeyError(f"files: {outside[0]!r} is not a file below this folder" if outside else "bytes")
     except (CacheDamagedError, KeyError) as error:
         raise CacheDamagedError(
-            f"{FACTS} of an exported folder cannot be read",
-            where=str(folder / FACTS),
+            f"{METADATA} of an exported folder cannot be read",
+            where=str(folder / METADATA),
             why=str(error),
             fix=f"rm -r {shlex.quote(str(folder))}, and export again",
         ) from error
     return facts
 
 
+def _is_inside(folder: Path, name: str) -> bool:
+    """True if a name is relative, has no ``..``, and no part of it is a symbolic link."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        return False
+    steps = [folder.joinpath(*path.parts[: n + 1]) for n in range(len(path.parts))]
+    return not any(step.is_symlink() for step in steps)
+
+
 def _cache(folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Where it was, or where it lies as seen from the folder when both moved together."""
+    """The cache at its recorded place, or relative to the folder if both moved together."""
     places = [Path(facts["cache"]), folder.resolve() / str(facts.get("cache_from_here", ""))]
     for place in places:
         if (place / "CURRENT").exists():
             return place
     raise CacheNotFoundError(
-        f"the cache that {folder} was made from is not at {facts['cache']}",
+        f"the cache of {folder} is not at {facts['cache']}",
         where=str(facts["cache"]),
-        why="whether the rows are still true can only be told from it",
+        why="exported rows are compared with their cache",
         fix=f"latentcache verify {shlex.quote(str(folder))} --data CACHE",
     )
 
 
-def _changes(facts: Mapping[str, Any], now: TokenGeneration) -> Iterator[dict[str, str]]:
-    """Why the rows are older than the cache: reason and both sides; nothing where they are not."""
-    if facts["fingerprint"] == now.fingerprint:
+def _field(facts: Mapping[str, Any], snapshot: Snapshot) -> FieldRows:
+    try:
+        return snapshot.fields[facts["field"]]
+    except KeyError:
+        what = f"the cache has no field {facts['field']}"
+        raise StaleCacheError(what, why=f"its fields: {', '.join(snapshot.fields)}", fix="export again") from None
+
+
+def _reasons(
+    facts: Mapping[str, Any], snapshot: Snapshot, changes: tuple[RecipeChange, ...]
+) -> Iterator[dict[str, str]]:
+    """Why the rows are older than the cache: reason, expected, found; nothing if they are not."""
+    if facts["fingerprint"] == snapshot.fingerprint:
         return
-    for name, was, is_now in _recipe_changes(facts, now):
-        yield {"reason": f"recipe:{name}", "expected": spoken(is_now), "found": spoken(was)}
+    for change in changes:
+        sides = {"expected": _text(change.requested), "found": _text(change.cached)}
+        yield {"reason": f"recipe:{change.field}.{change.setting}", **sides}
+    documents = len(_field(facts, snapshot))
     yield {
         "reason": "cache-changed",
-        "expected": f"generation {now.number}, {now.fingerprint[:8]}, {len(now.documents)} documents",
-        "found": f"generation {facts.get('generation', '?')}, {facts['fingerprint'][:8]}, "
+        "expected": f"snapshot {snapshot.number}, {snapshot.fingerprint[:8]}, {documents} documents",
+        "found": f"snapshot {facts.get('snapshot', '?')}, {facts['fingerprint'][:8]}, "
         f"{facts.get('documents', '?')} documents",
     }
 
 
-def _recipe_changes(facts: Mapping[str, Any], now: TokenGeneration) -> list[tuple[str, Any, Any]]:
-    """Field, in the export, in the cache."""
-    if "recipe" not in facts:
-        return []
-    return token_differences(TokenRecipe.from_json(facts["recipe"]), now.recipe)
+def _recipe_changes(facts: Mapping[str, Any], snapshot: Snapshot) -> Iterator[RecipeChange]:
+    rows, kind = _field(facts, snapshot), field_kind(facts["field"])
+    if kind is None or rows.recipe is None or "recipe" not in facts:
+        return
+    was = kind.recipe_from_json(facts["recipe"])
+    for name, before, now in kind.differences(was, rows.recipe):
+        yield RecipeChange(field=facts["field"], setting=name, cached=before, requested=now)
 
 
-def _damage(folder: Path, name: str, facts: Mapping[str, Any], *, full: bool) -> Finding | None:
-    """What is wrong with one data file."""
+def _text(value: Any) -> str:
+    return (
+        {True: "true", False: "false", None: "none"}.get(value, str(value))
+        if not isinstance(value, list)
+        else str(value)
+    )
+
+
+def _damage(folder: Path, name: str, facts: Mapping[str, Any], *, full: bool) -> dict[str, str] | None:
+    """The fault of one data file."""
     file = folder / name
     try:
-        size = file.stat().st_size
-        wanted = facts.get("bytes", {}).get(name, size)  # folders of earlier releases do not say
-        if size != wanted:
-            return _corrupt(name, f"{wanted} bytes", f"{size} bytes")
-        found = file_checksum(file) if full else facts["files"][name]
+        found = file.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            return {"category": "corrupt", "reason": "file-changed", "file": name, "found": "not a regular file"}
+        if found.st_size != facts["bytes"][name]:
+            return _corrupt(name, f"{facts['bytes'][name]} bytes", f"{found.st_size} bytes")
+        checksum = file_checksum(file) if full else facts["files"][name]
     except FileNotFoundError:
-        return Finding(category="missing", reason="file-lost", file=name, hint="a data file of the export is gone")
+        hint = "a data file of the export is gone"
+        return {"category": "missing", "reason": "file-lost", "file": name, "hint": hint}
     except OSError as error:
-        return Finding(category="unverifiable", reason="unreadable", file=name, found=str(error))
-    return None if found == facts["files"][name] else _corrupt(name, str(facts["files"][name]), found)
+        return {"category": "unverifiable", "reason": "unreadable", "file": name, "found": str(error)}
+    return None if checksum == facts["files"][name] else _corrupt(name, str(facts["files"][name]), checksum)
 
 
-def _corrupt(name: str, expected: str, found: str) -> Finding:
-    return Finding(category="corrupt", reason="file-changed", file=name, expected=expected, found=found)
-
-
-def _bytes_of(folder: Path, facts: Mapping[str, Any]) -> int:
-    return sum(file.stat().st_size for file in (folder / name for name in facts["files"]) if file.is_file())
+def _corrupt(name: str, expected: str, found: str) -> dict[str, str]:
+    return {"category": "corrupt", "reason": "file-changed", "file": name, "expected": expected, "found": found}

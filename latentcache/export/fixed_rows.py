@@ -1,6 +1,6 @@
-"""What are rows of a view for those who write them down? The protocol, and the check of each batch.
+"""Rows of one length as exports read them: the protocol, and the check of each batch.
 
-Guarantee: a batch that passes has rows of one length, labels only where the mask is, and something to learn in each.
+Guarantee: a checked batch has rows of one length, labels only on unmasked tokens, and a label in every row.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import numpy as np
 
 from latentcache.errors import ExportError
 
-#: Rows that pass through memory at once.
+#: Rows in memory at once.
 BATCH_ROWS = 256
 _NEEDED = ("input_ids", "attention_mask", "labels")
 
 
 class FixedRows(Protocol):
-    """Rows of one length: a view of a token cache."""
+    """Rows of one length: ``cache.rows(...)``."""
 
     @property
-    def max_length(self) -> int:
+    def length(self) -> int:
         """Tokens in every row."""
 
     def __len__(self) -> int:
         """Rows."""
 
     def batch(self, rows: Any) -> Mapping[str, Any]:
-        """(B, L) arrays ``input_ids``, ``attention_mask``, ``labels``; ``position_ids`` too where rows are packed."""
+        """(B, L) arrays ``input_ids``, ``attention_mask``, ``labels``; also ``position_ids`` of packed rows."""
 
 
 def in_batches(splits: Mapping[str, FixedRows], name: str, advanced: Callable[[int, int], None]) -> Iterator[Any]:
-    """The rows of one split, some at a time.
+    """Yield the rows of one split in batches.
 
     Args:
-        splits: All of them, in the order they are written in.
-        name: Which one.
-        advanced: Told rows that were taken and rows in all, of all splits.
+        splits: All splits, in the order they are written in.
+        name: The split.
+        advanced: Called with rows done and rows in total, of all splits.
     """
     counts = {split: len(rows) for split, rows in splits.items()}
     total, before = sum(counts.values()), sum(counts[other] for other in list(counts)[: list(counts).index(name)])
@@ -48,10 +48,10 @@ def in_batches(splits: Mapping[str, FixedRows], name: str, advanced: Callable[[i
 
 
 def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The arrays of a batch, each seen to be (B, L), labels only where the mask is, at least one in every row.
+    """Check a batch: arrays (B, L), labels only on unmasked tokens, at least one label per row.
 
     Raises:
-        ExportError: As said.
+        ExportError: A check failed.
     """
     arrays = {name: np.asarray(value) for name, value in batch.items() if name in (*_NEEDED, "position_ids")}
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -60,9 +60,9 @@ def checked(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
         raise ExportError("rows of different length", why=f"expected (B, {length}), found {shapes}")
     trained = labels != -100
     if bool((trained & (mask == 0)).any()):
-        raise ExportError("a label stands on padding", why="the attention mask is 0 there")
+        raise ExportError("a padding token has a label", why="the attention mask is 0 there")
     if not bool(trained.any(axis=1).all()):
-        raise ExportError("a row has no token that carries loss", why="its loss would be NaN")
+        raise ExportError("a row has no token with loss", why="its loss would be NaN")
     if bool((trained & (labels != ids)).any()):
-        raise ExportError("a label is not the id it stands on")
+        raise ExportError("a label differs from its token")
     return arrays

@@ -1,10 +1,9 @@
-"""Rows of tokens as a folder that ``datasets.load_from_disk`` opens: what trainers read that take no loader of ours.
+"""Write rows of tokens as a folder for ``datasets.load_from_disk``, with the columns and types of each trainer.
 
-Decides columns and types for each trainer. Guarantee: every row has the same length, a multiple of 8; labels, masks
-and document boundaries are checked before the first byte and again per batch; the folder appears whole or not at all.
-Written with pyarrow and not with ``datasets``: versions from 4 on store the feature type ``List``, which 3.6 cannot
-read, in two places; ``Sequence`` and an Arrow schema without metadata are read by 3.6, 4 and 5 (format: ``datasets``,
-``arrow_dataset.py``, ``save_to_disk``). Cost: rows go through memory one batch at a time.
+Guarantee: every row has the same length, a multiple of 8; labels, masks and document boundaries of each batch are
+checked; the folder appears whole or not at all. Written with pyarrow and not with ``datasets``: versions from 4 on
+store the feature type ``List``, which 3.6 cannot read, in two places; 3.6, 4 and 5 read ``Sequence`` and an Arrow
+schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``save_to_disk``). Cost: one batch of rows in memory.
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop.fixed_rows import FixedRows, checked, in_batches
-from latentcache.interop.whole_folder import seal, whole_folder
-from latentcache.store.durable import make_folder, write_atomically
+from latentcache.export.fixed_rows import FixedRows, checked, in_batches
+from latentcache.export.whole_folder import seal, whole_folder
+from latentcache.store.atomic_io import make_folder, write_atomically
 
-#: LLaMA-Factory's collator pads to multiples of 8 in silence, so a row of 4090 would train as one of 4096.
+#: LLaMA-Factory's collator pads to multiples of 8 silently: a row of 4090 tokens would train as one of 4096.
 MULTIPLE = 8
 #: Bytes of one Arrow file; ``datasets`` itself writes files of 500 MB.
 FILE_BYTES = 500_000_000
 _PLAIN = {"input_ids": "int32", "attention_mask": "int8", "labels": "int32"}
-#: Trainer -> view -> columns. What keeps packed documents apart differs: transformers reads it from ``position_ids``
-#: where there is no mask, LLaMA-Factory (``neat_packing``) from a mask that counts the documents, TRL
-#: (``padding_free``) from ``seq_lengths``, from which it makes the rest.
+#: Trainer -> layout -> columns. Trainers keep packed documents apart differently: transformers by ``position_ids`` if
+#: there is no mask, LLaMA-Factory (``neat_packing``) by a mask that counts the documents, TRL (``padding_free``) by
+#: ``seq_lengths``.
 COLUMNS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "plain": {
-        "padded": _PLAIN,
-        "blocks": _PLAIN,
-        "packed": {"input_ids": "int32", "labels": "int32", "position_ids": "int32"},
+        "pad": _PLAIN,
+        "chunk": _PLAIN,
+        "pack": {"input_ids": "int32", "labels": "int32", "position_ids": "int32"},
     },
     "llama-factory": {
-        "padded": _PLAIN,
-        "blocks": _PLAIN,
-        "packed": {"input_ids": "int32", "attention_mask": "int32", "labels": "int32", "position_ids": "int32"},
+        "pad": _PLAIN,
+        "chunk": _PLAIN,
+        "pack": {"input_ids": "int32", "attention_mask": "int32", "labels": "int32", "position_ids": "int32"},
     },
     "trl": {
-        "padded": _PLAIN,
-        "blocks": _PLAIN,
-        "packed": {"input_ids": "int32", "labels": "int32", "seq_lengths": "int32"},
+        "pad": _PLAIN,
+        "chunk": _PLAIN,
+        "pack": {"input_ids": "int32", "labels": "int32", "seq_lengths": "int32"},
     },
-    "axolotl": {"padded": _PLAIN, "blocks": _PLAIN},
-    "unsloth": {"padded": _PLAIN, "blocks": _PLAIN},
+    "axolotl": {"pad": _PLAIN, "chunk": _PLAIN},
+    "unsloth": {"pad": _PLAIN, "chunk": _PLAIN},
 }
 
 
@@ -59,32 +58,32 @@ class HfDiskSettings:
 
     out: Path
     trainer: str = "plain"
-    """For whom: decides columns."""
-    view: str = "padded"
+    """Decides the columns."""
+    layout: str = "pad"
     left_padded: bool = False
     facts: Mapping[str, Any]
-    """What the rows were made from: fingerprint of the cache, view, policy. Written beside them."""
+    """Metadata of the cache: fingerprint, layout, policy. Written beside the files."""
 
     def __post_init__(self) -> None:
         if self.trainer not in COLUMNS:
-            raise UsageError(f"no trainer {self.trainer!r} is known", fix=f"--for {'|'.join(COLUMNS)}")
-        if self.view not in COLUMNS[self.trainer]:
+            raise UsageError(f"--for={self.trainer}: unknown trainer", fix=f"--for {'|'.join(COLUMNS)}")
+        if self.layout not in COLUMNS[self.trainer]:
             raise UsageError(
-                f"packed rows for {self.trainer}",
-                why="what keeps the documents of a row apart there are patches of its own, which were not checked",
-                fix="--view padded",
+                f"--pack: not available for {self.trainer}",
+                why="it keeps the documents of a row apart by patches of its own, which were not tested",
+                fix="--pad N",
             )
         if self.left_padded and self.trainer in ("trl", "unsloth"):
             raise UsageError(
-                f"rows padded on the left for {self.trainer}",
-                why="it drops the attention mask and makes one of ones: the padding would be attended to",
-                fix="pad on the right, or export the packed view",
+                f"--padding-side=left: not available for {self.trainer}",
+                why="it replaces the attention mask by ones: the padding would be attended to",
+                fix="pad on the right, or export packed rows: --pack N",
             )
 
     @property
     def columns(self) -> Mapping[str, str]:
         """Column -> type."""
-        return COLUMNS[self.trainer][self.view]
+        return COLUMNS[self.trainer][self.layout]
 
 
 def export_hf_disk(
@@ -93,20 +92,20 @@ def export_hf_disk(
     """Write a ``DatasetDict`` folder.
 
     Args:
-        splits: ``train`` and, where there is one, ``validation``.
-        settings: For whom, and where to.
-        advanced: Told rows written and rows in all.
+        splits: ``train`` and, if requested, ``validation``.
+        settings: Trainer and folder.
+        advanced: Called with rows done and rows in total.
 
     Returns:
         Split -> rows.
 
     Raises:
-        UsageError: The folder is there already, or a length no trainer keeps.
-        ExportError: A row is not what it must be; nothing is left of the export then.
+        UsageError: The folder exists, or the length is no multiple of 8.
+        ExportError: A row fails its check; the export leaves nothing.
         DiskFullError: No space.
     """
     for rows in splits.values():
-        _check_length(rows.max_length)
+        check_length(rows.length)
     counts = {name: len(rows) for name, rows in splits.items()}
     files: list[str] = []
     with whole_folder(settings.out) as folder:
@@ -114,7 +113,7 @@ def export_hf_disk(
             make_folder(folder / name)
             writer = _SplitWriter(folder / name, settings)
             for batch in in_batches(splits, name, advanced):
-                writer.add(batch, rows.max_length)
+                writer.add(batch, rows.length)
             files += [f"{name}/{file}" for file in writer.finish(settings.facts)]
         write_atomically(folder / "dataset_dict.json", json.dumps({"splits": list(splits)}).encode())
         seal(folder, dict.fromkeys(files), {**settings.facts, "trainer": settings.trainer, "rows": counts})
@@ -148,7 +147,7 @@ class _SplitWriter:
     def finish(self, facts: Mapping[str, Any]) -> list[str]:
         """Close the files and give them their names, which it returns."""
         if self._writer is None:
-            self._next()  # a split without rows is a file without batches
+            self._next()  # a split without rows: a file without batches
         self._close()
         names = [f"data-{number:05d}-of-{len(self._parts):05d}.arrow" for number in range(len(self._parts))]
         for part, name in zip(self._parts, names, strict=True):
@@ -184,16 +183,16 @@ class _SplitWriter:
 
 
 def segments(position_ids: NDArray[Any], length: int) -> list[NDArray[np.int32]]:
-    """Lengths of the documents of each row, the padding as the last of them.
+    """Lengths of the documents of each row, padding as the last one.
 
-    One wrong length is taken without a word by what reads them, so their sum is seen to be the row.
+    Readers take a wrong length silently, so the sum is compared with the row.
     """
     found = []
     for row in position_ids:
         starts = np.flatnonzero(row == 0)
         lengths = np.diff(np.append(starts, length)).astype(np.int32)
         if not len(starts) or starts[0] != 0 or int(lengths.sum()) != length:
-            raise ExportError("the documents of a row do not fill it", why=f"lengths {lengths.tolist()}")
+            raise ExportError("the documents of a row do not sum to its length", why=f"lengths {lengths.tolist()}")
         ramp = np.arange(length) - np.repeat(starts, lengths)
         if not np.array_equal(ramp, row):
             raise ExportError("positions of a row do not count its documents")
@@ -201,13 +200,14 @@ def segments(position_ids: NDArray[Any], length: int) -> list[NDArray[np.int32]]
     return found
 
 
-def _check_length(length: int) -> None:
+def check_length(length: int) -> None:
+    """Reject rows that trainers would pad. Raises UsageError."""
     if length % MULTIPLE:
         below = max(length // MULTIPLE * MULTIPLE, MULTIPLE)
         raise UsageError(
-            f"rows of {length} tokens",
-            why=f"trainers pad to multiples of {MULTIPLE} in silence, so this would not be the length they train on",
-            fix=f"--length {below} or --length {below + MULTIPLE}",
+            f"rows of {length} tokens: not a multiple of {MULTIPLE}",
+            why=f"trainers pad to multiples of {MULTIPLE} silently, so they would train on another length",
+            fix=f"rows of {below} or {below + MULTIPLE} tokens",
         )
 
 

@@ -1,9 +1,8 @@
-"""Rows of tokens as MDS shards: what llm-foundry's ``StreamingTextDataset`` streams.
+"""Write rows of tokens as MDS shards: input of llm-foundry's ``StreamingTextDataset``.
 
-Decides that a sample is a row and not a document: that reader cuts a sample at its own length without a word. A row
-is written without its filling, in the column ``tokens``, as an array like that of llm-foundry's own converter.
-Guarantee: each shard's offsets are those that follow from the lengths of its rows; a token without loss is refused,
-because there is no column for labels that it reads.
+A sample is a row, not a document: that reader truncates longer samples silently. A row is written without padding, in
+the column ``tokens``, as an array like that of llm-foundry's own converter. Guarantee: the offsets of a shard follow
+from the lengths of its rows; a token without loss is rejected, because the reader has no column for labels.
 
 Format: mosaicml-streaming 0.13.0, ``base/format/mds/writer.py`` and ``encodings.py``: number of samples, n + 1
 offsets (uint32), the shard's settings as JSON, samples. A sample is the bytes of its column (uint32), then a byte
@@ -24,16 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop.fixed_rows import FixedRows, checked, in_batches
-from latentcache.interop.whole_folder import put, seal, whole_folder
-from latentcache.store.durable import make_folder
+from latentcache.export.fixed_rows import FixedRows, checked, in_batches
+from latentcache.export.whole_folder import put, seal, whole_folder
+from latentcache.store.atomic_io import make_folder
 
-#: Bytes of a shard, which is what the library's own writer takes by default.
+#: Bytes of a shard: the default of the library's own writer.
 SHARD_BYTES = 1 << 26
 COLUMN = "tokens"
 #: Type in the cache -> in the shards. For wide ids that of llm-foundry's converter: torch does little with uint32.
 DTYPES = {"uint16": "uint16", "uint32": "int32"}
-VIEWS = ("blocks", "padded")
+#: Layouts of rows that a shard can hold; documents of a packed row could not be told apart.
+LAYOUTS = ("chunk", "pad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +41,27 @@ class MdsSettings:
     """One export."""
 
     out: Path
-    view: str = "blocks"
+    layout: str = "chunk"
     dtype: str
     """Type of the ids in the cache."""
     num_ids: int
     """One more than the largest id."""
     facts: Mapping[str, Any]
-    """What the rows were made from: fingerprint of the cache, view, policy. Written beside them."""
+    """Metadata of the cache: fingerprint, layout, policy. Written beside the files."""
 
     def __post_init__(self) -> None:
-        check_view(self.view)
+        check_layout(self.layout)
 
 
-def check_view(view: str) -> None:
-    """Refuse rows of which a shard cannot say what they are.
+def check_layout(layout: str) -> None:
+    """Reject packed rows.
 
     Raises:
-        UsageError: As said.
+        UsageError: Another layout than those of ``LAYOUTS``.
     """
-    if view not in VIEWS:
-        why = "nothing in a shard keeps the documents of a row apart"
-        raise UsageError(f"{view} rows for mds", why=why, fix=f"--view {'|'.join(VIEWS)}")
+    if layout not in LAYOUTS:
+        why = "a shard does not keep the documents of a row apart"
+        raise UsageError(f"--{layout}: not available for mds", why=why, fix="--chunk N or --pad N")
 
 
 def export_mds(
@@ -70,16 +70,16 @@ def export_mds(
     """Write a folder of shards for each split.
 
     Args:
-        splits: ``train`` and, where there is one, ``validation``: rows filled on the right.
-        settings: Where to, and of which ids.
-        advanced: Told rows written and rows in all.
+        splits: ``train`` and, if requested, ``validation``: rows padded on the right.
+        settings: Folder and vocabulary.
+        advanced: Called with rows done and rows in total.
 
     Returns:
         Split -> rows.
 
     Raises:
-        UsageError: The folder is there already.
-        ExportError: A row is not what it must be; nothing is left of the export then.
+        UsageError: The folder exists.
+        ExportError: A row fails its check; the export leaves nothing.
         DiskFullError: No space.
     """
     counts = {name: len(rows) for name, rows in splits.items()}
@@ -89,7 +89,7 @@ def export_mds(
             make_folder(folder / name)
             shards = _Shards(folder / name, settings)
             for batch in in_batches(splits, name, advanced):
-                shards.add(bare(batch, rows.max_length))
+                shards.add(bare(batch, rows.length))
             files |= {f"{name}/{file}": meant for file, meant in shards.finish().items()}
         dtype = DTYPES[settings.dtype]
         seal(folder, files, {**settings.facts, "format": "mds", "rows": counts, "dtype": dtype})
@@ -97,18 +97,18 @@ def export_mds(
 
 
 def bare(batch: Mapping[str, Any], length: int) -> list[NDArray[np.int64]]:
-    """The ids of each row without its filling.
+    """The ids of each row without padding.
 
     Raises:
-        ExportError: A row is not filled on its right, or a token carries no loss that is not the first of its row.
+        ExportError: A row is padded on its left, or a token other than the first has no loss.
     """
     arrays = checked(batch, length)
     held = arrays["attention_mask"] != 0
     lengths = held.sum(axis=1)
     if not np.array_equal(held, np.arange(length) < lengths[:, None]):
-        raise ExportError("a row that is not filled on its right")
+        raise ExportError("a row is not padded on its right")
     if bool((held & (arrays["labels"] == -100))[:, 1:].any()):
-        raise ExportError("a token carries no loss", why="shards have no labels, so it would be learned")
+        raise ExportError("a token has no loss", why="shards have no labels, so it would be learned")
     return [row[:count] for row, count in zip(arrays["input_ids"], lengths, strict=True)]
 
 
@@ -120,7 +120,7 @@ def sample(ids: NDArray[Any]) -> bytes:
 
 
 def sample_sizes(lengths: NDArray[np.integer], width: int) -> NDArray[np.int64]:
-    """(n,) bytes of samples with so many ids of so many bytes, worked out from the format alone."""
+    """(n,) bytes of samples with n lengths of ids of ``width`` bytes, computed from the format alone."""
     side = np.select([lengths < 1 << 8, lengths < 1 << 16], [1, 2], 4)
     sizes: NDArray[np.int64] = 5 + side.astype(np.int64) + lengths.astype(np.int64) * width
     return sizes
@@ -150,10 +150,10 @@ class _Shards:
         self._meant: dict[str, str] = {}
 
     def add(self, rows: Iterable[NDArray[np.int64]]) -> None:
-        """Append rows; a shard that is full is written."""
+        """Append rows; writes full shards."""
         for ids in rows:
             if int(ids.max()) >= self._limit:
-                raise ExportError(f"an id that cannot be: {int(ids.max())}", why=f"ids are below {self._limit}")
+                raise ExportError(f"token id {int(ids.max())} is outside the vocabulary of {self._limit}")
             made = sample(ids.astype(self._dtype))
             if self._samples and 8 + len(self._head) + self._bytes + 4 + len(made) > SHARD_BYTES:
                 self._flush()
@@ -162,7 +162,7 @@ class _Shards:
             self._bytes += 4 + len(made)
 
     def finish(self) -> dict[str, str]:
-        """Write what is left, and the index; file -> xxh3-64 of what was meant."""
+        """Write the last shard and the index; file -> xxh3-64 of its bytes."""
         if self._samples:
             self._flush()
         index = json.dumps({"version": 2, "shards": self._shards}, sort_keys=True).encode()
@@ -171,7 +171,7 @@ class _Shards:
     def _flush(self) -> None:
         sizes = np.array([len(made) for made in self._samples])
         if not np.array_equal(sizes, sample_sizes(np.array(self._lengths), self._dtype.itemsize)):
-            raise ExportError("samples of a shard are not as long as their rows")
+            raise ExportError("the samples of a shard differ in length from their rows")
         count, name = len(sizes), f"shard.{len(self._shards):05d}.mds"
         begin = 4 + 4 * (count + 1) + len(self._head)
         offsets = (begin + np.concatenate(([0], np.cumsum(sizes)))).astype("<u4")

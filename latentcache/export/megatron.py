@@ -1,12 +1,12 @@
-"""Documents as Megatron core's ``IndexedDataset``: a ``.bin`` of ids and an ``.idx`` that says where each begins.
+"""Write documents as Megatron core's ``IndexedDataset``: a ``.bin`` of ids and an ``.idx`` with the begin of each.
 
 Format: NVIDIA/Megatron-LM, ``megatron/core/datasets/indexed_dataset.py`` at ``00caa53`` and in the wheel of
 megatron-core 0.16.1: the magic and a zero, version 1, a code for the type, the number of sequences and the number of
 document indices; then a length (int32) and a byte offset (int64) for each sequence, and (int64) the sequence that
 each document begins with, with the number of all of them at the end. Here each sequence is a document.
 
-A wrong offset, or an index of documents that is one short, is read there without a word as other tokens. So the index
-is read back by its own offsets and held against the lengths in the cache.
+Megatron reads a wrong offset silently as other tokens. So the index is read back by its own offsets and compared with
+the lengths in the cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import ExportError
-from latentcache.interop.documents import DocumentsFormat, Written
-from latentcache.interop.whole_folder import put
+from latentcache.export.documents import DocumentsFormat, Written
+from latentcache.export.whole_folder import put
 
 #: Magic, version, code of the type, sequences, document indices: 34 bytes, nothing between them.
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-#: Its codes of the two types that ids have here. There is none for uint32, and no tokenizer has 2^31 ids.
+#: Megatron codes of the types of ids. There is none for uint32, and no tokenizer has 2^31 ids.
 CODES = {"uint16": 8, "int32": 4}
 _LONGEST = 2**31 - 1
 
@@ -39,7 +39,7 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
     if int(lengths.max()) > _LONGEST:
         raise ExportError(
             f"a document of {int(lengths.max())} tokens",
-            why="the index counts them with 32 bits",
+            why="the index counts tokens with 32 bits",
             fix="cut its text into several records, and build again",
         )
     width = np.dtype(written.dtype).itemsize
@@ -55,10 +55,10 @@ def _beside(file: Path, written: Written, facts: Mapping[str, Any]) -> dict[str,
 
 
 def check_index(file: Path, written: Written) -> None:
-    """Read the index of a ``.bin`` as Megatron does, and hold it against the documents.
+    """Read the index of a ``.bin`` as Megatron does, and compare it with the documents.
 
     Raises:
-        ExportError: It would find other documents.
+        ExportError: The index gives other documents.
     """
     index, width = file.with_suffix(".idx"), np.dtype(written.dtype).itemsize
     with index.open("rb") as source:
@@ -71,13 +71,13 @@ def check_index(file: Path, written: Written) -> None:
         "its first bytes": (magic, version, code) == (MAGIC, VERSION, CODES[written.dtype]),
         "its size": index.stat().st_size == HEADER.size + 12 * sequences + 8 * documents,
         "the ends of its documents": _same(ends, written.ends * width),
-        "that each begins where the last one ended": _same(begins[1:], ends[:-1]) and not begins[:1].any(),
+        "the begin of each document": _same(begins[1:], ends[:-1]) and not begins[:1].any(),
         "a sequence for each document": _same(first, np.arange(len(written.ends) + 1)),
         "the size of the ids": file.stat().st_size == int(ends[-1]),
     }
     wrong = [what for what, right in seen.items() if not right]
     if wrong:
-        raise ExportError("an index that points to other tokens", where=str(index), why=f"not as meant: {wrong[0]}")
+        raise ExportError("the index points to other tokens", where=str(index), why=f"wrong: {wrong[0]}")
 
 
 def _same(found: NDArray[Any], wanted: NDArray[Any]) -> bool:

@@ -1,22 +1,24 @@
-"""How does an exported folder get its name? Written beside it, read back, made durable, then renamed.
+"""Write an exported folder beside its final name, read it back, make it durable, then rename it.
 
-Guarantee: a folder of that name holds every file as it was meant, with the facts beside them, or it is not there;
-what was there before is not touched. Cost: each file is read once after it was written, mostly from memory.
+Guarantee: a folder of that name holds every file as it was written, with the metadata beside them, or does not exist;
+existing files and folders are never touched, and two exports to one name never touch each other: one of them is
+rejected. A killed export leaves a folder ``OUT.partial-...``. Cost: each file is read once after it was written.
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import ExportError, UsageError
+from latentcache.export.exported import METADATA, SCHEMA, file_checksum
 from latentcache.identity.content import checksum_of
-from latentcache.interop.exported import FACTS, file_checksum
-from latentcache.store.durable import (
+from latentcache.store.atomic_io import (
     as_store_error,
     json_bytes,
     make_folder,
@@ -28,54 +30,64 @@ from latentcache.store.durable import (
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """The folder to write into; ``out`` is its name once the block has ended without an error.
+    """Give a folder to write into; it gets the name ``out`` if the block ends without an error.
 
     Args:
-        out: A folder that is not there, or is empty.
+        out: A folder that does not exist, or is empty.
 
     Raises:
-        UsageError: There is something already.
+        UsageError: ``out`` exists, also if another export made it meanwhile.
         DiskFullError: No space.
-        CacheReadOnlyError: It cannot be written.
+        CacheReadOnlyError: Not writable.
         StoreError: The disk fails.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
-        raise UsageError(f"{out} is there already", where=str(out), fix=fix)
-    out = out.resolve()  # a link to an empty folder stays one, and "." has a name
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    _require_free(out)
+    out = out.resolve()  # a link to an empty folder stays a link, and "." has a name
+    partial = None
     try:
-        make_folder(partial)
+        make_folder(out.parent)
+        partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
+        partial.chmod(0o755)
         yield partial
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
+        _require_free(out)
+        partial.rename(out)  # fails on a folder that got files meanwhile
         sync_folder(out.parent)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
+        _require_free(out)
         raise as_store_error(error, out) from error
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         raise
 
 
+def _require_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        fix = f"rm -r {shlex.quote(str(out))}, or give another folder"
+        raise UsageError(f"{out} exists", where=str(out), fix=fix)
+
+
+def _remove(partial: Path | None) -> None:
+    if partial is not None:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def put(file: Path, parts: Iterable[bytes | memoryview]) -> str:
-    """Write a file in parts; xxh3-64 of what was given, in hex, however much of it arrived."""
+    """Write a file in parts; returns xxh3-64 of the parts, in hex."""
     with file.open("wb") as sink:
         return f"{checksum_of(_written(parts, sink)):016x}"
 
 
 def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]) -> None:
-    """Hold each file against what was meant, make it durable, and leave the facts beside them.
+    """Compare each file with its checksum, make it durable, and write the metadata beside the files.
 
     Args:
-        folder: What :func:`whole_folder` gave.
-        files: File, as seen from the folder -> what :func:`put` said; None where a library wrote it.
-        facts: What is said of the folder; ``files`` and ``bytes`` are added.
+        folder: The folder of :func:`whole_folder`.
+        files: File, relative to the folder -> result of :func:`put`; None if a library wrote the file.
+        facts: Metadata; ``files`` and ``bytes`` are added.
 
     Raises:
-        ExportError: What is read back is not what was written.
+        ExportError: A file was read back with other bytes.
     """
     found = {}
     for name, meant in files.items():
@@ -91,7 +103,7 @@ def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]
     for parent in {(folder / name).parent for name in files}:
         sync_folder(parent)
     sizes = {name: (folder / name).stat().st_size for name in files}
-    write_atomically(folder / FACTS, json_bytes({"schema": 1, **facts, "files": found, "bytes": sizes}))
+    write_atomically(folder / METADATA, json_bytes({"schema": SCHEMA, **facts, "files": found, "bytes": sizes}))
 
 
 def _written(parts: Iterable[bytes | memoryview], sink: Any) -> Iterator[bytes | memoryview]:

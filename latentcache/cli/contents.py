@@ -1,0 +1,173 @@
+"""The contents of one field of a snapshot, for ``info`` and ``build``: JSON and text, for every kind alike.
+
+Cost: one pass over the columns of the rows; payloads are not read. Packed rows are counted by packing lengths, about
+a second per million items, so fields of more than ``PACKED_ITEMS`` items get a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from latentcache.cli.console import SHOWN, counted, human_bytes, out, show_table
+
+if TYPE_CHECKING:
+    from latentcache.store.snapshot import FieldRows, Snapshot
+
+#: Row lengths that rows are counted for.
+ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
+#: Items up to which packed rows are counted exactly.
+PACKED_ITEMS = 2_000_000
+
+
+def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
+    """The JSON form of a field."""
+    import numpy as np
+
+    counts = np.bincount(np.asarray(rows.group), minlength=len(rows.groups)).tolist()
+    found: dict[str, Any] = {
+        "installed": rows.kind is not None,
+        "recipe_id": rows.recipe_id.hex(),
+        "recipe": dict(rows.recipe_json),
+        "provenance": dict(rows.provenance),
+        "dtype": rows.spec.dtype,
+        "items": len(rows),
+        "entries": rows.entries,
+        "bytes": int(np.asarray(rows.bytes).sum(dtype=np.int64)),
+        "groups": [
+            {"label": group.label, "shape": list(group.shape), "items": count}
+            for group, count in zip(rows.groups, counts, strict=True)
+        ],
+    }
+    if rows.kind is not None and rows.recipe is not None:
+        found["about"] = dict(rows.kind.describe(rows.recipe, rows.provenance))
+        found["numbers"] = dict(rows.kind.numbers(rows.recipe, _columns(rows)))
+    if rows.spec.ragged:
+        lengths = np.asarray(rows.length).astype(np.int64)
+        found["lengths"] = _lengths(lengths)
+        found["sources"] = _sources(rows, snapshot, lengths)
+        if rows.spec.collate == "pack":
+            found["rows"] = [_rows_of(lengths, length) for length in ROW_LENGTHS]
+    return found
+
+
+def _columns(rows: FieldRows) -> dict[str, Any]:
+    """What ``kind.numbers`` counts from."""
+    return {**rows.columns, **rows.ragged_columns, "length": rows.length}
+
+
+def _lengths(lengths: Any) -> dict[str, Any]:
+    """Distribution of the lengths of ragged items, in powers of two."""
+    import numpy as np
+
+    if not len(lengths):
+        return {"total": 0, "shortest": 0, "longest": 0, "up_to": []}
+    steps = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    found = [
+        {"length": int(step), "items": int((steps == step).sum()), "total": int(lengths[steps == step].sum())}
+        for step in np.unique(steps)
+    ]
+    ends = {"shortest": int(lengths.min()), "longest": int(lengths.max())}
+    return {"total": int(lengths.sum()), **ends, "up_to": found}
+
+
+def _sources(rows: FieldRows, snapshot: Snapshot, lengths: Any) -> list[dict[str, Any]]:
+    """Items and their total length by source file; empty if every sample is a file of its own."""
+    import numpy as np
+
+    given = snapshot.samples.inputs.get(rows.kind.inputs[0]) if rows.kind is not None else None
+    if given is None or given.line is None:
+        return []
+    files = np.asarray(given.file)[np.asarray(rows.sample)]
+    items = np.bincount(files, minlength=len(snapshot.samples.files))
+    totals = np.bincount(files, weights=lengths, minlength=len(items)).astype(np.int64)
+    names = snapshot.samples.files.names
+    return [{"name": names[int(i)], "items": int(items[i]), "total": int(totals[i])} for i in np.flatnonzero(items)]
+
+
+def _rows_of(lengths: Any, length: int) -> dict[str, Any]:
+    """Rows that ``cache.rows(pad=, pack=, chunk=)`` would have at one length, too long items left out."""
+    fits = lengths[lengths <= length]
+    inside, total = int(fits.sum()), int(lengths.sum())
+    packed = _packed(fits, length)
+    return {
+        "length": length,
+        "too_long": len(lengths) - len(fits),
+        "too_long_total": total - inside,
+        "pad": len(fits),
+        "pad_efficiency": round(inside / (len(fits) * length), 4) if len(fits) else 0.0,
+        "pack": packed,
+        "pack_at_least": -(-inside // length),
+        "pack_efficiency": round(inside / (packed * length), 4) if packed else None,
+        "chunk": -(-total // length),
+    }
+
+
+def _packed(lengths: Any, length: int) -> int | None:
+    from latentcache.plan.packing import best_fit
+
+    if len(lengths) > PACKED_ITEMS:
+        return None
+    lengths = lengths[lengths > 0]
+    return len(best_fit(lengths, length)[1]) if len(lengths) else 0
+
+
+# text
+
+
+def show_field(name: str, field: Mapping[str, Any], *, demo: bool = False) -> None:
+    """A field as text."""
+    recipe = field.get("recipe_id", "")[:8]
+    state = "" if field.get("installed", True) else ", kind not installed"
+    size = f": {counted(field['items'], 'item')}, {human_bytes(field['bytes'])}" if "items" in field else ""
+    out(f"{name}{f' (recipe {recipe})' if recipe else ''}{size}{state}{'  (demo: not for training)' if demo else ''}")
+    for label, text in field.get("about", {}).items():
+        out(f"  {label:9} {text}")
+    groups = [("bucket", "items"), *((one["label"], one["items"]) for one in field.get("groups", ()) if one["label"])]
+    if len(groups) > 1:
+        show_table(groups)
+    show_lengths(field)
+
+
+def show_lengths(field: Mapping[str, Any]) -> None:
+    """Lengths, numbers, sources and row counts of a ragged field as text."""
+    lengths, numbers = field.get("lengths"), field.get("numbers", {})
+    if numbers:
+        out("  " + ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in numbers.items()))
+    if not lengths or not lengths["up_to"]:
+        return
+    mean = lengths["total"] / field["items"]
+    out(f"  length {lengths['shortest']} to {lengths['longest']}, mean {mean:.0f}, total {lengths['total']:,}")
+    show_table(
+        [
+            ("length up to", "items", "total"),
+            *((one["length"], one["items"], f"{one['total']:,}") for one in lengths["up_to"]),
+        ]
+    )
+    sources = field.get("sources", ())
+    if len(sources) > 1:
+        show_table(
+            [
+                ("source", "items", "total"),
+                *((one["name"], one["items"], f"{one['total']:,}") for one in sources[:SHOWN]),
+            ]
+        )
+        if len(sources) > SHOWN:
+            out(f"  ... and {len(sources) - SHOWN} more (all of them with --json)")
+    _show_rows(field.get("rows", ()))
+
+
+def _show_rows(rows: Any) -> None:
+    if not rows:
+        return
+    cells: list[tuple[object, ...]] = [
+        ("rows of", "padded", "efficiency", "packed", "efficiency", "too long", "chunks")
+    ]
+    for one in rows:
+        least = f"{one['pack_at_least']} or more"
+        packed = (least, "") if one["pack"] is None else (one["pack"], f"{one['pack_efficiency'] or 0:.1%}")
+        cells.append(
+            (one["length"], one["pad"], f"{one['pad_efficiency']:.1%}", *packed, one["too_long"], one["chunk"])
+        )
+    show_table(cells)
+    out("  one epoch is rows / (batch size x ranks) steps, rounded up, before gradient accumulation")

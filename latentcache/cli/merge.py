@@ -1,0 +1,35 @@
+"""``latentcache merge``: parts of one build, or caches of one recipe, become one cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from latentcache.cli import build, flags, reports
+from latentcache.cli.flags import argument, option
+
+if TYPE_CHECKING:
+    from latentcache.cli.progress import BuildTalk
+    from latentcache.errors import InterruptedBuildError
+    from latentcache.pipeline.report import BuildReport
+
+
+def merge(
+    parts: list[Path] = argument("PART...", "Caches of build --part, or of one recipe."),
+    *,
+    out_folder: Path = option(..., "--out -o CACHE", "The merged cache."),
+    field: flags.Kinds = None,
+    report_to: flags.Report = None,
+    quiet: flags.Quiet = False,
+    as_json: flags.Json = False,
+) -> int:
+    """Merge caches into one; settings that differ are rejected by field."""
+
+    def make(talk: BuildTalk, last_words: Callable[[InterruptedBuildError], None]) -> BuildReport:
+        from latentcache.pipeline.merge import merge_caches
+
+        return merge_caches(parts, out_folder, observer=talk)
+
+    run = reports.Run(command="merge", cache=out_folder, wanted=report_to)
+    return build.carried_out(make, run, dry_run=False, quiet=quiet, as_json=as_json)
