@@ -1,15 +1,20 @@
-"""Columns of a generation: plain ``.npy`` arrays, and strings as bytes with offsets.
+"""Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
-Guarantee: names that are not UTF-8 come back to the byte (``os.fsencode``); nothing is ever unpickled. Columns
-are checked against the checksums in the manifest when a generation is opened.
+A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs (of one value, or of
+values that rise by one), or as differences. Each column has a checksum, checked when the column is first read whole.
+Files are read with positional reads and never mapped, so a file that is cut short is an error and not a signal.
 """
 
 from __future__ import annotations
 
-import functools
-import io
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+import os
+import struct
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,274 +22,512 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError
-from latentcache.identity.content import checksum
-from latentcache.identity.key import FLIPPED, VARIANT_BYTE
-from latentcache.store.durable import read_file, write_atomically
+from latentcache.fields.strings import Strings
+from latentcache.identity.content import checksum, checksum_of
+from latentcache.store.atomic_io import open_file, write_atomically
 
-#: Type and width of each column of entries; a width of 0 is one value for each row.
-ROW_SHAPES: Mapping[str, tuple[str, int]] = {
-    "key": ("|u1", 32),
-    "shard": ("<i4", 0),
-    "offset": ("<u8", 0),
-    "bucket": ("<i4", 0),
-    "sample": ("<i4", 0),
-    "crop": ("<u4", 2),
-    "resize": ("<u4", 2),
-    "pixel_hash": ("|u1", 16),
-}
-#: The same of samples.
-SAMPLE_SHAPES: Mapping[str, tuple[str, int]] = {
-    "content": ("|u1", 16),
-    "original_size": ("<u4", 2),
-    "stat": ("<u8", 6),
-    "names_ends": ("<u8", 0),
-    "captions_ends": ("<u8", 0),
-}
-_STRINGS = ("names", "captions")
-#: No file is longer; larger numbers would not fit a positional read.
-MAX_OFFSET = 1 << 62
-#: Strings that become objects at a time when all are asked for.
-_SLICE = 1 << 14
-#: Rows of a column that are looked at together.
-_PART = 1 << 16
+#: numpy type -> name in a safetensors header.
+_NAMES = {
+    "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64", "i8": "I64",
+    "f2": "F16", "f4": "F32", "f8": "F64",
+}  # fmt: skip
+_TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
+#: The last tensor of a file: xxh3-64 of its header.
+_SIGNATURE = "header_checksum"
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER_BYTES = 100 << 20
+#: Positions looked up together, and bytes or strings between two positions that are read with them.
+_TOGETHER, _GAP_BYTES, _GAP_STRINGS = 1 << 12, 1 << 12, 32
+#: A column is read whole for more than one in so many of its rows.
+_DENSE = 16
+#: Rows of a column that are converted together.
+_CHUNK = 1 << 20
 
 
-class StringColumn(Sequence[str]):
-    """Many strings in two arrays: all bytes, and where each string ends. Ten million cost no objects."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How one column is stored."""
 
-    def __init__(self, data: NDArray[np.uint8], ends: NDArray[np.uint64]) -> None:
-        text, self._bounds = data.tobytes(), np.concatenate([np.zeros(1, np.uint64), ends]).astype(np.intp)
-        # a slice of bytes costs half as much as one of an array, and nothing is left to decode where all is ASCII
-        self._text = text.decode("ascii") if text.isascii() else text
-        self.ends = self._bounds[1:].view(np.uint64)
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    stored: np.dtype[Any]
+    start: int
+    """Byte of the file at which its values begin."""
+    checksum: int
+    base: int = 0
+    """Added to every stored value."""
+    runs: int = -1
+    """Number of runs; -1: one stored value per row."""
+    step: int = 0
+    """How values of one run rise: 0 or 1."""
+    first: np.dtype[Any]
+    """Type of the positions at which runs begin."""
+    sums: bool = False
+    """True if differences are stored."""
 
     @property
-    def data(self) -> NDArray[np.uint8]:
-        """All bytes; read-only, and a copy where they are ASCII."""
-        return np.frombuffer(self._text.encode() if isinstance(self._text, str) else self._text, dtype=np.uint8)
+    def stored_rows(self) -> int:
+        """Rows of values in the file."""
+        return self.shape[0] if self.runs < 0 else self.runs
 
-    def __reduce__(self) -> tuple[type[StringColumn], tuple[NDArray[np.uint8], NDArray[np.uint64]]]:
-        return StringColumn, (self.data, self.ends)
+    @property
+    def width(self) -> int:
+        """Bytes of one stored row."""
+        return self.stored.itemsize * math.prod(self.shape[1:])
 
-    @classmethod
-    def of(cls, strings: Iterable[str]) -> StringColumn:
-        """From strings; surrogate escapes become the bytes they stand for."""
-        encoded = [text.encode("utf-8", "surrogateescape") for text in strings]
-        ends = np.cumsum([len(part) for part in encoded], dtype=np.uint64)
-        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file, with the positions of runs before the values."""
+        return self.stored_rows * (self.width + (self.first.itemsize if self.runs >= 0 else 0))
+
+
+class Column(np.lib.mixins.NDArrayOperatorsMixin):
+    """One column on disk. A position, a slice or an array of positions or bools gives the values as an array.
+
+    Everything else that numpy does with it is right too, but reads the column whole.
+    """
+
+    __slots__ = ("_checked", "_file", "_form", "_name", "_runs", "_sums")
+
+    def __init__(self, file: ColumnFile, name: str, form: _Form) -> None:
+        self._file, self._name, self._form = file, name, form
+        self._checked = False
+        self._runs: tuple[NDArray[np.int64], NDArray[Any]] | None = None
+        self._sums: NDArray[Any] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values that reading gives."""
+        return self._form.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows first."""
+        return self._form.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._form.shape)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the column takes in its file."""
+        return self._form.num_bytes
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return self._form.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), _CHUNK):
+            yield from self[start : start + _CHUNK]
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
-        text = self._text[int(self._bounds[position]) : int(self._bounds[position + 1])]
-        return text if isinstance(text, str) else text.decode("utf-8", "surrogateescape")
+            start, stop, step = index.indices(len(self))
+            return self._slice(start, max(stop - start, 0)) if step == 1 else self[np.arange(start, stop, step)]
+        if isinstance(index, int | np.integer):
+            return self._slice(range(len(self))[operator.index(index)], 1)[0]
+        positions = np.asarray(index)
+        return self._take(np.flatnonzero(positions) if positions.dtype == np.bool_ else positions.astype(np.int64))
 
-    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
-        """The strings at these positions (from 0), several times quicker than one by one."""
-        chosen, text = np.asarray(positions, dtype=np.intp), self._text
-        spans = zip(self._bounds.take(chosen).tolist(), self._bounds.take(chosen + 1).tolist(), strict=True)
-        if isinstance(text, str):
-            return [text[start:end] for start, end in spans]
-        return [text[start:end].decode("utf-8", "surrogateescape") for start, end in spans]
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self._slice(0, len(self)), dtype=dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+        whole = (np.asarray(value) if isinstance(value, Column) else value for value in inputs)
+        return getattr(ufunc, method)(*whole, **more)
+
+    def __reduce__(self) -> Any:
+        return _column_of, (self._file, self._name)
+
+    def __repr__(self) -> str:
+        return f"Column({self._name!r}, {self.dtype}, {self.shape})"
+
+    def check(self) -> None:
+        """Read the column whole and hold it against its checksum.
+
+        Raises:
+            CacheDamagedError: It is not what was written.
+        """
+        form = self._form
+        parts = (
+            self._file.read(form.start + at, np.dtype("u1"), (min(_CHUNK, form.num_bytes - at),)).data
+            for at in range(0, form.num_bytes, _CHUNK)
+        )
+        self._compare(checksum_of(parts))
+
+    def _compare(self, found: int) -> None:
+        if found != self._form.checksum:
+            why = f"checksum of {self._name}: expected {self._form.checksum:016x}, found {found:016x}"
+            raise CacheDamagedError(f"{self._file.path.name} is damaged", where=str(self._file.path), why=why)
+        self._checked = True
+
+    def _slice(self, first: int, count: int) -> NDArray[Any]:
+        form = self._form
+        if form.sums:
+            return self._summed()[first : first + count]
+        if form.runs >= 0:
+            return self._from_runs(first, count)
+        raw = self._file.read(form.start + first * form.width, form.stored, (count, *form.shape[1:]))
+        if count == len(self) and count and not self._checked:
+            self._compare(checksum(raw.reshape(-1).view(np.uint8).data))
+        return self._widened(raw)
+
+    def _widened(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """Stored values in the column's type."""
+        if raw.dtype == self.dtype and not self._form.base:
+            return raw
+        values = raw.astype(self.dtype)
+        if self._form.base:
+            base = np.array(self._form.base, dtype=np.int64 if self._form.base < 0 else np.uint64)
+            values += base.astype(self.dtype)
+        return values
+
+    def _take(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """(n, ...) values at positions in any order."""
+        positions = np.where(positions < 0, positions + len(self), positions)
+        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(self):
+            raise IndexError(f"a position is not below {len(self)}")
+        if self._form.sums:
+            return np.asarray(self._summed()[positions])
+        if self._form.runs >= 0:
+            return self._at_runs(positions)
+        if len(positions) * _DENSE >= len(self):
+            whole: NDArray[Any] = self._slice(0, len(self))[positions]
+            return whole
+        out = np.empty((len(positions), *self.shape[1:]), dtype=self.dtype)
+        gap = max(_GAP_BYTES // max(self._form.width, 1), 1)
+        for start in range(0, len(positions), _TOGETHER):
+            part = positions[start : start + _TOGETHER]
+            order = np.argsort(part, kind="stable")
+            for run in np.split(order, np.flatnonzero(np.diff(part[order]) > gap) + 1):
+                first, last = int(part[run[0]]), int(part[run[-1]])
+                out[start + run] = self._slice(first, last - first + 1)[part[run] - first]
+        return out
+
+    def _summed(self) -> NDArray[Any]:
+        if self._sums is None:
+            raw = self._file.read(self._form.start, self._form.stored, self.shape)
+            self._compare(checksum(raw.view(np.uint8).data))
+            self._sums = np.cumsum(raw, dtype=self.dtype)
+        return self._sums
+
+    def _run_table(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Where runs begin, with the number of rows behind the last; the value of each at its beginning."""
+        if self._runs is None:
+            form = self._form
+            raw = self._file.read(form.start, np.dtype("u1"), (form.num_bytes,))
+            self._compare(checksum(raw.data))
+            split = form.runs * form.first.itemsize
+            firsts = np.append(raw[:split].view(form.first).astype(np.int64), len(self))
+            values = self._widened(raw[split:].view(form.stored).reshape(form.runs, *form.shape[1:]))
+            if form.runs and (firsts[0] != 0 or (np.diff(firsts) <= 0).any()):
+                raise CacheDamagedError(f"{self._file.path.name} contradicts itself", where=str(self._file.path))
+            self._runs = firsts, values
+        return self._runs
+
+    def _from_runs(self, first: int, count: int) -> NDArray[Any]:
+        firsts, values = self._run_table()
+        low = int(np.searchsorted(firsts, first, "right")) - 1
+        high = int(np.searchsorted(firsts, first + count, "left")) if count else low
+        bounds = np.clip(firsts[low : high + 1], first, first + count)
+        chosen = values[low:high]
+        if self._form.step:
+            chosen = chosen - firsts[low:high].astype(self.dtype)
+            rising = np.arange(first, first + count).astype(self.dtype)
+            rising += np.repeat(chosen, np.diff(bounds))
+            return rising
+        repeated: NDArray[Any] = np.repeat(chosen, np.diff(bounds), axis=0)
+        return repeated
+
+    def _at_runs(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        firsts, values = self._run_table()
+        run = np.searchsorted(firsts, positions, "right") - 1
+        found: NDArray[Any] = values[run]
+        if self._form.step:
+            found += (positions - firsts[run]).astype(self.dtype)
+        return found
+
+
+class ColumnFile:
+    """A file of columns. Its header is checked when it is opened. Picklable; the file stays open while it is in use.
+
+    Args:
+        path: The file.
+        expected: xxh3-64 of its header, if the caller knows it.
+
+    Raises:
+        CacheDamagedError: It cannot be read, or is not what was written.
+    """
+
+    def __init__(self, path: Path, expected: int | None = None) -> None:
+        self.path, self._expected = path, expected
+        try:
+            self._descriptor = open_file(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        self.num_bytes = os.fstat(self._descriptor).st_size
+        (length,) = _LENGTH.unpack(self.read(0, np.dtype("u1"), (8,)).tobytes())
+        if length > min(_MOST_HEADER_BYTES, self.num_bytes):
+            raise self._damaged(f"a header of {length} bytes")
+        text = self.read(8, np.dtype("u1"), (length,)).tobytes()
+        self.header_checksum = checksum(text)
+        stored = _LENGTH.unpack(self.read(self.num_bytes - 8, np.dtype("u1"), (8,)).tobytes())[0]
+        if self.header_checksum != stored or expected not in (None, stored):
+            raise self._damaged("header checksum")
+        try:
+            header = json.loads(text)
+            metadata = header.pop("__metadata__")
+            forms = json.loads(metadata.pop("columns"))
+            self._forms = {name: _form(one, header, name, 8 + length) for name, one in forms.items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from error
+        self.metadata: dict[str, str] = metadata
+        if any(form.start + form.num_bytes > self.num_bytes - 8 for form in self._forms.values()):
+            raise self._damaged("a column leaves the file")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._forms
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _SLICE):
-            yield from self.take(np.arange(start, min(start + _SLICE, len(self))))
+        return iter(self._forms)
+
+    def __getitem__(self, name: str) -> Column:
+        """A column.
+
+        Raises:
+            CacheDamagedError: The file lacks it.
+        """
+        if name not in self._forms:
+            raise self._damaged(f"column {name} is missing")
+        return Column(self, name, self._forms[name])
+
+    def strings(self, name: str) -> LazyStrings:
+        """A column of strings. Errors as for a column."""
+        return LazyStrings(self[f"{name}.bytes"], self[f"{name}.ends"])
+
+    def __reduce__(self) -> Any:
+        return ColumnFile, (self.path, self._expected)
+
+    def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array from a byte of the file on.
+
+        Raises:
+            CacheDamagedError: The file ends early or cannot be read.
+        """
+        values: NDArray[Any] = np.empty(shape, dtype=dtype)
+        size, done = values.nbytes, 0
+        memory = values.reshape(-1).view(np.uint8).data if size else memoryview(b"")
+        while done < size:
+            try:
+                found = os.preadv(self._descriptor, [memory[done:]], place + done)
+            except (OSError, OverflowError) as error:
+                raise _unreadable(self.path, error) from error
+            if not found:
+                raise self._damaged("the file ends early")
+            done += found
+        return values
+
+    def _damaged(self, why: str) -> CacheDamagedError:
+        return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
 
 
-def save_columns(folder: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, Any]]:
-    """Write one ``<name>.npy`` per array; returns what the manifest says of them.
+class LazyStrings(Strings):
+    """Strings that stay on disk; those at asked positions are read.
+
+    Args:
+        data: All bytes, a column.
+        ends: Where each string ends, a column.
+    """
+
+    def __init__(self, data: Column, ends: Column) -> None:
+        self._data, self._ends = data, ends
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """All bytes."""
+        return np.asarray(self._data)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """(n,) where each string ends in :attr:`data`."""
+        return np.asarray(self._ends, dtype=np.int64)
+
+    def __reduce__(self) -> Any:
+        return LazyStrings, (self._data, self._ends)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strings) and Strings(self.data, self.ends) == Strings(other.data, other.ends)
+
+    __hash__ = None
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(*index.indices(len(self))))
+        return self.take([range(len(self))[index]])[0]
+
+    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
+        """The strings at these positions (from 0); quick for positions that are close together."""
+        chosen, found = np.asarray(positions, dtype=np.int64), list[str]()
+        for start in range(0, len(chosen), _TOGETHER):
+            part = chosen[start : start + _TOGETHER]
+            low, high = int(part.min()), int(part.max())
+            if high - low >= _GAP_STRINGS * len(part) and len(part) > 1:
+                for position in part.tolist():
+                    found += self.take([position])
+                continue
+            bounds = self._bounds_of(low, high + 1)
+            text = self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
+            at = bounds - bounds[0]
+            spans = zip(at[part - low].tolist(), at[part - low + 1].tolist(), strict=True)
+            found += [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
+        return found
+
+    def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
+        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
+        ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
+        return ends if low else np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def write_columns(
+    path: Path,
+    columns: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    sums: Collection[str] = (),
+) -> int:
+    """Write columns atomically and durably; return the xxh3-64 of the header.
+
+    Args:
+        path: The file.
+        columns: Name -> array or column of any integer or float type, or ``Strings``.
+        metadata: More names of the file's ``__metadata__``.
+        sums: Names of rising columns that may be stored as differences.
 
     Raises:
         DiskFullError: No space.
         CacheReadOnlyError: The folder cannot be written.
+        StoreError: The disk fails.
     """
-    facts = {}
-    for name, array in arrays.items():
-        data = npy_bytes(array)
-        write_atomically(folder / f"{name}.npy", data)
-        facts[name] = {"file": f"{name}.npy", "bytes": len(data), "checksum": f"{checksum(data):016x}"}
-    return facts
+    forms: dict[str, Any] = {}
+    header: dict[str, Any] = {}
+    parts: list[NDArray[Any]] = []
+    place = 0
+    for name, values in _flat(columns):
+        encoded, form = _encoded(values, name in sums)
+        data = [np.ascontiguousarray(part) for part in encoded.values()]
+        forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
+        for suffix, part in zip(encoded, data, strict=True):
+            where = [place, place + part.nbytes]
+            header[name + suffix] = {"dtype": _NAMES[part.dtype.str[1:]], "shape": part.shape, "data_offsets": where}
+            place += part.nbytes
+        parts += data
+    header[_SIGNATURE] = {"dtype": "U64", "shape": [1], "data_offsets": [place, place + 8]}
+    header["__metadata__"] = {**(metadata or {}), "columns": json.dumps(forms, separators=(",", ":"))}
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    signature = checksum(text)
+    front = [_LENGTH.pack(len(text)), text]
+    write_atomically(path, [*front, *map(_bytes, parts), _LENGTH.pack(signature)])
+    return signature
 
 
-def load_columns(folder: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Read the columns a manifest names. Files are called after their columns; a manifest cannot name others.
-
-    Raises:
-        CacheDamagedError: A column is missing or is not what was written.
-    """
-    return {name: _load_column(folder, name, fact) for name, fact in facts.items()}
-
-
-def _load_column(folder: Path, name: str, fact: Mapping[str, Any]) -> NDArray[Any]:
-    path = column_path(folder, name, fact)
-    return npy_array(checked_bytes(path, fact.get("checksum")), path)
+def _flat(columns: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, values in columns.items():
+        if isinstance(values, Strings):
+            yield f"{name}.bytes", values.data
+            yield f"{name}.ends", values.ends
+        else:
+            yield name, np.asarray(values)
 
 
-def column_path(folder: Path, name: str, fact: Mapping[str, Any]) -> Path:
-    """The file of a column that a manifest names.
-
-    Raises:
-        CacheDamagedError: The manifest names another one.
-    """
-    path = folder / f"{name}.npy"
-    if fact.get("file") != path.name or path.parent != folder:
-        raise CacheDamagedError("a manifest names a file that is no column", where=str(folder), why=repr(fact))
-    return path
-
-
-def check_columns(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
-    """Refuse columns of another type or shape, and positions that point nowhere.
-
-    Args:
-        columns: All columns of a generation.
-        limits: How many shards and buckets there are.
-
-    Raises:
-        ValueError: With the column's name.
-        KeyError: A column is not there.
-    """
-    num_rows, num_samples = len(columns["shard"]), len(columns["names_ends"])
-    check_shapes(columns, ROW_SHAPES, num_rows)
-    check_shapes(columns, SAMPLE_SHAPES, num_samples)
-    check_limits(columns, {"offset": MAX_OFFSET, "sample": num_samples} | dict(limits))
-    for name in _STRINGS:
-        check_strings(columns, name)
+def _encoded(values: NDArray[Any], may_sum: bool) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The tensors of a column by the suffix of their names, and how to read them."""
+    values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    form: dict[str, Any] = {"dtype": values.dtype.str[1:], "shape": list(values.shape)}
+    runs = _runs(values)
+    if runs is not None:
+        firsts, step = runs
+        stored, base = _narrowed(values[firsts])
+        narrow, _ = _narrowed(firsts.astype(np.uint64), based=False)
+        return {".first": narrow, ".value": stored}, form | {"base": base, "step": step}
+    stored, base = _narrowed(values)
+    if may_sum and len(values):
+        differences, _ = _narrowed(np.diff(values, prepend=values.dtype.type(0)), based=False)
+        if differences.itemsize < stored.itemsize:
+            return {"": differences}, form | {"sums": True}
+    return {"": stored}, form | ({"base": base} if base else {})
 
 
-def check_shapes(columns: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[str, int]], count: int) -> None:
-    """Refuse columns that have not ``count`` rows of their type and width.
-
-    Raises:
-        ValueError: With the column's name.
-        KeyError: A column is not there.
-    """
-    for name, (dtype, width) in shapes.items():
-        column, shape = columns[name], (count, width) if width else (count,)
-        if column.dtype != np.dtype(dtype) or column.shape != shape:
-            raise ValueError(f"{name}: expected {dtype} {shape}, found {column.dtype} {column.shape}")
-
-
-def check_limits(columns: Mapping[str, NDArray[Any]], limits: Mapping[str, int]) -> None:
-    """Refuse columns with numbers below 0, or not below their limit.
-
-    Raises:
-        ValueError: With the column's name.
-    """
-    for name, end in limits.items():
-        for part in _parts(columns[name]):
-            if not 0 <= int(part.min()) <= int(part.max()) < end:
-                raise ValueError(f"{name}: a position is not below {end}")
+def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
+    """Where runs begin and by how much their values rise, if runs take less than half the bytes of plain values."""
+    if len(values) < 2 or values.dtype.kind not in "ui":
+        return None
+    if values.ndim > 1:
+        same = bool((values[1:] == values[:1]).all())
+        return (np.zeros(1, dtype=np.intp), 0) if same else None
+    before, after = values[:-1], values[1:]
+    level, rising = after != before, (after - before) != 1
+    step = int(np.count_nonzero(rising) < np.count_nonzero(level))
+    breaks = rising if step else level
+    if (np.count_nonzero(breaks) + 1) * 16 > len(values) * values.itemsize:
+        return None
+    return np.concatenate([[0], np.flatnonzero(breaks) + 1]), step
 
 
-def check_strings(columns: Mapping[str, NDArray[Any]], name: str) -> None:
-    """Refuse a column of strings whose ends do not lead to the end of its bytes.
-
-    Raises:
-        ValueError: With the column's name.
-    """
-    data, ends = columns[f"{name}_bytes"], columns[f"{name}_ends"]
-    whole = data.dtype == np.uint8 and data.shape == (int(ends[-1]) if len(ends) else 0,)
-    before = np.zeros(1, dtype=ends.dtype)
-    for part in _parts(ends):
-        whole = whole and part[0] >= before[-1] and not bool((part[1:] < part[:-1]).any())
-        before = part
-    if not whole:
-        raise ValueError(f"{name}: the ends do not rise to the end of the bytes")
-
-
-def check_pairs(columns: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse mirrored rows that do not follow their pictures one by one.
-
-    Raises:
-        ValueError: Row i + N / 2 is not the mirror image of row i.
-    """
-    half, odd = divmod(len(columns["shard"]), 2)
-    for start in range(0, half, _PART):
-        stop = min(start + _PART, half)
-        expected = columns["key"][start:stop].copy()
-        expected[:, VARIANT_BYTE] = FLIPPED
-        pairs = [(expected, columns["key"][half + start : half + stop])]
-        pairs += [(columns[n][start:stop], columns[n][half + start : half + stop]) for n in ("sample", "bucket")]
-        odd = odd or not all(np.array_equal(one, other) for one, other in pairs)
-    if odd:
-        raise ValueError("the mirrored rows are not those of the pictures before them")
+def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any], int]:
+    """Values in the narrowest unsigned type, and what to add to them."""
+    if values.dtype.kind not in "ui" or values.itemsize == 1 or not values.size:
+        return values, 0
+    low, high = int(values.min()), int(values.max())
+    plain, moved = (np.min_scalar_type(number) for number in (high, high - low))
+    base = low if low < 0 or (based and moved.itemsize < plain.itemsize) else 0
+    narrow = (moved if base else plain).newbyteorder("<")
+    if narrow.itemsize >= values.itemsize:
+        return values, 0
+    if base:
+        values = values - np.array(base).astype(values.dtype)
+    return values.astype(narrow), base
 
 
-def _parts(column: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """A column in slices: it may be one that stays on disk."""
-    for start in range(0, len(column), _PART):
-        yield column[start : start + _PART]
+def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: int) -> _Form:
+    """How a column is stored, from the two halves of the header; numbers that contradict each other are refused."""
+    dtype, shape = np.dtype(f"<{one['dtype']}"), tuple(map(int, one["shape"]))
+    in_runs = f"{name}.value" in header
+    values = header[f"{name}.value" if in_runs else name]
+    stored, start = _TYPES[values["dtype"]], int(values["data_offsets"][0])
+    first = header[f"{name}.first"] if in_runs else None
+    runs = int(values["shape"][0]) if in_runs else -1
+    form = _Form(
+        dtype=dtype,
+        shape=shape,
+        stored=stored,
+        start=data + (int(first["data_offsets"][0]) if first else start),
+        checksum=int(one["checksum"], 16),
+        base=int(one.get("base", 0)),
+        runs=runs,
+        step=int(one.get("step", 0)),
+        first=_TYPES[first["dtype"]] if first else np.dtype("<u4"),
+        sums=bool(one.get("sums", False)),
+    )
+    expected = [form.stored_rows, *shape[1:]]
+    if values["shape"] != expected or not shape or min(shape) < 0 or form.start < 0 or form.step not in (0, 1):
+        raise ValueError(f"{name}: shape {values['shape']}, expected {expected}")
+    return form
 
 
-def checked_bytes(path: Path, expected: Any) -> bytes:
-    """The bytes of a file that a manifest names.
-
-    Raises:
-        CacheDamagedError: It cannot be read, or its xxh3-64 is not ``expected`` (16 hex digits).
-    """
-    try:
-        data = read_file(path)
-    except OSError as error:
-        raise CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error)) from error
-    found = f"{checksum(data):016x}"
-    if found != expected:
-        why = f"checksum: expected {expected}, found {found}"
-        raise CacheDamagedError(f"{path.name} is damaged", where=str(path), why=why)
-    return data
+def _bytes(values: NDArray[Any]) -> memoryview:
+    return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
 
 
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The array as a ``.npy`` file, as numpy's own writer makes it without pickle; its values are copied once.
-
-    Raises:
-        ValueError: The array holds Python objects.
-    """
-    if array.dtype.hasobject:
-        raise ValueError(f"{array.dtype} cannot be stored without pickle")
-    head, whole = io.BytesIO(), np.ascontiguousarray(array)
-    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(whole))
-    return b"".join([head.getvalue(), whole.reshape(-1).view(np.uint8).data if whole.size else b""])
+def _column_of(file: ColumnFile, name: str) -> Column:
+    return file[name]
 
 
-def npy_array(data: bytes, path: Path) -> NDArray[Any]:
-    """Inverse of :func:`npy_bytes`, over bytes whose checksum was seen to hold; read-only, and nothing is copied.
-
-    Raises:
-        CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
-    """
-    dtype, shape, start = npy_form(data, path)
-    try:
-        flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=start)
-    except (ValueError, MemoryError, OverflowError) as error:
-        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
-    return flat.reshape(shape)
-
-
-def npy_form(data: bytes, path: Path) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and byte at which the values begin, of a file as :func:`npy_bytes` writes it or its first bytes.
-
-    Raises:
-        CacheDamagedError: No ``.npy`` file, or one that asks for pickle.
-    """
-    try:
-        return _form(data[: 10 + int.from_bytes(data[8:10], "little")])
-    except (ValueError, EOFError, MemoryError, OverflowError) as error:
-        raise CacheDamagedError(f"{path.name} is no column", where=str(path), why=str(error)) from error
-
-
-@functools.lru_cache(maxsize=256)
-def _form(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """What a header of version 1.0 says: numpy compiles its text as Python, and a generation has thirty alike."""
-    stream = io.BytesIO(head)
-    version = np.lib.format.read_magic(stream)
-    if version != (1, 0):
-        raise ValueError(f"version {version} of .npy")
-    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype.hasobject or fortran:
-        raise ValueError(f"{dtype}{' in Fortran order' if fortran else ''} is never written")
-    return dtype, shape, stream.tell()
+def _unreadable(path: Path, error: Exception) -> CacheDamagedError:
+    return CacheDamagedError(f"{path.name} cannot be read", where=str(path), why=str(error))

@@ -1,9 +1,9 @@
-"""The bytes of one entry: a fixed 112-byte header and the raw payload. Normative text: docs/format/entry.md.
+"""The bytes of one entry: a head that proves itself, then the raw payload. Normative text: docs/format/entry.md.
 
-Guarantee: a header is believed only when its checksum over key and header holds and its shape, type and length
-agree, so a swapped, truncated or invented entry is refused before anything is allocated for it. LMDB starts a
-large value 16 bytes into a page; 16 + 112 = 128 puts the payload on a 64-byte boundary. What a build has to know
-of an entry without its payload is kept a second time, in a small record with a checksum of its own.
+The head holds the key, the recipe id, type and shape of the payload, and the columns that a build needs to resume:
+content hashes, same-hashes, lengths and the kind's own columns. Its last 8 bytes are a checksum over all bytes before
+them. LMDB starts a large value 16 bytes into a page, and a head has 48 (mod 64) bytes, so the payload is on a 64-byte
+boundary.
 """
 
 from __future__ import annotations
@@ -11,191 +11,353 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
-from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Box, Size
-from latentcache.identity.content import HASH_BYTES, checksum
-from latentcache.identity.key import EntryKey
-from latentcache.recipe import DTYPES
+from latentcache.fields.dtypes import DTYPES, numpy_dtype
+from latentcache.identity.content import HASH_BYTES, checksum, content_hash
+from latentcache.identity.key import CONTENT_AT, KEY_BYTES
 
+#: The last byte is the version.
 MAGIC = b"LCE1"
-HEADER_VERSION = 1
-#: Bytes in a header.
-HEADER_BYTES = 112
-#: Bytes of the facts stored beside the header: pixel hash, resize and crop.
-FACTS_BYTES = 32
-#: Bytes of a record: header, facts and their checksum.
-RECORD_BYTES = HEADER_BYTES + FACTS_BYTES + 8
 MAX_DIMENSIONS = 8
-_LAYOUT = struct.Struct(f"<4sBBBBHHIQQ{MAX_DIMENSIONS}I{HASH_BYTES}s{HASH_BYTES}sIIQ")
-_FACTS = struct.Struct(f"<{HASH_BYTES}sIIII")
-_NAMES = {code: name for name, (code, _) in DTYPES.items()}
-_NUMPY = {"bfloat16": "<u2"}
+#: Bits of the flags.
+PACKED, RAGGED = 1, 2
+#: Bytes of the fixed part and of the checksum at the end of a head; what a head's length leaves when divided by 64.
+FIXED_BYTES, CHECKSUM_BYTES, _REST = 96, 8, 48
+#: Names of columns that the format itself defines.
+CONTENT, SAME, LENGTH = "content", "same", "length"
+#: Names of counts of ragged columns end so.
+COUNT_SUFFIX = "#"
+_FIXED = struct.Struct(f"<4sBBBBIIQQ{KEY_BYTES}s{HASH_BYTES}s{HASH_BYTES}s")
+#: The fixed part for numpy.
+FIXED_DTYPE = np.dtype(
+    [
+        ("magic", "V4"), ("kind", "u1"), ("dtype", "u1"), ("ndim", "u1"), ("flags", "u1"), ("head_bytes", "<u4"),
+        ("items", "<u4"), ("payload_bytes", "<u8"), ("payload_checksum", "<u8"), ("key", "u1", (KEY_BYTES,)),
+        ("recipe_id", "u1", (HASH_BYTES,)), ("same", "u1", (HASH_BYTES,)),
+    ]
+)  # fmt: skip
+_DTYPE_NAMES = {code: name for name, (code, _) in DTYPES.items()}
+_COLUMN_CODES = {"u1": 1, "f2": 2, "f4": 4, "u2": 5, "i4": 6, "u4": 7, "i8": 8, "u8": 9, "f8": 10}
+_COLUMN_TYPES = {code: np.dtype(f"<{text}") for text, code in _COLUMN_CODES.items()}
+_NO_HASH = bytes(HASH_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeader:
-    """What an entry says of itself."""
+    """The head of one entry. N items."""
 
+    key: bytes
+    """32 bytes: the item's key, or that of the block."""
     kind: int
     dtype: str
+    """Storage type of the payload."""
     shape: tuple[int, ...]
+    """Of the payload: the item's; of a block with the items, or with their elements, along the first axis."""
+    packed: bool
+    """True for a block."""
+    ragged: bool
+    """True if items differ in their first axis."""
+    items: int
+    payload_bytes: int
     payload_checksum: int
     """xxh3-64 of the payload."""
-    content: bytes
-    """xxh3-128 of the source file."""
     recipe_id: bytes
     """16 bytes."""
-    original_size: Size
-    """Source pixels, after EXIF orientation."""
-    true_length: int = 0
-    flags: int = 0
+    head_bytes: int
+    content: NDArray[np.uint8]
+    """(N, 16)"""
+    same: NDArray[np.uint8]
+    """(N, 16) hash of exactly what the encoder saw; zeros if the kind has none."""
+    start: NDArray[np.uint32]
+    """(N,) where each item begins along the first axis of the payload."""
+    length: NDArray[np.uint32]
+    """(N,) elements along the first axis; zeros if items are not ragged."""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The kind's own columns, (N, ...), in the type they are stored in."""
+    ragged_columns: Mapping[str, tuple[NDArray[np.int64], NDArray[Any]]] = field(default_factory=dict)
+    """Those with several values per item: (N,) where they end, and the values."""
 
-    @property
-    def payload_bytes(self) -> int:
-        """Length of the payload that type and shape ask for."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1]
+    def item_keys(self) -> NDArray[np.uint8]:
+        """(N, 32) keys of the items."""
+        keys = np.tile(np.frombuffer(self.key, dtype=np.uint8), (self.items, 1))
+        keys[:, CONTENT_AT : CONTENT_AT + HASH_BYTES] = self.content
+        return keys
 
+    def item(self, payload: memoryview, position: int) -> NDArray[Any]:
+        """One item of the payload, over the same memory."""
+        array = np.frombuffer(payload, dtype=numpy_dtype(self.dtype)).reshape(self.shape)
+        if not self.packed:
+            return array
+        start = int(self.start[position])
+        return array[start : start + int(self.length[position])] if self.ragged else array[start]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryFacts:
-    """How the picture was placed, and what its pixels were: read by build and verify, never recomputed."""
-
-    pixel_hash: bytes
-    """xxh3-128 of the cropped RGB pixels, 16 bytes."""
-    placement: Placement
+    def item_columns(self, position: int) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Own columns of one item: plain ones, and the values of ragged ones."""
+        ragged = {}
+        for name, (ends, values) in self.ragged_columns.items():
+            ragged[name] = values[int(ends[position - 1]) if position else 0 : int(ends[position])]
+        return {name: values[position] for name, values in self.columns.items()}, ragged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """One entry ready to be written. ``value`` is header and payload in one buffer."""
+    """One entry ready to be written."""
 
     key: bytes
     value: bytes | bytearray | memoryview
-    facts: bytes
+    """Head and payload."""
+    item_keys: tuple[bytes, ...]
 
 
-@functools.cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy type that carries a storage type; bfloat16 travels as uint16."""
-    return np.dtype(_NUMPY.get(name, name)).newbyteorder("<")
+def pack_entry(
+    *,
+    key: bytes,
+    recipe_id: bytes,
+    dtype: str,
+    shape: tuple[int, ...],
+    payload: bytes | memoryview,
+    flags: int = 0,
+    items: int = 1,
+    same: bytes = _NO_HASH,
+    columns: Mapping[str, NDArray[Any]] | None = None,
+) -> bytearray:
+    """The value of an entry: head and payload.
 
-
-def pack_header(header: EntryHeader, key: bytes) -> bytes:
-    """The 112 bytes, ending in xxh3-64 over ``key`` and all that stands before.
-
-    Raises:
-        ValueError: More than 8 dimensions, none, or one that is zero.
-    """
-    if not 1 <= len(header.shape) <= MAX_DIMENSIONS or 0 in header.shape:
-        raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {header.shape}")
-    code = DTYPES[header.dtype][0]
-    shape = header.shape + (0,) * (MAX_DIMENSIONS - len(header.shape))
-    front = MAGIC, HEADER_VERSION, header.kind, code, len(header.shape), HEADER_BYTES, header.flags
-    sizes = header.true_length, header.payload_bytes, header.payload_checksum
-    ids = header.content, header.recipe_id, header.original_size.height, header.original_size.width
-    unsigned = _LAYOUT.pack(*front, *sizes, *shape, *ids, 0)[:-8]
-    return unsigned + struct.pack("<Q", checksum(key + unsigned))
-
-
-def unpack_header(data: bytes, key: bytes) -> EntryHeader:
-    """Inverse of :func:`pack_header`, believing nothing.
-
-    Raises:
-        CorruptEntryError: Any field or the checksum is wrong for this key.
-        CacheFormatError: A header version this release does not know.
-    """
-    if len(data) < HEADER_BYTES or data[:4] != MAGIC:
-        raise _corrupt(key, f"expected {HEADER_BYTES} bytes starting with {MAGIC!r}, found {bytes(data[:4])!r}")
-    found = _LAYOUT.unpack_from(data)
-    expected = checksum(key + bytes(data[: HEADER_BYTES - 8]))
-    if found[-1] != expected:
-        raise _corrupt(key, f"header checksum: expected {expected:016x}, found {found[-1]:016x}")
-    if found[1] != HEADER_VERSION:
-        raise CacheFormatError(
-            f"entry format {found[1]} is newer than this version reads ({HEADER_VERSION})",
-            where=f"entry {key.hex()}",
-            fix="upgrade latentcache",
-        )
-    _, _, kind, code, ndim, header_bytes, flags, length, payload_bytes, payload_checksum = found[:10]
-    ndim = min(ndim, MAX_DIMENSIONS + 1)
-    shape, unused = found[10 : 10 + ndim], found[10 + ndim : 18]
-    content, recipe_id, height, width = found[18:22]
-    known = code in _NAMES and 1 <= ndim <= MAX_DIMENSIONS and header_bytes == HEADER_BYTES
-    if not known or 0 in (*shape, height, width) or any(unused):
-        sizes = f"shape {list(found[10:18])}, source {height}x{width}"
-        raise _corrupt(key, f"type {code}, {ndim} dimensions, header of {header_bytes}, {sizes}")
-    header = EntryHeader(
-        kind=kind,
-        dtype=_NAMES[code],
-        shape=shape,
-        payload_checksum=payload_checksum,
-        content=content,
-        recipe_id=recipe_id,
-        original_size=Size(height, width),
-        true_length=length,
-        flags=flags,
-    )
-    if header.payload_bytes != payload_bytes:
-        raise _corrupt(key, f"{header.dtype} {shape} needs {header.payload_bytes} bytes, found {payload_bytes}")
-    return header
-
-
-def pack_facts(facts: EntryFacts) -> bytes:
-    """The 32 bytes kept beside the header."""
-    resize, crop = facts.placement.resize, facts.placement.crop
-    return _FACTS.pack(facts.pixel_hash, resize.height, resize.width, crop.top, crop.left)
-
-
-def unpack_facts(data: bytes, bucket: Size) -> EntryFacts:
-    """Inverse of :func:`pack_facts`; the crop's size is the bucket's.
+    Args:
+        key: 32 bytes.
+        recipe_id: 16 bytes.
+        dtype: Storage type.
+        shape: Of the payload, 1 to 8 dimensions of at least 1.
+        payload: The raw bytes.
+        flags: ``PACKED``, ``RAGGED``.
+        items: Items in it; 1 unless it is packed.
+        same: 16-byte hash of what the encoder saw; zeros if there is none, or if it is packed.
+        columns: The table of the head, with the names of the format.
 
     Raises:
-        ValueError: Not 32 bytes, a resize of zero pixels, or a crop that leaves the resized picture.
+        ValueError: A number or a length does not fit.
     """
-    if len(data) != FACTS_BYTES:
-        raise ValueError(f"facts have {FACTS_BYTES} bytes, got {len(data)}")
-    pixel_hash, height, width, top, left = _FACTS.unpack(data)
-    crop = Box(top=top, left=left, size=bucket)
-    placement = Placement(bucket=bucket, resize=Size(height, width), crop=crop)
-    if not crop.fits(placement.resize):
-        raise ValueError(f"a crop of {bucket} at {top}, {left} leaves the picture of {placement.resize}")
-    return EntryFacts(pixel_hash=pixel_hash, placement=placement)
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or min(shape) < 1:
+        raise ValueError(f"an entry has 1 to {MAX_DIMENSIONS} dimensions of at least 1, got {shape}")
+    code, width = DTYPES[dtype]
+    if (len(key), len(recipe_id), len(same)) != (KEY_BYTES, HASH_BYTES, HASH_BYTES):
+        raise ValueError("a key has 32 bytes, a recipe id and a same-hash have 16")
+    if len(payload) != math.prod(shape) * width:
+        raise ValueError(f"{dtype} {shape} needs {math.prod(shape) * width} bytes, got {len(payload)}")
+    table = _pack_table(columns or {})
+    used = FIXED_BYTES + 4 * len(shape) + len(table) + CHECKSUM_BYTES
+    head_bytes = used + (_REST - used) % 64
+    value = bytearray(head_bytes + len(payload))
+    front = MAGIC, key[0], code, len(shape), flags, head_bytes, items, len(payload), checksum(payload)
+    _FIXED.pack_into(value, 0, *front, key, recipe_id, same)
+    struct.pack_into(f"<{len(shape)}I", value, FIXED_BYTES, *shape)
+    at = FIXED_BYTES + 4 * len(shape)
+    value[at : at + len(table)] = table
+    with memoryview(value) as memory:
+        struct.pack_into("<Q", value, head_bytes - CHECKSUM_BYTES, checksum(memory[: head_bytes - CHECKSUM_BYTES]))
+    value[head_bytes:] = payload
+    return value
 
 
-def pack_record(header: bytes, facts: bytes, key: bytes) -> bytes:
-    """Packed header and facts, ending in xxh3-64 over ``key`` and both."""
-    return header + facts + struct.pack("<Q", checksum(key + header + facts))
+def read_header(data: bytes | memoryview, key: bytes | None = None) -> EntryHeader:
+    """Parse a head and believe nothing that its checksum and its own rules do not prove.
 
-
-def unpack_record(data: bytes, key: bytes) -> tuple[EntryHeader, bytes]:
-    """The header, and the facts still packed, of a record made by :func:`pack_record`.
+    Args:
+        data: The head; more bytes may follow it.
+        key: The key it must have; None if any is right.
 
     Raises:
-        CorruptEntryError: Length, checksum, key or a field is wrong.
-        CacheFormatError: A header version this release does not know.
+        CorruptEntryError: A field, a column or the checksum is wrong.
+        CacheFormatError: A version that this release does not know.
     """
-    header = unpack_header(data[:HEADER_BYTES], key)
-    facts = data[HEADER_BYTES : HEADER_BYTES + FACTS_BYTES]
-    if len(data) != RECORD_BYTES or data != pack_record(data[:HEADER_BYTES], facts, key):
-        raise _corrupt(key, "the facts beside the header fail their checksum")
+    hexed = (bytes(data[32:64]) if key is None else key).hex()
     try:
-        unpack_facts(facts, EntryKey.unpack(key).bucket)
-    except ValueError as error:
-        raise _corrupt(key, str(error)) from error
-    return header, facts
+        return _parsed(memoryview(data), key)
+    except (ValueError, struct.error, KeyError) as error:
+        raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
-def payload_array(header: EntryHeader, payload: bytes | bytearray | memoryview) -> NDArray[Any]:
-    """The payload as an array of the header's shape, over the same memory."""
-    return np.frombuffer(payload, dtype=numpy_dtype(header.dtype)).reshape(header.shape)
+def head_length(data: bytes | memoryview) -> int:
+    """Bytes of the head, as its fixed part says; 0 if the data is no head."""
+    if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
+        return 0
+    return int(_FIXED.unpack_from(data)[5])
 
 
-def _corrupt(key: bytes, why: str) -> CorruptEntryError:
-    return CorruptEntryError("an entry's header is damaged", key=key.hex(), where=f"entry {key.hex()}", why=why)
+def check_version(data: bytes | memoryview, where: str) -> None:
+    """Raise if a head is of another version.
+
+    Raises:
+        CacheFormatError: As said.
+    """
+    if bytes(data[:3]) == MAGIC[:3] and data[3] != MAGIC[3]:
+        raise CacheFormatError(
+            f"entry version {bytes(data[3:4])!r} is newer than this version reads ({MAGIC[3:]!r})",
+            where=where,
+            fix="upgrade with `pip install -U latentcache`",
+        )
+
+
+def _parsed(data: memoryview, key: bytes | None) -> EntryHeader:
+    if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
+        raise ValueError(f"expected a head that starts with {MAGIC!r}, found {bytes(data[:4])!r}")
+    fixed = _FIXED.unpack_from(data)
+    _, kind, code, ndim, flags, head_bytes, items, payload_bytes, payload_checksum, own, recipe_id, same = fixed
+    if not FIXED_BYTES < head_bytes <= len(data) or head_bytes % 64 != _REST:
+        raise ValueError(f"a head of {head_bytes} bytes, {len(data)} are there")
+    stop = head_bytes - CHECKSUM_BYTES
+    expected, found = checksum(data[:stop]), int.from_bytes(data[stop:head_bytes], "little")
+    if expected != found:
+        raise ValueError(f"header checksum: expected {expected:016x}, found {found:016x}")
+    check_version(data, f"entry {own.hex()}")
+    if key is not None and own != key:
+        raise ValueError(f"it is that of {own.hex()}")
+    if kind != own[0] or code not in _DTYPE_NAMES or not 1 <= ndim <= MAX_DIMENSIONS or not items:
+        raise ValueError(f"kind {kind}, type {code}, {ndim} dimensions, {items} items")
+    at = FIXED_BYTES + 4 * ndim
+    shape = struct.unpack_from(f"<{ndim}I", data, FIXED_BYTES)
+    dtype = _DTYPE_NAMES[code]
+    if 0 in shape or math.prod(shape) * DTYPES[dtype][1] != payload_bytes:
+        raise ValueError(f"{dtype} {shape} in {payload_bytes} bytes")
+    table = _read_table(data[at:stop])
+    content, start, length = _items(own, flags, items, shape, table)
+    hashes = table.pop(SAME, None) if flags & PACKED else np.frombuffer(same, dtype=np.uint8)[None]
+    columns, ragged = _own_columns(table, items)
+    return EntryHeader(
+        key=own,
+        kind=kind,
+        dtype=dtype,
+        shape=shape,
+        packed=bool(flags & PACKED),
+        ragged=bool(flags & RAGGED),
+        items=items,
+        payload_bytes=payload_bytes,
+        payload_checksum=payload_checksum,
+        recipe_id=recipe_id,
+        head_bytes=head_bytes,
+        content=content,
+        same=np.zeros((items, HASH_BYTES), dtype=np.uint8) if hashes is None else _shaped(hashes, items),
+        start=start,
+        length=length,
+        columns=columns,
+        ragged_columns=ragged,
+    )
+
+
+def _items(
+    key: bytes, flags: int, items: int, shape: tuple[int, ...], table: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint32]]:
+    """Content, start and length of each item; takes the columns of the format out of the table."""
+    if not flags & PACKED:
+        if items != 1 or {CONTENT, SAME, LENGTH} & table.keys():
+            raise ValueError(f"{items} items in an entry that is no block")
+        content = np.frombuffer(key, dtype=np.uint8)[CONTENT_AT : CONTENT_AT + HASH_BYTES][None]
+        length = np.array([shape[0] if flags & RAGGED else 0], dtype=np.uint32)
+        return content, np.zeros(1, dtype=np.uint32), length
+    content = _shaped(table.pop(CONTENT), items)
+    if content_hash(content.tobytes()) != key[CONTENT_AT : CONTENT_AT + HASH_BYTES]:
+        raise ValueError("its items are not those that it is named by")
+    if not flags & RAGGED:
+        if shape[0] != items:
+            raise ValueError(f"{items} items in {shape}")
+        return content, np.arange(items, dtype=np.uint32), np.zeros(items, dtype=np.uint32)
+    length = table.pop(LENGTH).astype(np.uint32)
+    ends = np.cumsum(length, dtype=np.int64)
+    if length.shape != (items,) or int(ends[-1]) != shape[0]:
+        raise ValueError(f"lengths of {int(ends[-1])} in {shape}")
+    return content, (ends - length).astype(np.uint32), length
+
+
+def _shaped(hashes: NDArray[Any], items: int) -> NDArray[np.uint8]:
+    if hashes.shape != (items, HASH_BYTES) or hashes.dtype != np.uint8:
+        raise ValueError(f"hashes of {hashes.dtype} {hashes.shape}")
+    return hashes
+
+
+def _own_columns(
+    table: dict[str, NDArray[Any]], items: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
+    """The kind's own columns, plain and ragged."""
+    ragged = {}
+    for name in [name for name in table if name.endswith(COUNT_SUFFIX)]:
+        counts, values = table.pop(name), table.pop(name.removesuffix(COUNT_SUFFIX))
+        ends = np.cumsum(counts, dtype=np.int64)
+        if counts.shape != (items,) or counts.dtype.kind != "u" or int(ends[-1]) != len(values):
+            raise ValueError(f"column {name} has {len(counts)} counts for {len(values)} values")
+        ragged[name.removesuffix(COUNT_SUFFIX)] = ends, values
+    for name, values in table.items():
+        if len(values) != items:
+            raise ValueError(f"column {name} has {len(values)} rows")
+    return table, ragged
+
+
+def _pack_table(columns: Mapping[str, NDArray[Any]]) -> bytes:
+    """Number of columns, the description of each, then their values; whole numbers in the narrowest type."""
+    if len(columns) > 255:
+        raise ValueError(f"{len(columns)} columns")
+    described, data = bytearray([len(columns)]), bytearray()
+    for name, values in columns.items():
+        narrow = _narrowed(values)
+        described += _description(name, narrow.dtype.str[1:], narrow.shape)
+        data += narrow.tobytes()
+    return bytes(described + data)
+
+
+@functools.lru_cache(maxsize=1024)
+def _description(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    text = name.encode("ascii")
+    if not 0 < len(text) < 256:
+        raise ValueError(f"a column's name has 1 to 255 letters, got {name!r}")
+    front = bytes([len(text)]) + text + bytes([_COLUMN_CODES[dtype], len(shape)])
+    return front + struct.pack(f"<{len(shape)}I", *shape)
+
+
+def _narrowed(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind not in "ui" or values.itemsize == 1 or not values.size:
+        return values.astype(np.uint8) if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    low, high = int(values.min()), int(values.max())
+    if low < 0:
+        return values.astype("<i4" if low >= -(1 << 31) and high < 1 << 31 else "<i8")
+    return values.astype("<u1" if high < 1 << 8 else "<u2" if high < 1 << 16 else "<u4" if high < 1 << 32 else "<u8")
+
+
+def _read_table(data: memoryview) -> dict[str, NDArray[Any]]:
+    """Inverse of :func:`_pack_table`; the rest must be zeros of less than 64 bytes."""
+    at, shapes = 1, []
+    for _ in range(data[0]):
+        size = data[at]
+        name = bytes(data[at + 1 : at + 1 + size]).decode("ascii")
+        code, ndim = data[at + 1 + size], data[at + 2 + size]
+        if not 1 <= ndim <= MAX_DIMENSIONS:
+            raise ValueError(f"column {name} has {ndim} dimensions")
+        at += 3 + size
+        shapes.append((name, _COLUMN_TYPES[code], struct.unpack_from(f"<{ndim}I", data, at)))
+        at += 4 * ndim
+    table: dict[str, NDArray[Any]] = {}
+    for name, dtype, shape in shapes:
+        count = math.prod(shape)
+        if at + count * dtype.itemsize > len(data) or name in table:
+            raise ValueError(f"column {name} of {dtype} {shape} leaves the head")
+        table[name] = np.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
+        at += count * dtype.itemsize
+    if len(data) - at >= 64 or any(data[at:]):
+        raise ValueError("bytes behind the columns")
+    return table
+
+
+def as_payload(array: NDArray[Any], dtype: str) -> memoryview:
+    """The bytes of an array of a storage type, without a copy if it is contiguous.
+
+    Raises:
+        ValueError: Another type.
+    """
+    if array.dtype != numpy_dtype(dtype):
+        raise ValueError(f"an array of {array.dtype}, expected {dtype}")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

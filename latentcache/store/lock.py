@@ -1,9 +1,9 @@
-"""One builder per cache: our own flock, taken before LMDB is touched.
+"""One builder per cache: a flock of our own, taken before LMDB is touched.
 
-LMDB's writer lock waits for ever, ignores SIGINT and names nobody. This one answers at once, names the holder,
-and vanishes with its processes, so a killed build leaves nothing to clean up. A process forked meanwhile has no
-part in it: it may live on without holding the cache. Worker processes have: they are given its descriptor, and a
-build that finds the lock held in the name of a dead one waits for its workers, which are about to end.
+LMDB's writer lock waits without a limit, ignores SIGINT and names no holder. This one answers at once, names the
+holder, and ends with its processes, so a killed build leaves nothing to clean up. A forked process has no part in it;
+workers are given its descriptor, and a build that finds the lock held in the name of a dead process waits for its
+workers.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import CacheDamagedError, CacheLockedError
+from latentcache.errors import CacheDamagedError, CacheLockedError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.durable import as_store_error, read_file
+from latentcache.store.atomic_io import as_store_error, read_file
 
 #: How often, and how far apart in seconds, an empty lock file is read again.
 _TRIES, _WAIT_S = 20, 0.01
 #: How long the workers of a dead build are waited for, in seconds; they end within 8.
 ORPHANS_S = 10.0
+#: Error numbers of a file system without flock.
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 #: Descriptors of the locks that this process holds.
 _held: set[int] = set()
 
 
 @contextmanager
 def builder_lock(path: Path) -> Iterator[int]:
-    """Hold the cache for building; gives the descriptor that holds it, for workers to inherit.
+    """Hold the cache for building; give the descriptor that holds it, for workers to inherit.
 
     Raises:
         CacheLockedError: Another process holds it; ``holder`` says which.
         CacheReadOnlyError: The cache folder cannot be written.
         DiskFullError: No space for the lock file.
         CacheDamagedError: Something else is in its place.
+        StoreError: The file system has no locks.
     """
     try:
         # A link is not followed: what it leads to would be emptied.
@@ -63,10 +66,10 @@ def builder_lock(path: Path) -> Iterator[int]:
             os.close(descriptor)
 
 
-def builder_in_words(path: Path) -> str:
-    """Who holds the cache as far as the file says, without touching the lock; empty where nobody is known to.
+def builder_name(path: Path) -> str:
+    """Name who holds the cache, as far as the file says, without touching the lock; empty if no holder is known.
 
-    A look that took the lock for a moment would turn away the build that starts just then.
+    Taking the lock for a moment would turn away a build that starts at that moment.
     """
     try:
         holder = json.loads(read_file(path))
@@ -132,11 +135,19 @@ def _take(descriptor: int, path: Path) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock, unless somebody else has it."""
+    """Take the lock, unless another process has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise StoreError(
+            "this file system cannot lock files",
+            why=f"flock: {error.strerror}; two builds at once would damage the cache",
+            fix="build on a local disk with --out, then copy the cache here: reading needs no locks",
+        ) from error
     return True
 
 

@@ -1,9 +1,9 @@
-"""Writes one LMDB shard: batches in, durable after each commit; then seals it for ever.
+"""Write one LMDB shard: batches in, durable after each commit; then seal it. Normative text: docs/format/shard.md.
 
-Guarantee: when :meth:`ShardWriter.write` returns, its entries survive ``kill -9`` and a power cut (LMDB's
-default flags; ``sync=False`` lost synced entries in 54 of 120 simulated power cuts). A map that is too small
-grows and the batch is replayed. A sealed shard is never opened for writing again, so readers need no lock.
-Cost: an open transaction holds its bytes in memory, so callers commit at about 16 MiB.
+When :meth:`ShardWriter.write` returns, its entries survive ``kill -9`` and a power cut (LMDB's default flags;
+``sync=False`` lost synced entries in 54 of 120 simulated power cuts). A map that is too small grows and the batch is
+replayed. A sealed shard is never opened for writing again, so readers need no lock. An open transaction holds its
+bytes in memory, so callers commit at about 16 MiB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lmdb
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
-from latentcache.store.durable import (
+from latentcache.store.atomic_io import (
     DISK_FULL,
     as_store_error,
     make_folder,
@@ -28,11 +28,10 @@ from latentcache.store.durable import (
     sync_folder,
     writing,
 )
-from latentcache.store.entry import HEADER_BYTES, NewEntry, pack_record
+from latentcache.store.entry import NewEntry
 from latentcache.store.index import write_index
-from latentcache.store.layout import OPEN_SUFFIX
+from latentcache.store.paths import OPEN_SUFFIX
 
-HEAD, BLOB = b"head", b"blob"
 #: First map size. Growing costs 0.1 ms; a huge map breaks under address space limits.
 FIRST_MAP_BYTES = 1 << 30
 #: LMDB reports a full disk as EIO (5), measured in 10 of 10 trials.
@@ -70,7 +69,6 @@ class ShardWriter:
             self._environment = lmdb.open(
                 str(folder),
                 map_size=map_bytes,
-                max_dbs=4,
                 max_readers=1024,
                 lib_version=0,
                 sync=True,
@@ -78,8 +76,6 @@ class ShardWriter:
                 writemap=False,
                 readahead=False,
             )
-            self._head = self._environment.open_db(HEAD)
-            self._blob = self._environment.open_db(BLOB)
             sync_folder(folder)
             sync_folder(folder.parent)
         except (lmdb.Error, OSError) as error:
@@ -112,7 +108,7 @@ class ShardWriter:
         self.num_bytes += sum(added)
 
     def seal(self, name: str = "") -> Path:
-        """Close the shard for ever and give it its final name; an empty one is removed.
+        """Close the shard and give it its final name; remove an empty one.
 
         Args:
             name: Another one than that of the open shard, which is then free for the next.
@@ -141,14 +137,10 @@ class ShardWriter:
 
     def _commit(self, entries: Sequence[NewEntry]) -> list[int]:
         """Sizes of the values that were added."""
-        added = []
         with self._environment.begin(write=True) as transaction:
             failpoint("before-put")
-            for entry in entries:
-                record = pack_record(bytes(entry.value[:HEADER_BYTES]), entry.facts, entry.key)
-                if transaction.put(entry.key, entry.value, db=self._blob, overwrite=False):
-                    transaction.put(entry.key, record, db=self._head)
-                    added.append(len(entry.value))
+            put = transaction.put
+            added = [len(entry.value) for entry in entries if put(entry.key, entry.value, overwrite=False)]
             failpoint("after-put")
         return added
 
@@ -271,10 +263,18 @@ def _has_room(folder: Path) -> bool:
     try:
         size = (folder / "data.mdb").stat().st_size
         with probe.open("wb") as file:
-            os.posix_fallocate(file.fileno(), size, _KEEP_FREE_BYTES)
+            _reserve(file.fileno(), size, _KEEP_FREE_BYTES)
     except OSError as error:
         return error.errno not in DISK_FULL
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
     return True
+
+
+def _reserve(descriptor: int, start: int, size: int) -> None:
+    """Take space of a file; without ``posix_fallocate`` write its last byte, which finds limits and quotas."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, size)
+    else:
+        os.pwrite(descriptor, b"\0", start + size - 1)

@@ -1,18 +1,4 @@
-"""Where things lie inside a cache folder.
-
-CACHE/generations/000007/   manifest.json and the columns
-CACHE/CURRENT               the generation that readers open
-CACHE/shards/<id>.open/     LMDB environment being written; readers ignore it
-CACHE/shards/<id>/          sealed: data.mdb, index.npy, shard.json, never written again
-CACHE/shards/<id>.retired   a mark: no build takes entries from this shard any more, readers go on
-CACHE/scratch/              shards being copied and things being removed: of no worth to anybody
-CACHE/quarantine/           shards too damaged to be used, kept for a look
-CACHE/plans/                rows of tokens that were planned once: of no worth, made again where they are gone
-CACHE/reports/              what the last run of each command said; nothing reads it back
-CACHE/coming/               what a build under way will hold, for readers that follow it
-CACHE/BUILDING              present from the start of a build to its end: what it set out to do
-CACHE/builder.lock          our own lock, held by the process that builds
-"""
+"""Where everything of a cache is, and which snapshot readers open. Normative text: docs/format/cache.md."""
 
 from __future__ import annotations
 
@@ -23,22 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.store.durable import folder_in_place, read_file, refuse_unreadable, unreadable
+from latentcache.store.atomic_io import folder_in_place, read_file, refuse_unreadable, unreadable
 
 OPEN_SUFFIX = ".open"
-RETIRED_SUFFIX = ".retired"
+TOMBSTONE_SUFFIX = ".tombstone"
 _CURRENT = re.compile(rb"[0-9]{6,}\n")
 
 
 @dataclass(frozen=True, slots=True)
-class CacheLayout:
+class CachePaths:
     """The paths of one cache."""
 
     root: Path
 
     @property
     def current(self) -> Path:
-        """The file that names the generation readers open."""
+        """The file that names the snapshot readers open."""
         return self.root / "CURRENT"
 
     @property
@@ -47,9 +33,9 @@ class CacheLayout:
         return self.root / "BUILDING"
 
     @property
-    def coming(self) -> Path:
-        """Folder of the announcement of a build that readers may follow."""
-        return self.root / "coming"
+    def pending(self) -> Path:
+        """Folder of the snapshot of a streaming build."""
+        return self.root / "snapshots" / "pending"
 
     @property
     def lock(self) -> Path:
@@ -76,37 +62,45 @@ class CacheLayout:
         """Folder of the reports."""
         return self.root / "reports"
 
-    def generation(self, number: int) -> Path:
-        """Folder of one generation."""
-        return self.root / "generations" / f"{number:06d}"
+    def snapshot(self, number: int) -> Path:
+        """Folder of one snapshot."""
+        return self.root / "snapshots" / f"{number:06d}"
 
-    def retired_mark(self, shard: str) -> Path:
-        """The file that takes a shard out of use. Generations that name the shard go on reading it."""
-        return self.shards / f"{shard}{RETIRED_SUFFIX}"
+    def shard(self, name: str) -> Path:
+        """Folder of one sealed shard."""
+        return self.shards / name
+
+    def data(self, name: str) -> Path:
+        """The LMDB file of one sealed shard."""
+        return self.shards / name / "data.mdb"
+
+    def tombstone(self, shard: str) -> Path:
+        """The file that takes a shard out of use. Snapshots that name the shard keep reading it."""
+        return self.shards / f"{shard}{TOMBSTONE_SUFFIX}"
 
     def sealed_shards(self) -> list[Path]:
-        """Sealed shards that are in use, in the order of their names; retired ones are not.
+        """Sealed shards that are in use, in the order of their names; tombstoned ones are not.
 
         Raises:
             StoreError: The system refuses to list them.
         """
-        retired = self.retired()
-        return [path for path in self.all_sealed() if path.name not in retired]
+        dead = self.tombstoned()
+        return [path for path in self.all_sealed() if path.name not in dead]
 
     def all_sealed(self) -> list[Path]:
-        """All sealed shards, the retired ones too."""
+        """All sealed shards, tombstoned ones too."""
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
 
-    def retired(self) -> set[str]:
+    def tombstoned(self) -> set[str]:
         """Names of the shards that were taken out of use.
 
         Raises:
             StoreError: The system refuses to list them.
         """
-        return {path.stem for path in _listed(self.shards) if path.suffix == RETIRED_SUFFIX}
+        return {path.stem for path in _listed(self.shards) if path.suffix == TOMBSTONE_SUFFIX}
 
     def check_current(self) -> None:
-        """See that a generation can be switched to: a build says so before its work, not after.
+        """See that a snapshot can be switched to: a build says so before its work, not after.
 
         Raises:
             CacheDamagedError: There is a folder in the place of ``CURRENT``.
@@ -145,12 +139,12 @@ class CacheLayout:
         """
         return any(path.exists() for path in (self.current, self.building, self.lock))
 
-    def current_generation(self) -> int:
-        """Number of the generation readers open, 0 when no build has ended yet.
+    def current_snapshot(self) -> int:
+        """Number of the snapshot readers open, 0 when no build has ended yet.
 
         Raises:
             CacheNotFoundError: This folder is no cache.
-            CacheDamagedError: ``CURRENT`` does not name a generation.
+            CacheDamagedError: ``CURRENT`` does not name a snapshot.
         """
         try:
             text = read_file(self.current)
@@ -174,22 +168,22 @@ class CacheLayout:
             self.check_current()
             raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
-            newest = max(self.generations(), default=0)
+            newest = max(self.snapshots(), default=0)
             raise CacheDamagedError(
-                "CURRENT names no generation",
+                "CURRENT names no snapshot",
                 where=str(self.current),
                 why=f"expected six digits and a line end, found {text[:40]!r}",
                 fix=f"echo {newest:06d} > {self.current}" if newest else f"rm {self.current}, then build again",
             )
         return int(text)
 
-    def generations(self) -> list[int]:
-        """Numbers of the generations that were written whole, current or not, upwards.
+    def snapshots(self) -> list[int]:
+        """Numbers of the snapshots that were written whole, current or not, upwards.
 
         Raises:
             StoreError: The system refuses to list them.
         """
-        folders = [path for path in _listed(self.root / "generations") if path.name.isdecimal()]
+        folders = [path for path in _listed(self.root / "snapshots") if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How a file is put into a cache and read from it: a crash leaves old or new, never half.
+"""Put files into a cache and read them: a crash leaves the old file or the new one, never half.
 
 Guarantee: what ``write_atomically`` has written is durable when it returns; trouble with the disk comes as an error
 of this package that says what to do; nothing but a regular file is ever opened for reading.
@@ -12,13 +12,14 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
 
+Buffer = bytes | bytearray | memoryview
 #: Error numbers that mean "no space": LMDB reports a full disk as EIO.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Error numbers that mean "not yours to write".
@@ -44,8 +45,12 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: Buffer | Iterable[Buffer]) -> None:
     """Write, fsync, rename, fsync the folder: after a power cut the file is the old one or the new one.
+
+    Args:
+        path: The file.
+        data: All bytes, or parts that are written one after the other.
 
     Raises:
         DiskFullError: No space.
@@ -55,7 +60,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            for part in (data,) if isinstance(data, bytes | bytearray | memoryview) else data:
+                file.write(part)
             file.flush()
             failpoint("temporary-written")
             os.fsync(file.fileno())
