@@ -1,8 +1,8 @@
 """``build_cache``: scan, describe, compare, encode field by field, publish one snapshot.
 
-Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder; a build that is killed
-at any moment is continued by the next one; sources are only read. Everything that can refuse a build is checked before
-anything is encoded or written.
+Guarantee: a second build of unchanged data encodes and publishes nothing and loads no encoder; a killed build is
+continued by the next one; sources are only read. Everything that can refuse a build is checked before anything is
+encoded or written.
 """
 
 from __future__ import annotations
@@ -23,11 +23,19 @@ from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline import preflight
-from latentcache.pipeline.diff import FieldWork, distinct, field_work, find_items, rejected_before
+from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
-from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, FieldPlanned, Observer, Silent
+from latentcache.pipeline.report import (
+    BuildPlan,
+    BuildReport,
+    FieldDone,
+    Observer,
+    Silent,
+    field_done,
+    field_planned,
+)
 from latentcache.pipeline.run import ReadColumns, RunResult, Task, run_jobs, worker_count
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
@@ -72,7 +80,7 @@ class _Build:
             kinds = self.kinds(listing)
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
             described = {kind.name: self.describe(kind, listing) for kind in kinds}
-            catalog = load_catalog(self.paths)
+            catalog = load_catalog(self.paths, open_shards=True)
             samples, works = self.works(kinds, described, listing, listing.samples, catalog)
             plan = self.plan(listing, samples, works)
             self.observer.planned(plan)
@@ -208,46 +216,26 @@ class _Build:
     def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
         rejected = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
+        dry = self.settings.dry_run
         return BuildPlan(
             cache=self.paths.root,
             data=self.settings.data,
             data_kind=listing.data_kind,
             samples=len(samples) + len(listing.rejected),
-            fields={work.kind.name: self.planned(work) for work in works},
+            fields={work.kind.name: field_planned(work, self.workers(work), with_items=dry) for work in works},
             rejected=tuple(rejected),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
             duplicates=max((work.duplicates for work in works), default=0),
             no_caption=listing.no_caption,
-            table=samples if self.settings.dry_run else None,
-        )
-
-    def planned(self, work: FieldWork) -> FieldPlanned:
-        """Count what is to do for one field."""
-        items = len(work.place) - work.duplicates
-        return FieldPlanned(
-            name=work.kind.name,
-            kind=work.kind,
-            recipe=work.described.recipe,
-            label=work.described.label,
-            items=items,
-            cached=items - len(work.todo) + work.assumed,
-            duplicates=work.duplicates,
-            inputs=work.inputs,
-            cost=work.cost,
-            bytes_to_write=work.bytes_to_write(),
-            groups=work.groups(),
-            changed=work.changed(),
-            notes=work.described.notes,
-            workers=worker_count(self.task(work, Path()), work.kind, work.cost) if len(work.todo) else 0,
-            items_plan=work.plan if self.settings.dry_run else None,
+            table=samples if dry else None,
         )
 
     def recover(self, catalog: Catalog) -> bool:
         """Seal what a killed build left open and save intact entries of damaged shards. True if there was any."""
         for name in catalog.damaged:
-            self.observer.warned(f"shard {name} is damaged: its intact entries are saved, the others are encoded again")
+            self.observer.warned(f"shard {name} is damaged: intact entries are saved, the others are encoded again")
         if not catalog.damaged and not self.paths.open_shards():
             return False
         for found in mend_shards(self.paths, self.existing.snapshot):
@@ -279,12 +267,12 @@ class _Build:
             notes=listing.notes,
             allow_failed=self.settings.allow_failed,
         )
-        report = self.report(plan, listing, draft, outcomes, len(catalog))
+        report = self.report(plan, listing, draft, outcomes)
         same = not self.existing.damage and says_the_same(draft, self.existing.snapshot)
         snapshot = self.existing.snapshot
         number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
         remove_durably(self.paths.building)
-        if self.stop.requested:  # asked to end after the last commit: all is done, and the caller learns of the signal
+        if self.stop.requested:  # asked to end after the last commit: all is done
             raise self.stop.error()
         return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - self.started)
 
@@ -292,36 +280,26 @@ class _Build:
         self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
     ) -> tuple[SampleTable, list[Outcome]]:
         """Run the fields one after the other; what one learns of the contents spares the next one."""
-        lookup = self.paths.scratch / "lookup"
         outcomes, learned = [], False
-        try:
-            if len(catalog):
-                make_folder(self.paths.scratch)
-                catalog.save_lookup(lookup)
+        with ExitStack() as stack:
+            lookup = stack.enter_context(catalog.shared_lookup(self.paths)) if len(catalog) else ""
             for work in works:
                 if learned:
                     work = field_work(work.kind, work.described, work.before, samples, catalog, work.rejected)
                 started = time.monotonic()
-                result = self.run_field(work, listing, samples, lookup if len(catalog) else None)
-                outcomes.append(
-                    Outcome(work=work, place=work.place, result=result, seconds=time.monotonic() - started)
-                )
+                result = self.run_field(work, listing, samples, lookup)
+                seconds = time.monotonic() - started
+                outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
                 if result is not None and len(result.read.sample):
                     samples, learned = learn(samples, work.kind, result.read), True
-        finally:
-            lookup.unlink(missing_ok=True)
-            if self.paths.scratch.is_dir() and not any(self.paths.scratch.iterdir()):
-                self.paths.scratch.rmdir()
         return samples, outcomes
 
-    def run_field(
-        self, work: FieldWork, listing: Listing, samples: SampleTable, lookup: Path | None
-    ) -> RunResult | None:
+    def run_field(self, work: FieldWork, listing: Listing, samples: SampleTable, lookup: str) -> RunResult | None:
         """Encode the items of one field that are to be made."""
         if not len(work.todo):
             return None
         return run_jobs(
-            replace(self.task(work, listing.root), lookup=str(lookup or "")),
+            replace(self.task(work, listing.root), lookup=lookup),
             work.jobs(listing, samples),
             total=work.inputs,
             total_cost=work.cost,
@@ -332,6 +310,10 @@ class _Build:
             progress=self.observer.advanced,
             warn=self.observer.warned,
         )
+
+    def workers(self, work: FieldWork) -> int:
+        """Worker processes of a field; 0: a thread of this one."""
+        return worker_count(self.task(work, Path()), work.kind, work.cost) if len(work.todo) else 0
 
     def task(self, work: FieldWork, root: Path) -> Task:
         """What a worker has to know of a field."""
@@ -389,13 +371,10 @@ class _Build:
             allow_failed=self.settings.allow_failed,
         )
 
-    def report(
-        self, plan: BuildPlan, listing: Listing, draft: SnapshotDraft, outcomes: list[Outcome], committed: int
-    ) -> BuildReport:
+    def report(self, plan: BuildPlan, listing: Listing, draft: SnapshotDraft, outcomes: list[Outcome]) -> BuildReport:
         """Count what was done."""
-        fields = {
-            outcome.work.kind.name: _done(outcome, draft, number, committed) for number, outcome in enumerate(outcomes)
-        }
+        pairs = zip(outcomes, draft.fields, strict=True)
+        fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
         return BuildReport(
             plan=plan,
             fields=fields,
@@ -406,28 +385,6 @@ class _Build:
             notes=tuple(draft.notes),
             allow_failed=self.settings.allow_failed,
         )
-
-
-def _done(outcome: Outcome, draft: SnapshotDraft, number: int, committed: int) -> FieldDone:
-    work, result, field_draft = outcome.work, outcome.result, draft.fields[number]
-    there = outcome.place[outcome.place >= 0]
-    needed = distinct(there, committed)
-    encoded = max(0, len(result.keys) - result.copied) if result else 0
-    kind, recipe = work.kind, work.described.recipe
-    return FieldDone(
-        label=work.described.label,
-        recipe=recipe,
-        encoded=encoded,
-        cached=max(0, needed - encoded),
-        duplicates=len(there) - needed,
-        bytes=int(np.sum(field_draft.head, dtype=np.int64) + np.sum(field_draft.bytes, dtype=np.int64)),
-        written_bytes=result.written_bytes if result else 0,
-        seconds=outcome.seconds,
-        waits=dict(result.waits) if result else {},
-        restarts=result.restarts if result else 0,
-        describe=kind.describe(recipe, work.described.provenance),
-        numbers=kind.numbers(recipe, field_draft.columns),
-    )
 
 
 def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:

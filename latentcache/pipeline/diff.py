@@ -142,7 +142,7 @@ def field_work(
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
         plan = select_items(plan, np.flatnonzero(usable[plan.sample]))
-    known = plan.key.any(axis=1)
+    known: NDArray[np.bool_] = np.asarray(plan.key.any(axis=1))
     place = _find(catalog, plan.key)
     missing = np.flatnonzero(known & (place < 0))
     repeated = missing[_repeats(plan.key[missing])]
@@ -150,8 +150,7 @@ def field_work(
     wanted = place < 0
     wanted[repeated] = False
     todo = _ordered(np.flatnonzero(wanted), plan, samples, kind, known)
-    there = place[place >= 0]
-    duplicates = len(repeated) + len(there) - distinct(there, len(catalog))
+    duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - distinct(place)
     no_keys = np.empty((0, plan.key.shape[1]), dtype=np.uint8)
     return FieldWork(
         kind=kind,
@@ -186,15 +185,19 @@ def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> NDArr
     return place
 
 
-def distinct(place: NDArray[np.int64], size: int) -> int:
-    """Number of different places, each below ``size``."""
-    seen = np.zeros(size, dtype=np.bool_)
-    seen[place] = True
+def distinct(place: NDArray[np.int64]) -> int:
+    """Number of different places; -1 is none."""
+    seen = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.bool_)
+    seen[place[place >= 0]] = True
     return int(np.count_nonzero(seen))
 
 
 def rejected_before(
-    samples: SampleTable, kind: FieldKind, described: Described, before: FieldRows | None, rejected: Sequence[Rejected]
+    samples: SampleTable,
+    kind: FieldKind,
+    described: Described,
+    before: FieldRows | None,
+    rejected: Sequence[Rejected],
 ) -> dict[int, Rejected]:
     """Samples that this field rejected in the last snapshot and that are still the same: row -> the old rejection.
 
@@ -271,7 +274,8 @@ def _repeats(keys: NDArray[np.uint8]) -> NDArray[np.intp]:
     words = np.ascontiguousarray(keys).view(np.uint64)
     order = np.argsort(words[:, 1] ^ words[:, 0], kind="stable")
     same = (words[order[1:]] == words[order[:-1]]).all(axis=1)
-    return order[1:][same]
+    repeated: NDArray[np.intp] = order[1:][same]
+    return repeated
 
 
 def _ordered(
@@ -349,4 +353,3 @@ def _assumed(
 def _outside(key: NDArray[np.uint8]) -> bytes:
     """A key without its content."""
     return key[:8].tobytes() + key[24:].tobytes()
-

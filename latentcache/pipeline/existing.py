@@ -37,7 +37,7 @@ class Existing:
     damage: str = ""
     """What is wrong with the current snapshot, if an older one or none replaces it."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """The build state: ``fields`` {name: {recipe, provenance}}, ``source`` options, ``part``. Empty: no unfinished build."""
+    """The build state: ``fields`` {name: {recipe, provenance}}, ``source``, ``part``. Empty: no build began."""
 
     @property
     def field_names(self) -> tuple[str, ...]:
@@ -71,7 +71,9 @@ class Existing:
         Raises:
             UsageError: The cache holds another part of its data.
         """
-        before: Mapping[str, Any] | None = self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
+        before: Mapping[str, Any] | None = (
+            self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
+        )
         options = settings.source
         if options is None:
             options = SourceOptions() if before is None else SourceOptions.from_json(before)
@@ -144,7 +146,9 @@ def write_state(paths: CachePaths, described: Mapping[str, Described], options: 
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }
-    write_json(paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), "part": part or WHOLE})
+    write_json(
+        paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), "part": part or WHOLE}
+    )
 
 
 def _read_state(paths: CachePaths) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """``merge_caches``: finished caches of one recipe become one, such as the parts that several machines built.
 
-Guarantee: the rows and item keys are those of one build; every entry that is copied passed its check; the parts are only
-read, and leased meanwhile. Parts that are missing, unfinished, made by another recipe or from other files are refused.
+Guarantee: the rows and item keys are those of one build; every copied entry passed its check; parts are only read.
+ Parts that are missing, unfinished, made by another recipe or from other files are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError
-from latentcache.fields.protocol import FieldKind, FieldRecipe, join_noise
+from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
-from latentcache.pipeline.diff import SLICE, distinct
+from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
-from latentcache.pipeline.publish import says_the_same
-from latentcache.pipeline.report import BuildPlan, BuildReport, FieldDone, FieldPlanned, Observer, Silent
+from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
+from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, field_done, field_planned
 from latentcache.pipeline.settings import check_part
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
 from latentcache.store.salvage import copy_entries
-from latentcache.store.snapshot import (
-    FieldDraft,
-    FieldRows,
-    Snapshot,
-    SnapshotDraft,
-    current_or_none,
-    field_draft,
-    publish_snapshot,
-)
+from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, publish_snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +41,6 @@ class _Part:
 
     root: Path
     snapshot: Snapshot
-    files: NDArray[np.int64]
-    """Number of each of its files in the merged table."""
-    samples: NDArray[np.int64]
-    """Number of each of its samples in the merged table; -1: an earlier part has it."""
 
 
 def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None = None) -> BuildReport:
@@ -79,7 +67,8 @@ def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None 
             stack.callback(_released, snapshot)
         _check_recipes(parts, snapshots)
         _check_parts(parts, snapshots)
-        table, merged = _tables(parts, snapshots)
+        table = _table(parts, [snapshot.samples for snapshot in snapshots])
+        merged = [_Part(root=part, snapshot=one) for part, one in zip(parts, snapshots, strict=True)]
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
         try:
@@ -154,12 +143,15 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
 def _differing(one: FieldRows, other: FieldRows) -> list[tuple[str, Any, Any]]:
     if one.recipe_json == other.recipe_json:
         return []
-    return kind_of(one.name).differences(_recipe(one), _recipe(other)) or [("recipe", one.recipe_json, other.recipe_json)]
+    return kind_of(one.name).differences(_recipe(one), _recipe(other)) or [
+        ("recipe", one.recipe_json, other.recipe_json)
+    ]
 
 
 def _recipe(rows: FieldRows) -> FieldRecipe:
-    assert rows.recipe is not None  # kind_of has refused fields of unknown kinds
-    return rows.recipe
+    recipe: FieldRecipe | None = rows.recipe
+    assert recipe is not None  # kind_of has refused fields of unknown kinds
+    return recipe
 
 
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
@@ -170,7 +162,9 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
         return
     if len(counts) > 1:
         said = ", ".join(f"{part}: {i}/{of}" for part, (i, of) in zip(parts, numbers, strict=True))
-        raise UsageError("the caches are parts of different divisions", why=said, fix="merge the parts of one division")
+        raise UsageError(
+            "the caches are parts of different divisions", why=said, fix="merge the parts of one division"
+        )
     (of,) = counts
     missing = sorted(set(range(of)) - {index for index, _ in numbers})
     if missing:
@@ -181,33 +175,24 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
         )
 
 
-def _tables(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> tuple[SampleTable, list[_Part]]:
-    """The merged table, in the order of one build: files by name as every part has them, then lines."""
-    tables = [snapshot.samples for snapshot in snapshots]
-    inputs = {frozenset(table.inputs) for table in tables}
-    if len(inputs) > 1:
-        raise UsageError("the caches hold different kinds of data", fix="merge caches of images, or caches of records")
+def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
+    """The merged table in the order of one build: by file, then by line. A sample of several parts is kept once."""
+    if len({frozenset(table.inputs) for table in tables}) > 1:
+        raise UsageError("the caches hold different kinds of data", fix="merge caches of images, or of records")
     files, numbers = _files(parts, [table.files for table in tables])
-    own = next(iter(tables[0].inputs))
-    place = np.concatenate([number[np.asarray(table.inputs[own].file)] for table, number in zip(tables, numbers, strict=True)])
-    line = np.concatenate([_lines(table, own) for table in tables])
-    content = np.concatenate([np.asarray(table.inputs[own].content) for table in tables])
+    name = next(iter(tables[0].inputs))
+    own = [table.inputs[name] for table in tables]
+    place = np.concatenate([number[np.asarray(one.file)] for one, number in zip(own, numbers, strict=True)])
+    line = np.concatenate(
+        [np.zeros(len(one.file), dtype=np.uint32) if one.line is None else np.asarray(one.line) for one in own]
+    )
+    content = np.concatenate([np.asarray(one.content) for one in own])
     order = np.lexsort((line, place))
-    first = np.ones(len(order), dtype=np.bool_)
-    first[1:] = (place[order][1:] != place[order][:-1]) | (line[order][1:] != line[order][:-1])
-    group = np.cumsum(first) - 1
-    different = np.flatnonzero((content[order] != content[order[first]][group]).any(axis=1))
+    again = np.flatnonzero((np.diff(place[order]) == 0) & (np.diff(line[order].astype(np.int64)) == 0)) + 1
+    different = again[(content[order[again]] != content[order[again - 1]]).any(axis=1)]
     if len(different):
-        name = files.names[int(place[order[different[0]]])]
-        raise _stale(parts, name)
-    number = np.full(len(order), -1, dtype=np.int64)
-    number[order[first]] = np.arange(int(first.sum()))
-    ends = np.cumsum([len(table) for table in tables])[:-1]
-    merged = [
-        _Part(root=part, snapshot=snapshot, files=files_of, samples=samples)
-        for part, snapshot, files_of, samples in zip(parts, snapshots, numbers, np.split(number, ends), strict=True)
-    ]
-    return _joined(tables, numbers, files, order[first]), merged
+        raise _stale(parts, files.names[int(place[order[different[0]]])])
+    return _joined(tables, numbers, files, np.delete(order, again))
 
 
 def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
@@ -220,16 +205,13 @@ def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
     )
 
 
-def _lines(table: SampleTable, own: str) -> NDArray[np.int64]:
-    line = table.inputs[own].line
-    return np.zeros(len(table), dtype=np.int64) if line is None else np.asarray(line).astype(np.int64)
-
-
 def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[NDArray[np.int64]]]:
     """All files, and the number that each file of each part has among them."""
     names = [list(one.names) for one in files]
     if any(one != names[0] for one in names):
-        every = sorted({name for one in names for name in one}, key=lambda name: name.encode("utf-8", "surrogateescape"))
+        every = sorted(
+            {name for one in names for name in one}, key=lambda name: name.encode("utf-8", "surrogateescape")
+        )
         where = {name: number for number, name in enumerate(every)}
         numbers = [np.array([where[name] for name in one], dtype=np.int64) for one in names]
     else:
@@ -265,9 +247,13 @@ def _joined(
     def joined_input(name: str) -> Input:
         own = [table.inputs[name] for table in tables]
         places = [
-            np.append(number, -1)[np.asarray(one.file)].astype(np.int32) for one, number in zip(own, numbers, strict=True)
+            np.append(number, -1)[np.asarray(one.file)].astype(np.int32)
+            for one, number in zip(own, numbers, strict=True)
         ]
-        texts, lines = [one.text for one in own if one.text is not None], [one.line for one in own if one.line is not None]
+        texts, lines = (
+            [one.text for one in own if one.text is not None],
+            [one.line for one in own if one.line is not None],
+        )
         return Input(
             content=column([one.content for one in own]),
             file=column(places),
@@ -322,86 +308,73 @@ def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
 def _publish(
     paths: CachePaths, table: SampleTable, parts: Sequence[_Part], started: float, observer: Observer
 ) -> BuildReport:
-    """Publish one snapshot with the rows of all parts."""
+    """Publish one snapshot with the items of all parts, as a build of all samples would."""
     catalog, first = load_catalog(paths), parts[0].snapshot
-    fields = tuple(_field(name, parts, catalog) for name in first.fields)
-    options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
     rejected = {(one.name, one.line, one.target): one for part in parts for one in part.snapshot.rejected}
     notes = {(one.name, one.line, one.reason): one for part in parts for one in part.snapshot.notes}
-    draft = SnapshotDraft(
-        samples=table,
-        fields=fields,
-        shards=catalog.shards,
+    outcomes = [_outcome(name, parts, table, catalog, list(rejected.values())) for name in first.fields]
+    options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
+    by_source = [one for one in rejected.values() if not one.target]
+    draft = draft_snapshot(
+        table,
+        outcomes,
+        catalog,
         source={**first.source, "options": options, "part": ""},
-        rejected=sorted(rejected.values(), key=lambda one: (one.name, one.line, one.target)),
+        rejected=by_source,
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
-        demo=first.demo,
     )
     before = current_or_none(paths.root)
     same = says_the_same(draft, before)
-    number = before.number if same and before is not None else publish_snapshot(paths, draft)
-    report = _report(paths, draft, parts, catalog)
-    observer.planned(report.plan)
-    return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - started)
-
-
-def _field(name: str, parts: Sequence[_Part], catalog: Catalog) -> FieldDraft:
-    """Rows of one field of all parts, in the order of the merged samples."""
-    held = [part.snapshot.fields[name] for part in parts]
-    kind, recipe = kind_of(name), _recipe(held[0])
-    groups = tuple(sorted({group for rows in held for group in rows.groups}, key=lambda group: (-np.prod(group.shape), group.label)))
-    where = {group: number for number, group in enumerate(groups)}
-    sample = np.concatenate([part.samples[np.asarray(rows.sample)] for part, rows in zip(parts, held, strict=True)])
-    group = np.concatenate(
-        [np.array([where[one] for one in rows.groups], dtype=np.int32)[np.asarray(rows.group)] for rows in held]
-    )
-    variant = np.concatenate([np.asarray(rows.variant) for rows in held])
-    place = np.concatenate([catalog.find(rows.row_keys()) for rows in held])
-    chosen = np.flatnonzero(sample >= 0)
-    chosen = chosen[np.lexsort((variant[chosen], group[chosen], sample[chosen]))]
-    noise: dict[str, Any] = {}
-    for rows in held:
-        noise = join_noise(noise, rows.noise)
-    return field_draft(
-        catalog,
-        kind=kind,
-        recipe=recipe,
-        groups=groups,
-        sample=sample[chosen].astype(np.int32),
-        group=group[chosen],
-        variant=variant[chosen],
-        place=place[chosen],
-        provenance=held[0].provenance,
-        noise=noise,
-    )
-
-
-def _report(paths: CachePaths, draft: SnapshotDraft, parts: Sequence[_Part], catalog: Catalog) -> BuildReport:
-    """Count what was merged: everything was there already."""
-    rejected: tuple[Rejected, ...] = tuple(draft.rejected)
-    names = {(one.name, one.line) for one in rejected if not one.target}
-    samples = len(draft.samples) + len(names)
-    source = draft.source
-    done, planned = {}, {}
-    for one in draft.fields:
-        kind: FieldKind = kind_of(one.name)
-        recipe = _recipe(parts[0].snapshot.fields[one.name])
-        place = catalog.find(np.asarray(one.key))
-        items, bytes_ = distinct(place[place >= 0], len(catalog)), int(np.sum(one.head, dtype=np.int64) + np.sum(one.bytes, dtype=np.int64))
-        planned[one.name] = FieldPlanned(
-            name=one.name, kind=kind, recipe=recipe, label="", items=items, cached=items, duplicates=len(one.sample) - items,
-            inputs=0, cost=0, bytes_to_write=bytes_, groups=(),
-        )
-        done[one.name] = FieldDone(
-            label="", recipe=recipe, cached=items, duplicates=len(one.sample) - items, bytes=bytes_,
-            numbers=kind.numbers(recipe, one.columns),
-        )
     plan = BuildPlan(
-        cache=paths.root, data=Path(source.get("data", source.get("root", ""))), data_kind=str(source.get("data_kind", "")),
-        samples=samples, fields=planned, rejected=rejected, notes=tuple(draft.notes), free_bytes=free_bytes(paths.root),
+        cache=paths.root,
+        data=Path(first.source.get("data", "")),
+        data_kind=str(first.source.get("data_kind", "")),
+        samples=len(table) + len(by_source),
+        fields={outcome.work.kind.name: field_planned(outcome.work, 0) for outcome in outcomes},
+        rejected=tuple(draft.rejected),
+        notes=tuple(draft.notes),
+        free_bytes=free_bytes(paths.root),
     )
+    observer.planned(plan)
+    pairs = zip(outcomes, draft.fields, strict=True)
+    fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
     return BuildReport(
-        plan=plan, fields=done, samples=samples, rejected=rejected, notes=tuple(draft.notes),
-        duplicates=max((one.duplicates for one in done.values()), default=0), allow_failed=draft.allow_failed,
+        plan=plan,
+        fields=fields,
+        samples=plan.samples,
+        duplicates=max(one.duplicates for one in fields.values()),
+        rejected=plan.rejected,
+        notes=plan.notes,
+        snapshot=before.number if same and before is not None else publish_snapshot(paths, draft),
+        published=not same,
+        elapsed_s=time.monotonic() - started,
+        allow_failed=draft.allow_failed,
     )
+
+
+def _outcome(
+    name: str, parts: Sequence[_Part], table: SampleTable, catalog: Catalog, rejected: Sequence[Rejected]
+) -> Outcome:
+    """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
+    kind, first = kind_of(name), parts[0].snapshot.fields[name]
+    described = Described(recipe=_recipe(first), label="", provenance=first.provenance, demo=parts[0].snapshot.demo)
+    work = field_work(kind, described, None, table, catalog, {})
+    noise: dict[str, Any] = {}
+    for part in parts:
+        noise = join_noise(noise, part.snapshot.fields[name].noise)
+    causes = {(one.name, one.line): one for one in rejected if one.target == name}
+    own = table.inputs[kind.inputs[0]]
+    lacking = np.unique(work.plan.sample[work.place < 0]).tolist()
+    where = {
+        row: (table.files.names[int(own.file[row])], 0 if own.line is None else int(own.line[row])) for row in lacking
+    }
+    lost = [place for place in where.values() if place not in causes]
+    if lost:
+        raise CacheDamagedError(
+            f"{len(lost)} samples have no {name} in any part, {lost[0][0]} for one",
+            where=str(parts[0].root),
+            fix="run `latentcache verify PART --full` on every part",
+        )
+    work.rejected.update({row: causes[place] for row, place in where.items()})
+    return Outcome(work=work, place=work.place, noise=noise)

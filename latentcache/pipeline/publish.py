@@ -38,6 +38,8 @@ class Outcome:
     seconds: float = 0.0
     rejected: dict[int, Rejected] = field(default_factory=dict)
     """By row of the sample table: before the run and by it."""
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    """Of encoders, beside that of the snapshot and the run."""
 
 
 def settle(outcome: Outcome, samples: SampleTable) -> NDArray[np.intp]:
@@ -50,7 +52,7 @@ def settle(outcome: Outcome, samples: SampleTable) -> NDArray[np.intp]:
     failed = dict(outcome.result.failed) if outcome.result else {}
     causes = {failure.content: failure for failure in failed.values() if failure.content}
     content = outcome.work.kind.content(samples)
-    for row in lacking.tolist():
+    for row in set(lacking.tolist()).difference(outcome.rejected):
         failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
         outcome.rejected[row] = rejection(samples, outcome.work, row, failure)
     usable = np.ones(len(samples), dtype=np.bool_)
@@ -124,7 +126,7 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
     group = plan.group[items]
     in_use = np.bincount(group, minlength=len(plan.groups)) > 0
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
-    noise = before.noise if same and before is not None else {}
+    noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
     return field_draft(
         catalog,
         kind=work.kind,

@@ -10,17 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe
 from latentcache.fields.table import Rejected, SampleTable
+from latentcache.pipeline.diff import distinct
 from latentcache.pipeline.settings import tolerated
 
 if TYPE_CHECKING:
+    from latentcache.pipeline.diff import FieldWork
+    from latentcache.pipeline.publish import Outcome
     from latentcache.pipeline.run import Progress
+    from latentcache.store.snapshot import FieldDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldPlanned:
-    """What a build is about to do for one field. Items are distinct keys; an input that was not read counts as new."""
+    """What a build is about to do for one field. Items are distinct keys; an unread input counts as new."""
 
     name: str
     kind: FieldKind
@@ -104,7 +110,7 @@ class FieldDone:
     cached: int = 0
     """Distinct needed items that were there, or were copied from an item of equal pixels."""
     duplicates: int = 0
-    bytes: int = 0
+    num_bytes: int = 0
     """Headers and payloads of the entries that the snapshot needs."""
     written_bytes: int = 0
     seconds: float = 0.0
@@ -193,7 +199,8 @@ class BuildReport:
     def fields_json(self) -> dict[str, dict[str, int]]:
         """``fields`` of the JSON contract."""
         return {
-            name: {"encoded": one.encoded, "cached": one.cached, "bytes": one.bytes} for name, one in self.fields.items()
+            name: {"encoded": one.encoded, "cached": one.cached, "bytes": one.num_bytes}
+            for name, one in self.fields.items()
         }
 
 
@@ -226,3 +233,47 @@ class Silent:
 def quarantined(rejected: Iterable[Rejected]) -> int:
     """Samples among rejections: several fields may reject one sample."""
     return len({(one.name, one.line) for one in rejected})
+
+
+def field_planned(work: FieldWork, workers: int, *, with_items: bool = False) -> FieldPlanned:
+    """Count what is to do for one field; ``with_items`` keeps the items for a dry run."""
+    items = len(work.place) - work.duplicates
+    return FieldPlanned(
+        name=work.kind.name,
+        kind=work.kind,
+        recipe=work.described.recipe,
+        label=work.described.label,
+        items=items,
+        cached=items - len(work.todo) + work.assumed,
+        duplicates=work.duplicates,
+        inputs=work.inputs,
+        cost=work.cost,
+        bytes_to_write=work.bytes_to_write(),
+        groups=work.groups(),
+        changed=work.changed(),
+        notes=work.described.notes,
+        workers=workers,
+        items_plan=work.plan if with_items else None,
+    )
+
+
+def field_done(outcome: Outcome, draft: FieldDraft) -> FieldDone:
+    """Count what was done for one field."""
+    work, result = outcome.work, outcome.result
+    kind, recipe = work.kind, work.described.recipe
+    needed = distinct(outcome.place)
+    encoded = max(0, len(result.keys) - result.copied) if result else 0
+    return FieldDone(
+        label=work.described.label,
+        recipe=recipe,
+        encoded=encoded,
+        cached=max(0, needed - encoded),
+        duplicates=int(np.count_nonzero(outcome.place >= 0)) - needed,
+        num_bytes=int(np.sum(draft.head, dtype=np.int64) + np.sum(draft.bytes, dtype=np.int64)),
+        written_bytes=result.written_bytes if result else 0,
+        seconds=outcome.seconds,
+        waits=dict(result.waits) if result else {},
+        restarts=result.restarts if result else 0,
+        describe=kind.describe(recipe, work.described.provenance),
+        numbers=kind.numbers(recipe, draft.columns),
+    )

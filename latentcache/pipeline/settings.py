@@ -63,7 +63,7 @@ class BuildSettings:
     stream_seed: int = 0
     """Seed of the epoch whose order a streaming build follows."""
     allow_failed: str = "0"
-    """Rejected samples tolerated before exit status 1: a number, or a percentage such as ``2%``. Recorded for ``verify``."""
+    """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). Kept for ``verify``."""
     retry_failed: bool = False
     """Read inputs again that an earlier build rejected."""
     dry_run: bool = False
@@ -75,7 +75,9 @@ class BuildSettings:
 
     def __post_init__(self) -> None:
         if not _DEVICES.fullmatch(self.device):
-            raise UsageError(f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
+            raise UsageError(
+                f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
+            )
         tolerated(self.allow_failed, 0)
         names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every")
         at_least(1, **{name: getattr(self, name) for name in names})
@@ -104,7 +106,9 @@ def at_least(least: int, **given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < least:
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option}={value}: must be {least} or more", fix=f"leave {option} out, or give {least} or more")
+            raise UsageError(
+                f"{option}={value}: must be {least} or more", fix=f"leave {option} out, or give {least} or more"
+            )
 
 
 def check_part(text: str) -> tuple[int, int]:
