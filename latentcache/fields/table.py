@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.fields.strings import Strings
+from latentcache.identity.stat import StatMemo
 
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
 
@@ -90,3 +92,8 @@ class SampleTable:
     def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
         """A copy with more columns."""
         return replace(self, columns={**self.columns, **columns})
+
+
+def stat_numbers(memo: StatMemo) -> tuple[int, ...]:
+    """A stat memo as the six numbers of a column; times before 1970 are wrapped into 64 bits."""
+    return tuple(value & _WORD for value in (*memo.identity, memo.seen_ns))

@@ -1,7 +1,7 @@
-"""Has a file the pixels that were encoded? Tells an edit of metadata from a change of the picture, without torch.
+"""Tell an edit of metadata from a change of the image, without torch.
 
-Decides nothing: it decodes as a build would and compares pixel hashes. Where the recipe resizes with torch, and torch
-is not loaded already, it says that it cannot tell rather than spend seconds on importing it.
+Decodes as a build does and compares pixel hashes. If the recipe resizes with torch and torch is not loaded, the
+answer is None: an import would take seconds.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ import sys
 from collections.abc import Sequence
 
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.latents import LatentsRecipe
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline.decode import decode
-from latentcache.pipeline.resize import pixel_hash, resize_crop
-from latentcache.recipe import Recipe
+from latentcache.images.decode import decode
+from latentcache.images.resize import pixel_hash, resize_crop
 
 
-def same_pixels(data: bytes, recipe: Recipe, size: Size, wanted: Sequence[tuple[Placement, bytes]]) -> bool | None:
-    """Whether a file gives exactly the pixels that were hashed when it was encoded.
+def same_pixels(
+    data: bytes, recipe: LatentsRecipe, size: Size, wanted: Sequence[tuple[Placement, bytes]]
+) -> bool | None:
+    """True if a file gives exactly the pixels that were hashed at encoding.
 
     Args:
-        data: The file as it is now.
-        recipe: Whose pixel profile was followed.
-        size: Of the picture that was encoded.
-        wanted: Each placement with the hash of its pixels.
+        data: Bytes of the file now.
+        recipe: Of the cache.
+        size: Of the encoded image, after EXIF orientation.
+        wanted: Each upright placement with the hash of its pixels.
 
     Returns:
-        None where that cannot be told without torch.
+        None if only torch could tell.
     """
     resample = recipe.pixels.resample
     needs_torch = resample == "lanczos-u8" and any(placement.resize != size for placement, _ in wanted)

@@ -1,14 +1,14 @@
-"""From the bytes of a file to RGB pixels: every policy of the pixel profile, and no second opinion.
+"""Decode the bytes of a file to RGB pixels by the policies of the pixel profile.
 
-Decides how orientation, colour profiles, transparency, 16-bit samples and damage are treated. Guarantee: the
-same bytes give the same pixels on every machine, because simplejpeg is used only where a self-test shows that
-it agrees with Pillow to the bit; a damaged file gives ``UnusableSampleError``, never another exception.
-Costs about 6 ms for a 2 MP JPEG and 35 ms for one of 12 MP on one core; other formats are 2 to 10 times dearer.
+The policies: orientation, color profiles, transparency, 16-bit samples and damage. Guarantee: the same bytes give the
+same pixels on every machine, because simplejpeg is used only if a self-test shows that it agrees with Pillow to the
+bit; a damaged file gives ``UnusableSampleError``, never another exception.
+Costs about 6 ms for a 2 MP JPEG and 35 ms for one of 12 MP on one core; other formats take 2 to 10 times longer.
 
-Policies: embedded profiles are converted to sRGB with LittleCMS, perceptual intent; a profile that is junk,
-above 4 MiB, made for another colour space, or that moves no colour by more than one level is left alone.
-Transparency is laid on the profile's colour in 8 bits, after the conversion. CMYK without a profile is
-converted by the plain formula. Of animations and multi-page files the first frame is taken.
+Embedded profiles are converted to sRGB with LittleCMS, perceptual intent; a profile that is junk,
+above 4 MiB, made for another color space, or that moves no color by more than one level is ignored.
+Transparency is laid on the profile's color in 8 bits, after the conversion. CMYK without a profile is
+converted by the plain formula. Animations and multi-page files give their first frame.
 """
 
 from __future__ import annotations
@@ -21,50 +21,81 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageColor, ImageFile
 
 from latentcache.errors import RecipeError, UsageError
-from latentcache.pipeline.headers import check_png, opened, refused, refusing, stored_orientation
-from latentcache.pipeline.jpeg import turbo_pixels
-from latentcache.pipeline.scratch import Scratch
-from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.recipe import PixelProfile
+from latentcache.fields.latents import MAX_PIXELS, PixelProfile
+from latentcache.geometry.sizes import Size
+from latentcache.images.headers import (
+    SIDEWAYS,
+    check_png,
+    opened,
+    rejection,
+    stored_orientation,
+    translated_errors,
+)
+from latentcache.images.jpeg import turbo_pixels
+from latentcache.images.scratch import Scratch
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.
 MAX_ICC_BYTES = 4 << 20
-#: A profile that moves no probed colour by more levels than this is sRGB for our purposes.
+#: A profile that moves no probed color by more levels than this counts as sRGB.
 ICC_TOLERANCE = 1
 
 _SPACES = {"L": "GRAY", "RGB": "RGB", "CMYK": "CMYK"}
 _PROBE_STEPS = {"L": 256, "RGB": 17, "CMYK": 6}
-#: Rows that are copied out of a decoded picture at a time.
+#: Rows that are copied out of a decoded image at a time.
 _STRIP = 256
 _BITS_PER_SAMPLE = 258  # TIFF 6.0
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
-def decode(
-    data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS, scratch: Scratch | None = None
-) -> NDArray[np.uint8]:
-    """RGB pixels (H, W, 3) of one picture, upright, 0 to 255, C-contiguous.
+class EncodedImage:
+    """One image file in memory: its header is read once, its pixels are decoded when asked for.
 
     Args:
         data: All bytes of the file, the same that were hashed.
-        profile: Policies for orientation, colour, transparency and depth.
-        max_pixels: Largest area that is not refused.
-        scratch: Where the pixels may lie; without it they are the caller's own.
+        max_pixels: Largest area that is not rejected.
 
     Raises:
-        UnusableSampleError: The file cannot be used; ``slug`` is the cause word.
-        RecipeError: The profile names a policy that this version does not have.
-        UsageError: Some library has told Pillow to accept truncated files.
+        UnusableSampleError: The file cannot be used; ``slug`` is the reason.
     """
-    ground = _ground(profile)
-    _refuse_lenient_pillow()
-    check_png(data)
-    stream = BytesIO(data)
-    with refusing(stream):
-        picture = opened(stream, max_pixels=max_pixels)
-        orientation = stored_orientation(picture, stream)
-        pixels = _pixels(picture, data, scratch, icc=profile.icc == "srgb", ground=ground)
-        return upright(pixels, orientation)
+
+    def __init__(self, data: bytes, *, max_pixels: int = MAX_PIXELS) -> None:
+        self._data, self._stream = data, BytesIO(data)
+        with translated_errors(self._stream):
+            self._image = opened(self._stream, max_pixels=max_pixels)
+            self._orientation = stored_orientation(self._image, self._stream)
+            width, height = self._image.size
+            self.size = Size(width, height) if self._orientation in SIDEWAYS else Size(height, width)
+        """Pixels, after EXIF orientation."""
+
+    def pixels(self, profile: PixelProfile, scratch: Scratch | None = None) -> NDArray[np.uint8]:
+        """RGB pixels (H, W, 3), upright, 0 to 255, C-contiguous; to be called once.
+
+        Args:
+            profile: Policies for orientation, color, transparency and depth.
+            scratch: Memory for the pixels; without it the caller owns them.
+
+        Raises:
+            UnusableSampleError: The file is damaged; ``slug`` is the reason.
+            RecipeError: The profile names a policy that this version does not have.
+            UsageError: Some library has told Pillow to accept truncated files.
+        """
+        ground = _ground(profile)
+        _check_pillow_is_strict()
+        check_png(self._data)
+        with translated_errors(self._stream):
+            pixels = _pixels(self._image, self._data, scratch, icc=profile.icc == "srgb", ground=ground)
+            turned = upright(pixels, self._orientation)
+        found = Size(*turned.shape[:2])
+        if found != self.size:
+            raise rejection("decoder-error", f"the header says {self.size}, the decoder gives {found}")
+        return turned
+
+
+def decode(
+    data: bytes, profile: PixelProfile, *, max_pixels: int = MAX_PIXELS, scratch: Scratch | None = None
+) -> NDArray[np.uint8]:
+    """RGB pixels of one image in one step; see :class:`EncodedImage`."""
+    return EncodedImage(data, max_pixels=max_pixels).pixels(profile, scratch)
 
 
 def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -83,104 +114,104 @@ def upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _pixels(
-    picture: Image.Image, data: bytes, scratch: Scratch | None, *, icc: bool, ground: tuple[int, ...]
+    image: Image.Image, data: bytes, scratch: Scratch | None, *, icc: bool, ground: tuple[int, ...]
 ) -> NDArray[np.uint8]:
     """RGB pixels as stored, before orientation."""
-    embedded = _embedded_profile(picture) if icc else b""
-    turbo = turbo_pixels(picture, data, scratch)
+    embedded = _embedded_profile(image) if icc else b""
+    turbo = turbo_pixels(image, data, scratch)
     if turbo is None:
-        colour, alpha = _split(picture, data)
-    elif not (embedded and _moves_colours(embedded, picture.mode)):
+        color, alpha = _split(image, data)
+    elif not (embedded and _moves_colors(embedded, image.mode)):
         return turbo
     else:
-        colour, alpha = Image.fromarray(turbo[..., 0] if picture.mode == "L" else turbo), None
-    if embedded and _moves_colours(embedded, colour.mode):
-        colour = _to_srgb(colour, embedded)
-    return _array(_composite(_in_mode(colour, "RGB"), alpha, ground))
+        color, alpha = Image.fromarray(turbo[..., 0] if image.mode == "L" else turbo), None
+    if embedded and _moves_colors(embedded, color.mode):
+        color = _to_srgb(color, embedded)
+    return _array(_composite(_in_mode(color, "RGB"), alpha, ground))
 
 
-def _split(picture: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | None]:
-    """Decode, and part 8-bit colour (L, RGB or CMYK) from transparency (L, 255 is opaque).
+def _split(image: Image.Image, data: bytes) -> tuple[Image.Image, Image.Image | None]:
+    """Decode, and part 8-bit color (L, RGB or CMYK) from transparency (L, 255 is opaque).
 
     Raises:
         UnusableSampleError: ``float``.
     """
-    picture.info.pop("xmp", None)  # Pillow would turn a TIFF by it, and its header has not said so
-    picture.load()
-    key = picture.info.get("transparency")
-    if picture.mode in _SIXTEEN or picture.mode in ("I", "F"):
-        return _from_deep(picture, key)
-    if picture.mode == "LA" or (picture.mode in ("1", "L") and key is not None):
-        picture = picture.convert("LA")
-        return picture.getchannel("L"), picture.getchannel("A")
-    if picture.mode == "RGB" and isinstance(key, tuple) and data[24:25] == b"\x10":
-        picture.info["transparency"] = tuple(value >> 8 for value in key)  # 16-bit PNG, loaded as high bytes
-    if picture.has_transparency_data:
-        picture = _in_mode(picture, "RGBA")
-        return picture.convert("RGB"), picture.getchannel("A")
-    if picture.mode in ("1", "L"):
-        return _in_mode(picture, "L"), None
-    return (picture if picture.mode == "CMYK" else _in_mode(picture, "RGB")), None
+    image.info.pop("xmp", None)  # Pillow would turn a TIFF by it, and its header has not said so
+    image.load()
+    key = image.info.get("transparency")
+    if image.mode in _SIXTEEN or image.mode in ("I", "F"):
+        return _from_deep(image, key)
+    if image.mode == "LA" or (image.mode in ("1", "L") and key is not None):
+        image = image.convert("LA")
+        return image.getchannel("L"), image.getchannel("A")
+    if image.mode == "RGB" and isinstance(key, tuple) and data[24:25] == b"\x10":
+        image.info["transparency"] = tuple(value >> 8 for value in key)  # 16-bit PNG, loaded as high bytes
+    if image.has_transparency_data:
+        image = _in_mode(image, "RGBA")
+        return image.convert("RGB"), image.getchannel("A")
+    if image.mode in ("1", "L"):
+        return _in_mode(image, "L"), None
+    return (image if image.mode == "CMYK" else _in_mode(image, "RGB")), None
 
 
-def _in_mode(picture: Image.Image, mode: str) -> Image.Image:
-    """The picture in a mode; where it is in it already, without the copy that ``convert`` makes."""
-    return picture if picture.mode == mode else picture.convert(mode)
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """The image in a mode, without the copy of ``convert`` if it has that mode."""
+    return image if image.mode == mode else image.convert(mode)
 
 
-def _array(picture: Image.Image) -> NDArray[np.uint8]:
-    """The samples of an RGB picture, (H, W, 3), strip by strip: at once they would be there three times."""
-    width, height = picture.size
+def _array(image: Image.Image) -> NDArray[np.uint8]:
+    """The samples of an RGB image, (H, W, 3), strip by strip: at once they would take three times the memory."""
+    width, height = image.size
     pixels = np.empty((height, width, 3), dtype=np.uint8)
     for top in range(0, height, _STRIP):
         bottom = min(top + _STRIP, height)
-        pixels[top:bottom] = np.asarray(picture.crop((0, top, width, bottom)))
+        pixels[top:bottom] = np.asarray(image.crop((0, top, width, bottom)))
     return pixels
 
 
-def _from_deep(picture: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:
-    """High bytes of 16-bit grey, with the transparency that one grey value may stand for.
+def _from_deep(image: Image.Image, key: object) -> tuple[Image.Image, Image.Image | None]:
+    """High bytes of 16-bit gray, with the transparency that one gray value may mean.
 
     Raises:
         UnusableSampleError: ``float``: floats, or integers beyond 16 bits.
     """
-    if picture.mode == "F":
-        raise refused("float", "floats, whose black and white are not defined")
-    values = np.asarray(picture)
+    if image.mode == "F":
+        raise rejection("float", "floats, whose black and white are not defined")
+    values = np.asarray(image)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 0xFFFF:
-        raise refused("float", f"integers from {low} to {high}, whose black and white are not defined")
-    shift = 0 if picture.mode == "I" and high <= 0xFF else _deep_bits(picture) - 8
+        raise rejection("float", f"integers from {low} to {high}, whose black and white are not defined")
+    shift = 0 if image.mode == "I" and high <= 0xFF else _deep_bits(image) - 8
     alpha = None
     if isinstance(key, int):
         alpha = Image.fromarray(np.where(values == key, 0, 255).astype(np.uint8))
     return Image.fromarray((values >> shift).astype(np.uint8)), alpha
 
 
-def _deep_bits(picture: Image.Image) -> int:
+def _deep_bits(image: Image.Image) -> int:
     """Bits of a deep sample: 12 for the TIFFs of some scanners and microscopes, 16 otherwise."""
-    tags = getattr(picture, "tag_v2", {})
+    tags = getattr(image, "tag_v2", {})
     return 12 if tags.get(_BITS_PER_SAMPLE) == (12,) else 16
 
 
-def _composite(colour: Image.Image, alpha: Image.Image | None, ground: tuple[int, ...]) -> Image.Image:
-    """``round((colour * alpha + ground * (255 - alpha)) / 255)`` for every sample, as Pillow's paste does."""
+def _composite(color: Image.Image, alpha: Image.Image | None, ground: tuple[int, ...]) -> Image.Image:
+    """``round((color * alpha + ground * (255 - alpha)) / 255)`` for every sample, as Pillow's paste does."""
     if alpha is None:
-        return colour
-    canvas = Image.new("RGB", colour.size, ground)
-    canvas.paste(colour, mask=alpha)
+        return color
+    canvas = Image.new("RGB", color.size, ground)
+    canvas.paste(color, mask=alpha)
     return canvas
 
 
-def _embedded_profile(picture: Image.Image) -> bytes:
-    """The ICC profile, or nothing where there is none that will be looked at."""
-    icc = picture.info.get("icc_profile")
+def _embedded_profile(image: Image.Image) -> bytes:
+    """The ICC profile; empty if there is none that is used."""
+    icc = image.info.get("icc_profile")
     return icc if isinstance(icc, bytes) and len(icc) <= MAX_ICC_BYTES else b""
 
 
 @lru_cache(maxsize=16)
-def _moves_colours(icc: bytes, mode: str) -> bool:
-    """Whether a profile is one for this mode and differs from sRGB; measured, because names are not facts."""
+def _moves_colors(icc: bytes, mode: str) -> bool:
+    """True if a profile is for this mode and differs from sRGB; measured, because profile names are unreliable."""
     steps, channels = _PROBE_STEPS[mode], len(mode)
     levels = np.linspace(0, 255, steps).round().astype(np.uint8)
     grid = levels[np.indices((steps,) * channels).reshape(channels, -1).T]
@@ -194,30 +225,30 @@ def _moves_colours(icc: bytes, mode: str) -> bool:
     return int(np.abs(converted - np.asarray(probe.convert("RGB"), np.int16)).max()) > ICC_TOLERANCE
 
 
-def _to_srgb(picture: Image.Image, icc: bytes) -> Image.Image:
+def _to_srgb(image: Image.Image, icc: bytes) -> Image.Image:
     """Convert 8-bit L, RGB or CMYK to sRGB.
 
     Raises:
-        OSError: The profile cannot be read.
-        ImageCms.PyCMSError: It cannot be used.
+        OSError: The profile is unreadable.
+        ImageCms.PyCMSError: The profile is unusable.
     """
     intent = ImageCms.Intent.PERCEPTUAL
-    converted = ImageCms.profileToProfile(picture, _profile(icc), ImageCms.createProfile("sRGB"), intent, "RGB")
-    return converted if converted is not None else picture
+    converted = ImageCms.profileToProfile(image, _profile(icc), ImageCms.createProfile("sRGB"), intent, "RGB")
+    return converted if converted is not None else image
 
 
 def _profile(icc: bytes) -> ImageCms.ImageCmsProfile:
     """Open a profile.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: It is unreadable.
     """
     return ImageCms.ImageCmsProfile(BytesIO(icc))
 
 
 @lru_cache(maxsize=16)
 def _ground(profile: PixelProfile) -> tuple[int, ...]:
-    """The colour below transparent pixels, after a look at the other policies.
+    """The color under transparent pixels; checks the other policies.
 
     Raises:
         RecipeError: A policy this version does not have.
@@ -237,20 +268,20 @@ def _ground(profile: PixelProfile) -> tuple[int, ...]:
     try:
         return ImageColor.getrgb(profile.alpha)[:3]
     except ValueError as error:
-        raise RecipeError(f"{profile.alpha!r} is no colour", why=str(error), fix="write #rrggbb") from error
+        raise RecipeError(f"{profile.alpha!r} is not a color", why=str(error), fix="write #rrggbb") from error
 
 
-def _refuse_lenient_pillow() -> None:
-    """Half a picture with the rest grey must never enter a cache.
+def _check_pillow_is_strict() -> None:
+    """Keep half-decoded images with gray rests out of caches.
 
     Raises:
         UsageError: ``PIL.ImageFile.LOAD_TRUNCATED_IMAGES`` is set.
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
-            "Pillow has been told to accept truncated pictures",
+            "Pillow has been told to accept truncated images",
             where="PIL.ImageFile.LOAD_TRUNCATED_IMAGES",
-            why="some library in this process set it; damaged pictures would be cached as if they were whole",
+            why="some library in this process set it; damaged images would be cached as if they were complete",
             fix="set PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False, or build in a process of its own",
             slug="load-truncated",
         )

@@ -1,6 +1,6 @@
-"""JPEGs by libjpeg-turbo, where it gives the very pixels that Pillow gives.
+"""Decode JPEGs with libjpeg-turbo if it gives the same pixels as Pillow.
 
-Guarantee: pixels lost to damage are an error; what is refused is the same wherever the self-test passes or fails.
+Guarantee: pixels lost to damage are an error; the same files are rejected if the self-test passes or fails.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from latentcache.pipeline.scratch import Scratch
+from latentcache.images.scratch import Scratch
 
 # Warnings of libjpeg after which pixels are wrong; its others (stray bytes, odd versions) are harmless.
 _LOSSY = re.compile(r"premature|bad Huffman|bad arithmetic|instead of RST", re.IGNORECASE)
 
 
-def turbo_pixels(picture: Image.Image, data: bytes, scratch: Scratch | None) -> NDArray[np.uint8] | None:
-    """RGB pixels (H, W, 3) as stored of a grey or YCbCr JPEG; nothing for everything else.
+def turbo_pixels(image: Image.Image, data: bytes, scratch: Scratch | None) -> NDArray[np.uint8] | None:
+    """RGB pixels (H, W, 3) as stored of a gray or YCbCr JPEG; None for other images.
 
     Args:
-        picture: Opened by Pillow.
+        image: Opened by Pillow.
         data: All bytes of the file.
-        scratch: Where the pixels may lie.
+        scratch: Memory for the pixels.
 
     Raises:
         ValueError: The data are damaged.
     """
-    if picture.format not in ("JPEG", "MPO") or picture.mode not in ("L", "RGB"):
+    if image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB"):
         return None
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
@@ -44,25 +44,25 @@ def turbo_pixels(picture: Image.Image, data: bytes, scratch: Scratch | None) -> 
         if _LOSSY.search(str(error)):
             raise
         return None
-    usable = pixels is not None and pixels.shape[1::-1] == picture.size
+    usable = pixels is not None and pixels.shape[1::-1] == image.size
     return pixels if usable and jpeg_self_test() else None
 
 
 @lru_cache(maxsize=1)
 def jpeg_self_test() -> bool:
-    """Whether simplejpeg and Pillow decode three small JPEGs to the same bits; asked once per process."""
+    """True if simplejpeg and Pillow decode three small JPEGs to the same bits; tested once per process."""
     y, x = np.mgrid[0:47, 0:61]
     grain = (x * 37 + y * 101) % 23
-    picture = Image.fromarray(np.stack([x * 4 + grain, y * 5 + grain, (x * y) % 233], -1).astype(np.uint8))
+    image = Image.fromarray(np.stack([x * 4 + grain, y * 5 + grain, (x * y) % 233], -1).astype(np.uint8))
     options: dict[str, Any] = {"format": "JPEG", "quality": 85, "subsampling": "4:2:0"}
-    baseline = _agree(picture, **options)
-    return baseline and _agree(picture, progressive=True, **options) and _agree(picture.convert("L"), **options)
+    baseline = _agree(image, **options)
+    return baseline and _agree(image, progressive=True, **options) and _agree(image.convert("L"), **options)
 
 
-def _agree(picture: Image.Image, **options: Any) -> bool:
-    """Whether both decoders give the same pixels for one picture saved as JPEG."""
+def _agree(image: Image.Image, **options: Any) -> bool:
+    """True if both decoders give the same pixels for one image saved as JPEG."""
     buffer = BytesIO()
-    picture.save(buffer, **options)
+    image.save(buffer, **options)
     try:
         fast = simplejpeg.decode_jpeg(buffer.getvalue(), "RGB")
     except ValueError:

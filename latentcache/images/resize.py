@@ -1,11 +1,9 @@
-"""From decoded pixels to the pixels of a bucket: cover-resize, then cut, as the placement says.
+"""Resize decoded pixels and crop them to a bucket, as the placement says.
 
-Decides nothing about sizes; they are in the placement. Guarantee: the result has exactly the bucket's size; a
-picture that has the resized size already is not resampled; both kernels are 8-bit Lanczos with antialiasing
-and differ by at most two levels in less than 1 % of samples (checked by a self-test before torch is used).
-Costs for 12 MP to 1 MP on one core: about 20 ms with torch, 140 ms with Pillow; both let go of the GIL.
-
-torch is imported where it is used: a build whose encoder needs no torch must not pay 5 s for it.
+Guarantee: the result has exactly the size of the bucket; an image that already has the resized size is not resampled;
+both kernels are 8-bit Lanczos with antialiasing and differ by at most two levels in less than 1 % of samples (checked
+by a self-test before torch is used). Costs for 12 MP to 1 MP on one core: about 20 ms with torch, 140 ms with Pillow;
+both release the GIL. torch is imported at its use: a build whose encoder needs no torch must not pay 5 s for it.
 """
 
 from __future__ import annotations
@@ -23,28 +21,28 @@ from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 
-#: The two kernels agree when no sample differs by more levels, and no larger share of samples differs at all.
-MAX_LEVELS, MAX_SHARE = 2, 0.01
+#: The two kernels agree if no sample differs by more levels, and no larger fraction of samples differs at all.
+MAX_LEVELS, MAX_FRACTION = 2, 0.01
 
 _THREADS = threading.Lock()
 
 
 def resize_crop(pixels: NDArray[np.uint8], placement: Placement, resample: str) -> NDArray[np.uint8]:
-    """Resize a picture to ``placement.resize`` and cut ``placement.crop`` out of it.
+    """Resize an image to ``placement.resize`` and crop ``placement.crop`` from it.
 
     Args:
         pixels: (H, W, 3), RGB, 0 to 255.
-        placement: Where the picture goes.
+        placement: Sizes and crop.
         resample: ``lanczos-pil`` or ``lanczos-u8``, as in the pixel profile.
 
     Returns:
         Pixels (h, w, 3) of the bucket's size, C-contiguous.
 
     Raises:
-        RecipeError: ``resample`` is not known.
+        RecipeError: An unknown ``resample``.
     """
     if resample not in ("lanczos-pil", "lanczos-u8"):
-        raise RecipeError(f"resampling {resample!r} is not known", fix="use lanczos-pil or lanczos-u8")
+        raise RecipeError(f"resample={resample!r}: not a known kernel", fix="use lanczos-pil or lanczos-u8")
     if pixels.shape[:2] != (placement.resize.height, placement.resize.width):
         pixels = (_pillow if resample == "lanczos-pil" else _torch)(pixels, placement.resize)
     top, left, size = placement.crop.top, placement.crop.left, placement.crop.size
@@ -62,25 +60,25 @@ def pixel_hash(pixels: NDArray[np.uint8]) -> bytes:
 
 @lru_cache(maxsize=1)
 def resample_self_test() -> bool:
-    """Whether torch has a Lanczos kernel for uint8 that agrees with Pillow's; asked once per process.
+    """True if torch has a Lanczos kernel for uint8 that agrees with Pillow's; tested once per process.
 
-    False for torch before 2.13, and where the processor's code path gives something else. Imports torch.
+    False for torch before 2.13, and if the code path of the processor gives other pixels. Imports torch.
     """
     y, x = np.mgrid[0:131, 0:97]
     waves = 120 + 100 * np.sin(x * y / 300)
-    picture = np.stack([waves, (x * 5 + y * 3) % 256, 255 * ((x // 9 + y // 7) % 2)], -1).astype(np.uint8)
+    image = np.stack([waves, (x * 5 + y * 3) % 256, 255 * ((x // 9 + y // 7) % 2)], -1).astype(np.uint8)
     try:
-        return all(_kernels_agree(picture, size) for size in (Size(56, 40), Size(201, 150)))
+        return all(_kernels_agree(image, size) for size in (Size(56, 40), Size(201, 150)))
     except (NotImplementedError, ValueError, RuntimeError):
         return False
 
 
 def thread_setup() -> None:
-    """Call first in every decode thread: torch then works in this thread alone, without helpers of its own.
+    """Keep torch from starting helper threads in the calling thread; to be called first in every decode thread.
 
-    ``torch.set_num_threads`` is half global: it sets the calling thread's own limit (OpenMP) and the value
-    that threads take over when they first use torch. Only the first half is wanted, so a passing thread
-    puts the second back. Does nothing while torch is not imported.
+    ``torch.set_num_threads`` is half global: it sets the limit of the calling thread (OpenMP) and the value that
+    threads inherit at their first use of torch. Only the first half is wanted, so a short-lived thread restores the
+    second. Does nothing while torch is not imported.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -94,9 +92,9 @@ def thread_setup() -> None:
             keeper.join()
 
 
-def _kernels_agree(picture: NDArray[np.uint8], size: Size) -> bool:
-    apart = np.abs(_torch(picture, size).astype(np.int16) - _pillow(picture, size))
-    return bool(apart.max() <= MAX_LEVELS and np.count_nonzero(apart) <= MAX_SHARE * apart.size)
+def _kernels_agree(image: NDArray[np.uint8], size: Size) -> bool:
+    apart = np.abs(_torch(image, size).astype(np.int16) - _pillow(image, size))
+    return bool(apart.max() <= MAX_LEVELS and np.count_nonzero(apart) <= MAX_FRACTION * apart.size)
 
 
 def _pillow(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
@@ -105,7 +103,7 @@ def _pillow(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
 
 
 def _torch(pixels: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
-    """The uint8 Lanczos of torch on the whole frame; the pixels are a channels-last tensor as they stand."""
+    """The uint8 Lanczos of torch on the whole frame; the pixels are a channels-last tensor already."""
     import torch
     from torch.nn.functional import interpolate
 

@@ -2,29 +2,35 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from small_cache import build, draw_four
 
-from latentcache.pipeline.compare import same_pixels
-from latentcache.store.generation import load_generation
-from latentcache.verify.placements import Placements
+from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, PixelProfile
+from latentcache.geometry.placement import place_in
+from latentcache.geometry.sizes import Size
+from latentcache.images.compare import same_pixels
+from latentcache.images.decode import decode
+from latentcache.images.resize import pixel_hash, resize_crop
+
+SIZE = Size(64, 96)
+PLACEMENT = place_in(SIZE, Size(32, 32))
+ENCODER = EncoderSpec(family="stub", fingerprint="", config="", channels=4, factor=8, multiple=8)
+RECIPE = LatentsRecipe(geometry=GeometrySettings(), pixels=PixelProfile(), encoder=ENCODER)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built")
-    build(draw_four(folder / "data"), folder / "cache")
-    generation = load_generation(folder / "cache")
-    return folder, generation, Placements(generation)
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("built")
+    noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(made / "p0.png")
+    return made
 
 
-def asked(built, change):
-    """What is said of the first picture after a change of its bytes."""
-    folder, generation, placements = built
-    data = change(folder / "data" / "p0.png", folder / "changed.png")
-    return same_pixels(data, generation.recipe, placements.size(0), placements.placed(0))
+def wanted(folder):
+    pixels = decode((folder / "p0.png").read_bytes(), RECIPE.pixels)
+    return [(PLACEMENT, pixel_hash(resize_crop(pixels, PLACEMENT, "lanczos-pil")))]
 
 
 def metadata(source, target):
@@ -35,9 +41,9 @@ def metadata(source, target):
 
 
 def one_pixel(source, target):
-    picture = Image.open(source).convert("RGB")
-    picture.putpixel((40, 30), (1, 2, 3))
-    picture.save(target)
+    image = Image.open(source).convert("RGB")
+    image.putpixel((40, 30), (1, 2, 3))
+    image.save(target)
     return target.read_bytes()
 
 
@@ -56,24 +62,22 @@ def larger(source, target):
         (lambda source, target: b"<html>", False),
         (lambda source, target: source.read_bytes()[:-200], False),
     ],
-    ids=["untouched", "metadata", "one pixel", "larger", "no picture", "cut"],
+    ids=["untouched", "metadata", "one pixel", "larger", "no image", "cut"],
 )
-def test_pixels_decide(built, change, same):
-    assert asked(built, change) is same
+def test_pixels_decide(folder, change, same):
+    data = change(folder / "p0.png", folder / "changed.png")
+    assert same_pixels(data, RECIPE, SIZE, wanted(folder)) is same
 
 
-def test_a_resize_of_torch_cannot_be_told_without_torch(built, monkeypatch):
-    folder, generation, placements = built
-    recipe = replace(generation.recipe, pixels=replace(generation.recipe.pixels, resample="lanczos-u8"))
+def test_without_torch_a_resize_of_torch_is_unknown(folder, monkeypatch):
+    recipe = replace(RECIPE, pixels=replace(RECIPE.pixels, resample="lanczos-u8"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    data = metadata(folder / "data" / "p0.png", folder / "changed.png")
-    wanted = placements.placed(0)
-    assert placements.size(0) != wanted[0][0].resize
-    assert same_pixels(data, recipe, placements.size(0), wanted) is None
-    assert same_pixels(b"<html>", recipe, placements.size(0), wanted) is False
+    data = metadata(folder / "p0.png", folder / "changed.png")
+    assert same_pixels(data, recipe, SIZE, wanted(folder)) is None
+    assert same_pixels(b"<html>", recipe, SIZE, wanted(folder)) is False
 
 
 def test_it_imports_no_torch():
-    script = "import sys, latentcache.pipeline.compare; print('torch' in sys.modules)"
+    script = "import sys, latentcache.images.compare; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from latentcache.errors import RecipeError, UnusableSampleError, UsageError
-from latentcache.pipeline.decode import decode, upright
-from latentcache.pipeline.headers import picture_size
-from latentcache.recipe import PixelProfile
+from latentcache.fields.latents import PixelProfile
+from latentcache.images.decode import decode, upright
+from latentcache.images.headers import image_size
 
 PROFILE = PixelProfile()
 Y, X = np.mgrid[0:37, 0:53]
@@ -20,9 +20,9 @@ PICTURE = Image.fromarray(PIXELS)
 ALPHA = ((X * 9 + Y * 5) % 256).astype(np.uint8)
 
 
-def saved(picture, **options):
+def saved(image, **options):
     buffer = BytesIO()
-    picture.save(buffer, **options)
+    image.save(buffer, **options)
     return buffer.getvalue()
 
 
@@ -40,9 +40,9 @@ def png(samples, *, depth, kind, extra=b""):
     return b"\x89PNG\r\n\x1a\n" + header + between + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
 
 
-def on_white(colour, alpha):
+def on_white(color, alpha):
     a = alpha[..., None].astype(float)
-    return np.rint((colour * a + 255.0 * (255 - a)) / 255).astype(np.uint8)
+    return np.rint((color * a + 255.0 * (255 - a)) / 255).astype(np.uint8)
 
 
 def cause(data, profile=PROFILE):
@@ -72,7 +72,7 @@ def test_orientations(name, orientation):
     pixels = decode(data, PROFILE)
     assert np.array_equal(pixels, expected)
     assert pixels.flags.c_contiguous
-    size = picture_size(data)
+    size = image_size(data)
     assert pixels.shape[:2] == (size.height, size.width)
 
 
@@ -83,7 +83,7 @@ def test_upright_undoes_every_stored_turn():
 
 
 def test_cmyk_palette_and_bilevel():
-    for picture, options in (
+    for image, options in (
         (PICTURE.convert("CMYK"), {"format": "JPEG", "quality": 95}),
         (PICTURE.convert("CMYK"), {"format": "TIFF"}),
         (PICTURE.quantize(31), {"format": "PNG"}),
@@ -91,16 +91,16 @@ def test_cmyk_palette_and_bilevel():
         (PICTURE.convert("1"), {"format": "TIFF"}),
         (PICTURE, {"format": "JPEG", "keep_rgb": True}),
     ):
-        data = saved(picture, **options)
+        data = saved(image, **options)
         assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
 
 
 @pytest.mark.parametrize("name", ["PNG", "TIFF", "WEBP"])
-def test_rgba_is_laid_on_the_colour_of_the_profile(name):
-    picture = PICTURE.copy()
-    picture.putalpha(Image.fromarray(ALPHA))
+def test_rgba_is_laid_on_the_color_of_the_profile(name):
+    image = PICTURE.copy()
+    image.putalpha(Image.fromarray(ALPHA))
     options = {"lossless": True, "exact": True} if name == "WEBP" else {}
-    data = saved(picture, format=name, **options)
+    data = saved(image, format=name, **options)
     assert np.array_equal(decode(data, PROFILE), on_white(PIXELS, ALPHA))
     hidden = decode(data, PixelProfile(alpha="#102030"))
     assert tuple(hidden[0, 0]) == (0x10, 0x20, 0x30)
@@ -123,7 +123,7 @@ def test_palette_with_transparency():
         assert np.array_equal(pixels[0, :4], on_white(palette[None], np.array([alphas]))[0])
 
 
-def test_one_transparent_colour():
+def test_one_transparent_color():
     rgb = PIXELS.copy()
     rgb[:, ::2] = (9, 8, 7)
     pixels = decode(png(rgb, depth=8, kind=2, extra=struct.pack(">HHH", 9, 8, 7)), PROFILE)
@@ -134,7 +134,7 @@ def test_one_transparent_colour():
     assert np.array_equal(pixels[..., 0], np.where(X % 2, 255, 200))
 
 
-def test_one_transparent_colour_in_16_bits():
+def test_one_transparent_color_in_16_bits():
     grey = np.where(X % 2, 0x1234, 0x1235)
     pixels = decode(png(grey, depth=16, kind=0, extra=struct.pack(">H", 0x1234)), PROFILE)
     assert np.array_equal(pixels[..., 0], np.where(X % 2, 255, 0x12))
@@ -160,13 +160,13 @@ def test_wide_integers():
         assert cause(saved(Image.fromarray(np.full((20, 20), value, np.int32)), format="TIFF")) == "float"
 
 
-def test_floats_are_refused():
+def test_floats_are_rejected():
     assert cause(saved(Image.fromarray(np.full((20, 20), 0.5, np.float32)), format="TIFF")) == "float"
 
 
 @pytest.mark.parametrize("name", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
 def test_first_frame(name):
-    frames = [Image.new("RGB", (32, 24), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
+    frames = [Image.new("RGB", (32, 24), color) for color in ("#ff0000", "#00ff00", "#0000ff")]
     options = {"lossless": True} if name == "WEBP" else {}
     pixels = decode(saved(frames[0], format=name, save_all=True, append_images=frames[1:], **options), PROFILE)
     assert pixels.shape == (24, 32, 3)
@@ -211,9 +211,9 @@ def test_a_profile_is_converted_whatever_its_name(name):
 
 
 def test_profile_applies_below_transparency():
-    picture = PICTURE.copy()
-    picture.putalpha(Image.fromarray(ALPHA))
-    pixels = decode(saved(picture, format="PNG", icc_profile=srgb(rXYZ="gXYZ")), PROFILE)
+    image = PICTURE.copy()
+    image.putalpha(Image.fromarray(ALPHA))
+    pixels = decode(saved(image, format="PNG", icc_profile=srgb(rXYZ="gXYZ")), PROFILE)
     assert np.abs(pixels.astype(int) - on_white(PIXELS[..., [1, 0, 2]], ALPHA)).max() <= 2
 
 
@@ -271,7 +271,7 @@ def test_one_flipped_bit_in_the_pixels_of_a_png():
         whole[place] ^= 4
 
 
-def test_what_is_no_picture():
+def test_what_is_no_image():
     assert cause(bytes(4096)) == "zeros"
     assert cause(b"<html><body>not found</body></html>") == "html"
     assert cause(b"version https://git-lfs.github.com/spec/v1\n") == "git-lfs"
@@ -284,23 +284,23 @@ def test_what_is_no_picture():
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12),
     cut=st.floats(0.3, 1),
 )
-def test_damage_is_refused_or_decoded_never_anything_else(name, edits, cut, capsys):
+def test_damage_is_rejected_or_decoded_never_anything_else(name, edits, cut, capsys):
     data = bytearray(FILES[name][: max(int(len(FILES[name]) * cut), 1)])
     for place, value in edits:
         data[int(place * (len(data) - 1))] = value
-    refusal, pixels = None, PIXELS
+    error_found, pixels = None, PIXELS
     try:
         pixels = decode(bytes(data), PROFILE, max_pixels=1_000_000)
     except UnusableSampleError as error:
-        refusal = error
-    assert refusal is None or (refusal.slug and refusal.what and refusal.fix)
+        error_found = error
+    assert error_found is None or (error_found.slug and error_found.what and error_found.fix)
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 3
     assert pixels.flags.c_contiguous
     assert capsys.readouterr() == ("", "")
 
 
-def test_lenient_pillow_is_refused(monkeypatch):
+def test_lenient_pillow_is_rejected(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(UsageError, match="truncated") as caught:
         decode(FILES["png"], PROFILE)
@@ -310,6 +310,6 @@ def test_lenient_pillow_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     "fields", [{"icc": "p3"}, {"orientation": "none"}, {"deep": "float"}, {"decoder": "x"}, {"alpha": "whitish"}]
 )
-def test_unknown_policies_are_refused(fields):
+def test_unknown_policies_are_rejected(fields):
     with pytest.raises(RecipeError):
         decode(FILES["png"], PixelProfile(**fields))

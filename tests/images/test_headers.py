@@ -1,6 +1,8 @@
 import errno
 import os
 import struct
+import threading
+import time
 import warnings
 import zlib
 from io import BytesIO
@@ -10,8 +12,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline.headers import check_png, exif_orientation, picture_size
+from latentcache.identity.content import content_hash
+from latentcache.images import headers
+from latentcache.images.headers import check_png, exif_orientation, fill_sizes, image_size
+from latentcache.sources.reading import open_source
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -32,15 +39,15 @@ def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
     return magic + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
 
 
-def saved(picture: Image.Image, **options: object) -> bytes:
+def saved(image: Image.Image, **options: object) -> bytes:
     buffer = BytesIO()
-    picture.save(buffer, **options)
+    image.save(buffer, **options)
     return buffer.getvalue()
 
 
 def cause(data: bytes, **limits: int) -> str:
     with pytest.raises(UnusableSampleError) as caught:
-        picture_size(data, **limits)
+        image_size(data, **limits)
     assert caught.value.what
     assert caught.value.fix
     return caught.value.slug
@@ -48,33 +55,33 @@ def cause(data: bytes, **limits: int) -> str:
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "AVIF", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_size_is_that_of_the_upright_picture(name, orientation):
-    picture = Image.new("RGB", (40, 30), (200, 30, 90))
+def test_size_is_that_of_the_upright_image(name, orientation):
+    image = Image.new("RGB", (40, 30), (200, 30, 90))
     info = Image.Exif()
     info[0x0112] = orientation
-    data = saved(picture, format=name, exif=info)
+    data = saved(image, format=name, exif=info)
     upright = ImageOps.exif_transpose(Image.open(BytesIO(data)))
     expected = Size(upright.height, upright.width)
     assert expected == (Size(40, 30) if orientation > 4 else Size(30, 40))
-    assert picture_size(data) == expected
-    assert picture_size(BytesIO(data)) == expected
+    assert image_size(data) == expected
+    assert image_size(BytesIO(data)) == expected
 
 
 @pytest.mark.parametrize("name", ["BMP", "GIF"])
 def test_size_of_formats_without_orientation(name):
-    assert picture_size(saved(Image.new("RGB", (40, 30)), format=name)) == Size(30, 40)
+    assert image_size(saved(Image.new("RGB", (40, 30)), format=name)) == Size(30, 40)
 
 
 def test_size_of_a_file_leaves_its_pixels_alone(tmp_path):
-    path = tmp_path / "picture.dat"
+    path = tmp_path / "image.dat"
     path.write_bytes(png(70, 20))
     with path.open("rb") as file:
-        assert picture_size(file) == Size(20, 70)
+        assert image_size(file) == Size(20, 70)
 
 
 def test_orientation_behind_the_pixels_of_a_png_counts():
-    assert picture_size(png(40, 30, after=chunk(b"eXIf", exif(6)))) == Size(40, 30)
-    assert picture_size(png(40, 30, chunk(b"eXIf", exif(6)))) == Size(40, 30)
+    assert image_size(png(40, 30, after=chunk(b"eXIf", exif(6)))) == Size(40, 30)
+    assert image_size(png(40, 30, chunk(b"eXIf", exif(6)))) == Size(40, 30)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -87,19 +94,19 @@ def test_orientation_in_every_spelling(order, kind):
 @pytest.mark.parametrize("block", [b"", b"II", exif(99), exif(0), exif(6)[:12], exif(6)[:19], b"junk" * 9])
 def test_nonsense_in_exif_is_ignored(block):
     assert exif_orientation(block) == 1
-    assert picture_size(png(40, 30, chunk(b"eXIf", block))) == Size(30, 40)
+    assert image_size(png(40, 30, chunk(b"eXIf", block))) == Size(30, 40)
 
 
 def test_xmp_orientation_does_not_count():
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    assert picture_size(saved(Image.new("RGB", (40, 30)), format="WEBP", xmp=xmp)) == Size(30, 40)
+    assert image_size(saved(Image.new("RGB", (40, 30)), format="WEBP", xmp=xmp)) == Size(30, 40)
 
 
 def test_too_many_pixels_is_said_before_anything_is_decoded():
     data = png(10_100, 10_000, body=b"not even deflate")
     assert len(data) < 200
     assert cause(data) == "too-many-pixels"
-    assert picture_size(data, max_pixels=101_000_000) == Size(10_000, 10_100)
+    assert image_size(data, max_pixels=101_000_000) == Size(10_000, 10_100)
     assert cause(png(30, 30), max_pixels=899) == "too-many-pixels"
 
 
@@ -121,10 +128,10 @@ def test_huge_png_metadata_has_its_own_cause():
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "git-lfs"),
         (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "svg"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "heic-needs-plugin"),
-        (b"just some words, no picture at all", "unknown"),
+        (b"just some words, no image at all", "unknown"),
     ],
 )
-def test_what_is_no_picture_is_named(data, word):
+def test_what_is_no_image_is_named(data, word):
     assert cause(data) == word
 
 
@@ -135,13 +142,13 @@ def test_boxes_of_any_length(length):
     assert cause(data) == ("truncated" if length > 40 else "decoder-error")
 
 
-def test_a_failing_disk_is_not_the_picture_s_fault():
+def test_a_failing_disk_is_not_the_image_s_fault():
     class Failing(BytesIO):
         def read(self, size=-1):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(UnusableSampleError, match="Input/output") as caught:
-        picture_size(Failing(b"x"))
+        image_size(Failing(b"x"))
     assert caught.value.slug == "io-error"
 
 
@@ -156,7 +163,7 @@ def test_postscript_never_starts_ghostscript(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["PPM", "TGA", "ICO", "PCX", "SGI"])
-def test_formats_off_the_list_are_refused(name):
+def test_formats_off_the_list_are_rejected(name):
     cause(saved(Image.new("RGB", (32, 32)), format=name))
 
 
@@ -166,7 +173,7 @@ def test_pillow_warnings_stay_inside():
     broken = broken.replace(struct.pack("<HHI", 258, 3, 3), struct.pack("<HHI", 258, 3, 60_000))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        assert picture_size(warned) == Size(10_000, 9_500)
+        assert image_size(warned) == Size(10_000, 9_500)
         cause(broken)
     assert not seen
 
@@ -196,4 +203,56 @@ def test_png_check_words():
 
 def test_size_needs_no_pixels():
     data = saved(Image.fromarray(np.zeros((64, 96, 3), np.uint8)), format="JPEG")
-    assert picture_size(data[: data.index(b"\xff\xda")]) == Size(64, 96)
+    assert image_size(data[: data.index(b"\xff\xda")]) == Size(64, 96)
+
+
+def images(folder, files):
+    names = Strings.of(files)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    count, unknown = len(files), np.zeros((len(files), 16), np.uint8)
+    return SampleTable(
+        names=names,
+        files=Files(names=names, stat=np.zeros((count, 6), np.uint64), content=unknown),
+        inputs={"image": Input(content=unknown, file=np.arange(count, dtype=np.int32))},
+    )
+
+
+def test_sizes_of_many_files_and_why_some_have_none(tmp_path):
+    samples = images(tmp_path, {"a.png": png(3, 2), "b.png": b"<html>", "c.png": png(5, 4), "d.png": png(60, 50)})
+    sizes, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
+    assert sizes.tolist() == [[0, 0], [4, 5], [0, 0]]
+    assert [(row, one.name, one.reason) for row, one in rejected] == [
+        (1, "b.png", "html"),
+        (3, "d.png", "too-many-pixels"),
+    ]
+    assert rejected[0][1].content == content_hash(b"<html>")
+    assert rejected[0][1].stat[0] == 6
+    assert rejected[0][1].hint
+
+
+def test_a_file_that_is_gone_is_rejected_without_content(tmp_path):
+    samples = images(tmp_path, {"a.png": png(3, 2)})
+    (tmp_path / "a.png").unlink()
+    sizes, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
+    assert (row, one.reason, one.content, sizes.tolist()) == (0, "not-found", b"", [[0, 0]])
+
+
+def test_a_stop_leaves_headers_unread(tmp_path):
+    samples = images(tmp_path, {"a.png": png(3, 2)})
+    assert fill_sizes(tmp_path, samples, np.array([0]), stopping=lambda: True)[0].tolist() == [[0, 0]]
+
+
+def test_slow_disks_get_threads(tmp_path, monkeypatch):
+    samples = images(tmp_path, {f"{number}.png": png(3, 2) for number in range(40)})
+    threads = set()
+
+    def slowly(path):
+        threads.add(threading.get_ident())
+        time.sleep(0.005)
+        return open_source(path)
+
+    monkeypatch.setattr(headers, "open_source", slowly)
+    sizes, _ = fill_sizes(tmp_path, samples, np.arange(40))
+    assert (sizes == [2, 3]).all()
+    assert len(threads) > 2

@@ -1,4 +1,4 @@
-"""JPEGs by simplejpeg against Pillow: the same pixels, the same refusals, wherever the pixels lie."""
+"""JPEGs by simplejpeg against Pillow: the same pixels, the same rejections, wherever the pixels lie."""
 
 from io import BytesIO
 
@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from latentcache.errors import UnusableSampleError
-from latentcache.pipeline import jpeg
-from latentcache.pipeline.decode import decode
-from latentcache.pipeline.jpeg import jpeg_self_test
-from latentcache.pipeline.scratch import Scratch
-from latentcache.recipe import PixelProfile
+from latentcache.fields.latents import PixelProfile
+from latentcache.images import jpeg
+from latentcache.images.decode import decode
+from latentcache.images.jpeg import jpeg_self_test
+from latentcache.images.scratch import Scratch
 
 PROFILE = PixelProfile()
 Y, X = np.mgrid[0:37, 0:53]
@@ -19,9 +19,9 @@ PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
 PICTURE = Image.fromarray(PIXELS)
 
 
-def saved(picture, **options):
+def saved(image, **options):
     buffer = BytesIO()
-    picture.save(buffer, **options)
+    image.save(buffer, **options)
     return buffer.getvalue()
 
 
@@ -43,7 +43,7 @@ def test_both_jpeg_decoders_give_the_same_bits(monkeypatch, mode, subsampling, o
     assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
 
 
-def test_both_jpeg_decoders_refuse_the_same(monkeypatch):
+def test_both_jpeg_decoders_reject_the_same(monkeypatch):
     data = saved(PICTURE, format="JPEG", restart_marker_blocks=1)
     cut = data.index(b"\xff\xd2")
     lost = data[: cut - 30] + data[cut:]
@@ -80,7 +80,7 @@ def test_self_test_sees_a_decoder_that_differs(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("orientation", [1, 2, 6])
-def test_pixels_are_the_same_in_memory_that_held_another_picture(mode, orientation):
+def test_pixels_are_the_same_in_memory_that_held_another_image(mode, orientation):
     info = Image.Exif()
     info[0x0112] = orientation
     scratch = Scratch(1 << 20)
@@ -98,7 +98,7 @@ def test_pixels_lie_in_the_scratch_or_in_memory_of_their_own():
     assert np.array_equal(first, decode(data, PROFILE))
 
 
-def test_what_is_damaged_is_refused_in_a_scratch_too():
+def test_what_is_damaged_is_rejected_in_a_scratch_too():
     scratch = Scratch(1 << 20)
     decode(saved(PICTURE, format="JPEG"), PROFILE, scratch=scratch)
     with pytest.raises(UnusableSampleError):

@@ -12,13 +12,13 @@ from PIL import Image
 from latentcache.errors import RecipeError
 from latentcache.geometry.placement import Placement, place_in
 from latentcache.geometry.sizes import Box, Size
-from latentcache.pipeline import resize as resize_module
-from latentcache.pipeline.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
+from latentcache.images import resize as resize_module
+from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 
 KERNELS = ["lanczos-pil", "lanczos-u8"]
 
 
-def picture(height, width):
+def image(height, width):
     y, x = np.mgrid[0:height, 0:width]
     waves = 120 + 110 * np.sin(x * y / 400)
     return np.stack([waves, (x * 3 + y) % 256, 255 * ((x // 8 + y // 8) % 2)], -1).astype(np.uint8)
@@ -38,7 +38,7 @@ def test_equal_sizes_are_not_resampled(resample):
 
 
 def test_crop_is_cut_from_the_whole_resized_frame():
-    pixels = picture(200, 333)
+    pixels = image(200, 333)
     placement = place_in(Size(200, 333), Size(64, 64))
     frame = np.asarray(Image.fromarray(pixels).resize((107, 64), Image.Resampling.LANCZOS))
     assert placement.resize == Size(64, 107)
@@ -48,7 +48,7 @@ def test_crop_is_cut_from_the_whole_resized_frame():
 @pytest.mark.parametrize("bucket", [Size(64, 64), Size(128, 192), Size(448, 320), Size(160, 512)])
 def test_both_kernels_agree(bucket):
     assert resample_self_test()
-    pixels = picture(301, 257)
+    pixels = image(301, 257)
     first, second = (resize_crop(pixels, place_in(Size(301, 257), bucket), kernel) for kernel in KERNELS)
     apart = np.abs(first.astype(int) - second)
     assert apart.max() <= 2
@@ -63,7 +63,7 @@ def test_both_kernels_agree(bucket):
     resample=st.sampled_from(KERNELS),
 )
 def test_result_has_the_size_of_the_bucket(height, width, bucket, resample):
-    pixels = picture(height, width)
+    pixels = image(height, width)
     pixels.flags.writeable = False
     result = resize_crop(pixels, place_in(Size(height, width), bucket), resample)
     assert result.shape == (bucket.height, bucket.width, 3)
@@ -73,7 +73,7 @@ def test_result_has_the_size_of_the_bucket(height, width, bucket, resample):
 
 def test_unknown_kernel():
     with pytest.raises(RecipeError, match="bicubic"):
-        resize_crop(picture(64, 64), place_in(Size(64, 64), Size(64, 64)), "bicubic")
+        resize_crop(image(64, 64), place_in(Size(64, 64), Size(64, 64)), "bicubic")
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, ValueError, RuntimeError])
@@ -127,7 +127,7 @@ def test_torch_is_not_imported_for_pillow():
         "import sys, numpy as np\n"
         "from latentcache.geometry.placement import place_in\n"
         "from latentcache.geometry.sizes import Size\n"
-        "from latentcache.pipeline import resize\n"
+        "from latentcache.images import resize\n"
         "resize.thread_setup()\n"
         "resize.resize_crop(np.zeros((90, 90, 3), 'u1'), place_in(Size(90, 90), Size(64, 64)), 'lanczos-pil')\n"
         "sys.exit('torch' in sys.modules)\n"

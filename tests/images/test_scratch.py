@@ -1,6 +1,6 @@
 import numpy as np
 
-from latentcache.pipeline.scratch import Scratch, apart, scratch_for
+from latentcache.images.scratch import Scratch, own_memory
 
 
 def test_memory_is_kept_and_grows():
@@ -19,16 +19,11 @@ def test_more_than_the_limit_is_not_kept():
     assert scratch.memory(1000) is held
 
 
-def test_all_threads_together_keep_a_sixteenth_of_the_budget():
-    assert 3 * scratch_for(4800, 3).limit == 300
-    assert scratch_for(0, 2).memory(1) is None
-
-
-def test_apart():
+def test_a_view_is_copied_and_other_memory_is_not():
     whole = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
     own = np.ones((4, 2, 3), np.uint8)
-    assert apart(own, whole) is own
+    assert own_memory(own, whole) is own
     for part in (whole, whole[1:3], whole[:, :1]):
-        copied = apart(part, whole)
+        copied = own_memory(part, whole)
         assert np.array_equal(copied, part)
         assert not np.may_share_memory(copied, whole)
