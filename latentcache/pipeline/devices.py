@@ -1,6 +1,6 @@
-"""``--device``: which devices a build uses, one worker for each, and what each worker may take of the machine.
+"""``--device``: the devices of a build, one worker for each.
 
-Decides what ``auto`` is without importing torch, so that the build itself never does. Guarantee: a worker sees only
+Decides what ``auto`` is without importing torch, so that the build process never does. Guarantee: a worker sees only
 its own CUDA device, so no library can open a context on another one.
 """
 
@@ -11,9 +11,10 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from latentcache.encoders.describe import cuda_available
 from latentcache.errors import DeviceError, UsageError
+from latentcache.pipeline.workers.memory import cpu_count
 
 _ONE = re.compile(r"(auto|cpu|cuda|mps|xpu)(?::([0-9]+))?(?:\*([1-9][0-9]{0,2}))?")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -21,12 +22,12 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of one worker."""
+    """The device of one worker."""
 
     label: str
-    """How it is called in messages."""
+    """How messages name it."""
     name: str
-    """How the encoder is told: ``auto``, ``cpu`` or a torch device."""
+    """``auto``, ``cpu`` or a torch device."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment of its worker."""
 
@@ -35,17 +36,17 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
     """``cuda:0,cuda:1`` or ``cpu*2`` as kinds with numbers, one for each worker.
 
     Raises:
-        UsageError: It is no list of devices, or one of several kinds.
+        UsageError: The text is not a list of devices, or names devices of several kinds.
     """
     found: list[tuple[str, int | None]] = []
     for word in text.split(","):
         match = _ONE.fullmatch(word)
         if match is None or (match[2] and match[1] in ("auto", "cpu")) or (match[1] == "auto" and text != "auto"):
-            raise UsageError(f"--device {text!r} is not known", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
+            raise UsageError(f"--device {text!r}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
         found += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
     if len({kind for kind, _ in found}) > 1:
         raise UsageError(
-            f"--device {text!r} names devices of several kinds",
+            f"--device {text!r}: devices of several kinds",
             why="they compute in different precisions, and one cache has one",
             fix="name devices of one kind",
         )
@@ -56,16 +57,16 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
     """The devices of a build.
 
     Args:
-        text: As in ``--device``; ``auto`` is every CUDA device where there are some.
-        needs_torch: Whether the encoder runs on torch; any other runs on the CPU whatever the device.
+        text: As in ``--device``; ``auto`` is every CUDA device if there are several.
+        needs_torch: False for an encoder that runs on the CPU whatever the device.
 
     Raises:
-        UsageError: It is no list of devices.
+        UsageError: The text is not a list of devices.
         DeviceError: A CUDA device that this machine does not have.
     """
     wanted = parse_devices(text)
     if wanted == [("auto", None)] and needs_torch:
-        several = cuda_count() if cuda_available() else 0
+        several = cuda_count()
         wanted = [("cuda", number) for number in range(several)] if several > 1 else wanted
     on_cuda = [number for kind, number in wanted if kind == "cuda" and number is not None]
     if on_cuda and needs_torch:
@@ -74,7 +75,7 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
 
 
 def cuda_count() -> int:
-    """How many CUDA devices this process may use, asked of the driver; 0 where it cannot say."""
+    """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         count = ctypes.c_int(0)
@@ -85,13 +86,17 @@ def cuda_count() -> int:
     return 0
 
 
+def cuda_available() -> bool:
+    """True if this machine seems to have a CUDA device. Never raises, never imports torch."""
+    return Path("/dev/nvidia0").exists() or cuda_count() > 0
+
+
 def _check_numbers(numbers: list[int]) -> None:
     count = cuda_count()
     missing = [number for number in numbers if number >= count]
     if missing:
         raise DeviceError(
-            f"there is no device cuda:{missing[0]}",
-            where="--device",
+            f"--device cuda:{missing[0]}: there is no such device",
             why=f"this machine has {count} CUDA devices"
             if count
             else "this machine has no CUDA device, or no driver",
@@ -106,6 +111,5 @@ def _device(kind: str, number: int | None, workers: int) -> Device:
         return Device(label=f"cuda:{number}", name="cuda", variables={_VISIBLE: chosen})
     name = kind if number is None else f"{kind}:{number}"
     if kind == "cpu" and workers > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(len(os.sched_getaffinity(0)) // workers, 1)
-        return Device(label=name, name=name, variables={"OMP_NUM_THREADS": str(threads)})
+        return Device(label=name, name=name, variables={"OMP_NUM_THREADS": str(max(cpu_count() // workers, 1))})
     return Device(label=name, name=name)

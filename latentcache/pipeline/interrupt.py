@@ -1,13 +1,12 @@
-"""SIGINT and SIGTERM: the first one ends the build in order, a second one leaves at once.
+"""SIGINT and SIGTERM: the first signal ends a build in order, a second one ends its patience.
 
-Guarantee: what was acknowledged is committed either way. While a build is only planning, nothing is open, so
-the first signal ends it there and then. Later it ends with the batches in hand, which are given up when they take
-longer than the patience of those who stop programs (10 s until a container is killed).
+Guarantee: acknowledged work is committed either way, and this module never ends the process: a command that wants to
+leave at once on the second signal passes a function that does so. While a build is only planning, nothing is open, so
+the first signal raises there and then.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,28 +17,36 @@ from typing import Any, Self
 from latentcache.errors import InterruptedBuildError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds that the batches in hand may still take after a stop request.
+#: Seconds that running batches may still take after a stop request; a container is killed after 10.
 PATIENCE_S = 5.0
 
 
 class StopSignal:
-    """Context manager that turns the two signals into a flag. Outside the main thread it only holds the flag.
+    """Context manager that turns the two signals into a flag. Outside the main thread only :meth:`request` sets it.
 
     Args:
-        last_words: Called with the error when a second signal ends the process at once; must not touch streams.
+        on_second_signal: Called with the error when a second signal arrives while work is running; a command may end
+            the process there. Without it the workers are killed and the build raises.
     """
 
-    def __init__(self, last_words: Callable[[InterruptedBuildError], None] | None = None) -> None:
-        self._last_words = last_words
+    def __init__(self, on_second_signal: Callable[[InterruptedBuildError], None] | None = None) -> None:
+        self._on_second_signal = on_second_signal
         self.number = 0
+        self.hurry = False
+        """True after a second signal: running batches are given up."""
         self.orderly = False
-        """Set once entries are in flight: from then on a signal only raises the flag."""
+        """Set while work is running: a signal only raises the flag then."""
         self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
-        """Whether the build was asked to end."""
+        """True if the build was asked to end."""
         return self.number != 0
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that running batches may take."""
+        return 0.0 if self.hurry else PATIENCE_S
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -48,38 +55,43 @@ class StopSignal:
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def request(self, number: int = signal.SIGINT) -> None:
+        """Ask the build to end, as a signal would."""
+        self.hurry = self.requested
+        self.number = number
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Planning that other threads share: a signal only raises the flag, and the build ends when this does.
+        """A block in which a signal only raises the flag; the build ends when the block does.
 
-        An exception out of a handler could leave a lock of the thread pool held, and the build would hang in it.
+        An exception out of a handler could leave a lock of a thread pool held, and the build would hang in it.
 
         Raises:
             InterruptedBuildError: The build was asked to end meanwhile.
         """
-        self.orderly = True
+        before, self.orderly = self.orderly, True
         try:
             yield
         finally:
-            self.orderly = False
-        if self.requested:
+            self.orderly = before
+        if self.requested and not before:
             raise self.error()
 
     def error(self) -> InterruptedBuildError:
-        """What the build ends with."""
-        name = signal.Signals(self.number).name
+        """The error that the build ends with."""
+        name = signal.Signals(self.number or signal.SIGINT).name
         return InterruptedBuildError(
-            f"interrupted by {name}", why="everything committed so far is kept", signal_number=self.number
+            f"interrupted by {name}",
+            why="all committed work is kept",
+            signal_number=self.number or signal.SIGINT,
         )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and self.orderly:
-            self.number = number
-            if self._last_words is not None:
-                self._last_words(self.error())
-            os._exit(128 + number)  # asked twice: commits are durable, there is nothing to tidy
-        self.number = number
+        again = self.requested
+        self.request(number)
+        if again and self.orderly and self._on_second_signal is not None:
+            self._on_second_signal(self.error())
         if not self.orderly:
             raise self.error()

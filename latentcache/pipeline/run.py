@@ -1,219 +1,551 @@
-"""The device loop of one worker: decode threads on one side, the writer thread on the other.
+"""Have workers make the items of one field, and gather what became of each job.
 
-Decides nothing about content; it moves pieces. Guarantee: bounded memory (17/16 of the byte budget, a short writer
-queue, two batches on the device); when decoders starve because half-filled buckets hold the budget, the fullest is
-flushed, so nothing waits for ever; after a stop request the batches on the device are committed.
+Units of work are cut in the order of the plan and never depend on the number of workers, so item keys, item bytes and
+blocks do not either. The event file is written by the build process alone, after each durable commit. A build that
+was asked to end returns with everything committed that its workers had in hand.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+import dataclasses
+import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from latentcache.encoders.opening import matmul_ceiling
-from latentcache.encoders.protocol import Encoder
-from latentcache.failpoint import failpoint
-from latentcache.geometry.sizes import Size
-from latentcache.pipeline.batch_size import BatchSizes
-from latentcache.pipeline.board import DEVICE, ENCODING, OPENING, Board
-from latentcache.pipeline.channel import Channel
-from latentcache.pipeline.decoding import DecodePool, raise_outcome
-from latentcache.pipeline.encoding import BatchEncoder, Encoded, new_entry
-from latentcache.pipeline.forms import refusal_form
-from latentcache.pipeline.speed import StageClock
-from latentcache.pipeline.work import Failed, Looked, Piece, Planned
-from latentcache.pipeline.writing import WriterThread
-from latentcache.recipe import Recipe
-from latentcache.store.catalog import Located
+import numpy as np
+from numpy.typing import NDArray
 
-#: How often the loop looks whether it was asked to stop, in seconds.
-_TICK_S = 0.05
+from latentcache.errors import UnusableSampleError
+from latentcache.fields.protocol import (
+    Failure,
+    FieldKind,
+    Group,
+    Job,
+    Made,
+    Output,
+    Producer,
+    ProducerContext,
+    WorkSize,
+    join_noise,
+)
+from latentcache.fields.registry import field_kinds, load
+from latentcache.fields.table import STAT_WIDTH
+from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.key import KEY_BYTES
+from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, reason
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.memory import (
+    BASE_BYTES,
+    default_budget,
+    default_threads,
+    default_workers,
+    host_memory,
+)
+from latentcache.pipeline.workers.process import Launched, WarmWorker, WorkerProcess, WorkerThread
+from latentcache.pipeline.workers.scheduler import Scheduler, WorkUnit
+from latentcache.pipeline.workers.transport import Message, from_json, to_json
+from latentcache.pipeline.workers.watchdog import deadline_s
+from latentcache.pipeline.workers.worker import Opening
+from latentcache.store.index import load_index
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.shard import recover_shard
+
+#: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
+_UNITS, _SMALLEST = 64, 8
+#: Times a unit may outgrow its size to keep jobs with one tie together.
+_TIED = 4
+#: Keys of a dead worker's last reports that are told to the one that gets its jobs.
+_RECENT_KEYS = 4096
+#: One core for each of several CPU workers.
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoreWork:
-    """An order: so many samples more will be looked at. It comes before the first outcome of them."""
+class Task:
+    """One field's run: what is made, of what, and where it goes."""
 
-    count: int
+    field: str
+    """Name of the kind."""
+    recipe: Mapping[str, Any]
+    """``FieldRecipe.as_json()``."""
+    producer: Mapping[str, Any]
+    """``Described.producer``."""
+    groups: tuple[Group, ...]
+    root: str
+    """DATA, absolute."""
+    cache: str
+    """CACHE, absolute."""
+    lookup: str = ""
+    """File of ``Catalog.save_lookup``; empty: nothing is committed."""
+    needs_torch: bool = False
+    device: str = "auto"
+    workers: int | None = None
+    """Processes of a CPU kind; 0: a thread of the build; None: by the cost of the work."""
+    batch_size: int | None = None
+    decode_threads: int | None = None
+    host_memory: int | None = None
+    commit_every: int | None = None
+    stream: bool = False
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """``ProducerContext.options``."""
 
 
-class NoMoreWork:
-    """An order: when everything is encoded, commit it and end."""
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. One object, updated in place."""
+
+    field: str
+    total: int
+    """Jobs."""
+    cost_total: int = 0
+    done: int = 0
+    """Jobs that are settled: committed, found committed, or failed."""
+    cost_done: int = 0
+    encoded: int = 0
+    """Items."""
+    copied: int = 0
+    skipped: int = 0
+    failed: int = 0
+    """Jobs."""
+    written_bytes: int = 0
+    restarts: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class EncodeRun:
-    """One worker's pass over the samples its decode threads are fed with; orders come through their queue."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """What reading the inputs of n jobs gave; a row per job that did not fail."""
 
-    recipe: Recipe
-    pool: DecodePool
-    writer: WriterThread
-    open_encoder: Callable[[], Encoder]
-    """Called when the first piece is to be encoded: a run that finds everything committed loads no model."""
-    payload: Callable[[Located], bytes | None]
-    """Latents of a committed entry."""
-    sizes: BatchSizes
-    channel: Channel
-    board: Board
-    clock: StageClock = field(default_factory=StageClock)
-    stopping: threading.Event = field(default_factory=threading.Event)
-    """Set by anybody: commit what the device has in hand and end."""
-    _remaining: int = 0
-    _ending: bool = False
-    _waiting: dict[Size, list[Piece]] = field(default_factory=dict)
-    _batches: BatchEncoder | None = None
-    _encoder: Encoder | None = None
+    sample: NDArray[np.int32]
+    """(n,) ``Job.sample``."""
+    content: NDArray[np.uint8]
+    """(n, 16)"""
+    stat: NDArray[np.uint64]
+    """(n, 6) stat memos; zeros if there is none."""
+    facts: Mapping[str, NDArray[Any]]
+    """(n, ...) ``Read.facts``, by name."""
 
-    def __call__(self) -> None:
-        """Do what is asked until there is no more, or until ``stopping``.
 
-        Raises:
-            StoreError: The disk is full or fails; what was committed stays.
-            EncoderError: The model cannot be used.
-            DeviceError: The device failed.
-        """
-        try:
-            self.pool.start()
-            self._loop()
-        finally:
-            self.clock.end()
-            self.pool.stop()
-            try:
-                self.writer.finish()
-            finally:
-                if self._encoder is not None:
-                    self._encoder.close()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run made, and what became of its jobs."""
 
-    def _loop(self) -> None:
-        while not (self.stopping.is_set() or (self._ending and self._idle() and not self._busy())):
-            found = self._next()
-            if isinstance(found, MoreWork):
-                self._remaining += found.count
-            elif isinstance(found, NoMoreWork):
-                self._ending = True
-            elif found is not None:
-                self._remaining -= 1
-                self._take(found)
-            elif self._waiting and (not self._remaining or self._starving()):
-                self._flush_fullest()
-            self._fetch(wait=self._idle())
-        self._fetch(wait=True)
+    read: ReadColumns
+    failed: tuple[tuple[int, Failure], ...]
+    """``Job.sample`` and why it gives no item."""
+    keys: NDArray[np.uint8]
+    """(k, 32) distinct item keys that this run committed."""
+    encoded: int
+    """Items computed and committed."""
+    copied: int
+    """Items stored under a new key from an item with an equal ``same`` hash."""
+    skipped: int
+    """Items found committed after their input was read."""
+    interrupted: bool
+    """True if a stop request came: not all jobs were done."""
+    restarts: int
+    workers: int
+    """0: a thread of the build."""
+    waits: Mapping[str, float]
+    """Seconds, summed over workers: ``prepare``, ``encode``, ``write`` (the loop waited for them) and ``span``."""
+    written_bytes: int
+    noise: Mapping[str, Any]
 
-    def _idle(self) -> bool:
-        """Whether nothing is left to look at or to encode, as far as was asked."""
-        return not self._remaining and not self._waiting
 
-    def _busy(self) -> bool:
-        return self._batches is not None and self._batches.busy
+def run_jobs(
+    task: Task,
+    jobs: Iterable[Job],
+    *,
+    total: int,
+    total_cost: int,
+    stop: StopSignal,
+    events: EventLog | None = None,
+    warm: WarmWorker | None = None,
+    lock_fd: int | None = None,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> RunResult:
+    """Make the items of all jobs.
 
-    def _next(self) -> Looked | Failed | MoreWork | NoMoreWork | None:
-        """An outcome or an order, or None when there is none yet; without waiting where waiting would not help."""
-        idle = self._waiting and (not self._remaining or self._starving())
-        try:
-            with self.clock.waiting("decode", counts=not self._busy()):
-                found = self.pool.outcomes.get(timeout=0.0 if idle else _TICK_S)
-        except queue.Empty:
-            return None
-        return found if isinstance(found, MoreWork | NoMoreWork) else raise_outcome(found)
+    Args:
+        task: What is made.
+        jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
+        total: Number of jobs.
+        total_cost: Sum of their costs.
+        stop: Looked at all the time.
+        events: Told of each durable commit.
+        warm: May have a worker ready.
+        lock_fd: Lock on the cache, which workers inherit.
+        progress: Called ten times a second.
+        warn: Told of batches that were halved and workers that were replaced.
 
-    def _starving(self) -> bool:
-        """Whether the decoders wait for the bytes of half-filled buckets."""
-        kept = sum(_nbytes(pieces) for pieces in self._waiting.values())
-        return bool(kept) and self.pool.decoder.budget.starving(kept)
+    Raises:
+        UsageError: The devices or the deadline do not make sense.
+        StoreError: The disk is full or fails; what was committed stays.
+        EncoderError: The model cannot be used.
+        DeviceError: No device is left that works.
+        WorkerError: Workers keep dying, and no sample is to blame.
+    """
+    crew = _Crew(task, total=total, total_cost=total_cost, events=events, warm=warm, lock_fd=lock_fd)
+    work = crew.kind.work
+    batch = task.batch_size or work.batch_items
+    scheduler = Scheduler(
+        devices=crew.devices,
+        crew=crew,
+        units=crew.units(jobs),
+        stop=stop,
+        low_water=max(min(2 * max(batch, crew.threads), -(-total // len(crew.devices))), 1),
+        deadline=deadline_s(),
+        unit_cost=work.unit_cost,
+        threads=crew.threads,
+        advanced=lambda: progress(crew.progress),
+        warn=warn,
+    )
+    before, stop.orderly = stop.orderly, True
+    try:
+        scheduler.run()
+    finally:
+        stop.orderly = before
+        crew.progress.restarts = scheduler.restarts
+    return crew.result(interrupted=stop.requested)
 
-    def _take(self, outcome: Looked | Failed) -> None:
-        """Tell one outcome and queue its pieces."""
-        if isinstance(outcome, Failed):
-            self.channel.send("failed", index=outcome.index, refusal=refusal_form(outcome.refusal))
-            return
-        for piece in outcome.pieces:
-            if not self._copy_twin(piece):
-                self._queue(piece)
 
-    def _queue(self, piece: Piece) -> None:
-        bucket = piece.placement.bucket
-        waiting = self._waiting.setdefault(bucket, [])
-        waiting.append(piece)
-        if len(waiting) >= self.sizes.limit(bucket):
-            self._encode(self._waiting.pop(bucket))
+def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
+    """Worker processes of a run; 0: a thread of the build, because a process would cost more than it saves."""
+    if kind.device == "cpu":
+        count = default_workers(total_cost, kind.work.worker_cost) if task.workers is None else task.workers
+        return max(count, 1) if task.needs_torch else count
+    devices = devices_for(task.device, needs_torch=task.needs_torch)
+    in_thread = len(devices) == 1 and not task.needs_torch and "*" not in task.device
+    return 0 if in_thread else len(devices)
 
-    def _copy_twin(self, piece: Piece) -> bool:
-        """Store the latents of an entry with equal pixels under the new key, where there is one."""
-        payload = None if piece.twin is None else self.payload(piece.twin)
-        if piece.twin is None or payload is None:
-            return False
-        self.channel.send("copied", key=piece.key.hex())
-        self.writer.put([new_entry(piece, self.recipe, piece.twin.header.shape, payload)])
-        self.pool.decoder.budget.release(piece.pixels.nbytes)
-        return True
 
-    def _flush_fullest(self) -> None:
-        bucket = max(self._waiting, key=lambda size: _nbytes(self._waiting[size]))
-        self._encode(self._waiting.pop(bucket))
+def ask_worker(
+    target: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    device: str = "auto",
+    needs_torch: bool = True,
+    lock_fd: int | None = None,
+) -> Any:
+    """The result of ``module:function(**arguments)`` in a worker process. Raises as :meth:`WarmWorker.ask`."""
+    with WarmWorker(device, needs_torch=needs_torch, lock_fd=lock_fd) as warm:
+        return warm.ask(target, **(arguments or {}))
 
-    def _encode(self, pieces: list[Piece]) -> None:
-        """Have pieces of one bucket encoded; takes what is done meanwhile."""
-        batches = self._batch_encoder()
-        with self._encoding(batches, pieces):
-            for piece in pieces:
-                failpoint("encoding", piece.name)
-            done = batches.submit(pieces)
-        self._store(done)
 
-    def _fetch(self, *, wait: bool) -> None:
-        """Take what the device has done, or wait for all that it was given."""
-        if self._batches is None or not self._batches.busy:
-            return
-        with self._encoding(self._batches):
-            done = self._batches.collect(wait=wait)
-        self._store(done)
+class _Crew:
+    """Starts the workers of one run and gathers their results; as in ``scheduler.Crew``."""
 
-    @contextmanager
-    def _encoding(self, batches: BatchEncoder, pieces: Sequence[Piece] = ()) -> Iterator[None]:
-        """Whatever ends the process in the block, one of the pieces may be the cause, or of those on the device."""
-        with self.board.doing(DEVICE, ENCODING, [piece.index for piece in (*batches.in_flight, *pieces)]):
-            yield
+    def __init__(
+        self,
+        task: Task,
+        *,
+        total: int,
+        total_cost: int,
+        events: EventLog | None,
+        warm: WarmWorker | None,
+        lock_fd: int | None,
+    ) -> None:
+        self.kind = field_kinds()[task.field]
+        self.workers = worker_count(task, self.kind, total_cost)
+        count = max(self.workers, 1)
+        self.devices: Sequence[Device]
+        if self.kind.device == "cpu":
+            self.devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
+            self.threads = task.decode_threads or 1
+        else:
+            self.devices = devices_for(task.device, needs_torch=task.needs_torch)
+            self.threads = task.decode_threads or default_threads(count)
+        self._bounded = self.kind.device == "cpu" and self.workers > 0
+        self._budget = task.host_memory or default_budget()
+        self._share = max(self._budget // count, 1)
+        self._task, self._paths = task, CachePaths(Path(task.cache))
+        self._total, self._cost = total, total_cost // count
+        self._events, self._warm, self._lock = events, warm, lock_fd
+        self.progress = Progress(task.field, total, total_cost)
+        self._reported: dict[str, list[bytes]] = {}
+        self._keys: list[bytes] = []
+        self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
+        self._failed: list[tuple[int, Failure]] = []
+        self._waits: Counter[str] = Counter()
+        self._noise: Mapping[str, Any] = {}
 
-    def _store(self, done: Sequence[Encoded]) -> None:
-        """Hand entries to the writer."""
-        for batch in done:
-            failpoint("result-received")
-            self.pool.decoder.budget.release(_nbytes(batch.pieces))
-            if batch.entries:
-                # Said before they are handed over, so that a commit never comes before the word of what it holds.
-                self.channel.send("encoded", keys=[entry.key.hex() for entry in batch.entries])
-                with self.clock.waiting("write"):
-                    self.writer.put(batch.entries)
+    # -- units
 
-    def _batch_encoder(self) -> BatchEncoder:
-        if self._batches is None:
-            with self.board.doing(DEVICE, OPENING):
-                self._encoder = self.open_encoder()
-                self.clock.ceiling_flops = matmul_ceiling(self._encoder)
-            self.clock.begin()
-            self._batches = BatchEncoder(
-                encoder=self._encoder,
-                recipe=self.recipe,
-                sizes=self.sizes,
-                refuse=self._refuse,
-                warn=lambda words: self.channel.send("warned", words=words),
-                clock=self.clock,
+    def units(self, jobs: Iterable[Job]) -> Iterator[WorkUnit]:
+        """Jobs as units; a job for which there is not enough memory fails without being read."""
+        limit = max(self._limit, self.kind.work.unit_cost * self.kind.work.cost_bytes)
+        most = self.kind.work.unit_jobs
+        if self.kind.packing == "entry":
+            most = min(most, max(-(-self._total // (_UNITS * _SMALLEST)) * _SMALLEST, _SMALLEST))
+
+        def fitting() -> Iterator[tuple[int, Job]]:
+            for number, job in enumerate(jobs):
+                if self._needed(job) > limit:
+                    self.failed(number, job, self._too_large(job))
+                else:
+                    yield number, job
+
+        for unit in cut(
+            fitting(), self.kind.work, most, lambda job: self._bounded and self._needed(job) > self._share
+        ):
+            needed = max(self._needed(job) for job in unit.values())
+            yield WorkUnit(jobs=unit, num_bytes=needed, large=self._bounded and needed > self._share)
+
+    @property
+    def _limit(self) -> int:
+        """Bytes that one job may take: of the budget where the memory of workers is limited, else of the machine."""
+        return self._budget if self.kind.device == "cpu" else max(self._budget, host_memory())
+
+    def _needed(self, job: Job) -> int:
+        return job.cost * self.kind.work.cost_bytes
+
+    def _too_large(self, job: Job, words: str = "") -> Failure:
+        found = f"a worker {words}" if words else f"needs about {self._needed(job):,} bytes to be prepared"
+        return Failure(
+            reason=reason(self.kind, "memory"),
+            detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
+            hint="give more memory with --host-memory, or remove the sample",
+            content=job.content,
+        )
+
+    # -- as in scheduler.Crew
+
+    def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
+        """As in ``Crew``: a thread only the first time."""
+        task, shard = self._task, secrets.token_hex(8)
+        opening = Opening(
+            field=task.field,
+            recipe=task.recipe,
+            producer=task.producer,
+            groups=task.groups,
+            root=task.root,
+            cache=task.cache,
+            shard=shard,
+            lookup=task.lookup,
+            device=device.name,
+            batch_size=task.batch_size,
+            threads=self.threads,
+            budget_bytes=self._share,
+            bounded=self._bounded,
+            commit_every=task.commit_every,
+            stream=task.stream,
+            options=task.options,
+            cost=self._cost,
+        )
+        self._reported[shard] = []
+        head: dict[str, Any] = to_json(opening)
+        if not self.workers and not again:
+            return WorkerThread(), head, shard
+        warm = self._warm.take(device) if self._warm is not None and not again else None
+        return warm or WorkerProcess(device.variables, lock=self._lock, again=again), head, shard
+
+    def bound(self, launched: Launched, unit: WorkUnit) -> None:
+        """As in ``Crew``: a job under suspicion gets all the memory there is."""
+        if self._bounded:
+            launched.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
+
+    def recovered(self, shard: str) -> bytes:
+        """As in ``Crew``; unreported keys count as committed by this run."""
+        folder = self._paths.shards / f"{shard}{OPEN_SUFFIX}"
+        if folder.exists():
+            from latentcache.store.salvage import salvage
+
+            recover_shard(folder, self._paths.quarantine, lambda lost: salvage(self._paths, lost))
+        reported = self._reported.pop(shard)
+        known = {body[at : at + KEY_BYTES] for body in reported for at in range(0, len(body), KEY_BYTES)}
+        sealed = [self._paths.shard(shard), *self._paths.shards.glob(f"{shard}-*")]
+        found: list[bytes] = []
+        for one in sealed:
+            if one.exists() and not one.name.endswith(OPEN_SUFFIX):
+                found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
+        new = [key for key in found if key not in known]
+        self._take_keys(new)
+        self.progress.encoded += len(new)
+        return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
+        """As in ``Crew``."""
+        body = message.body
+        self._take_keys([body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)])
+        if shard in self._reported and body:
+            self._reported[shard].append(body)
+        progress, counts = self.progress, message["counts"]
+        progress.encoded += counts.get("encoded", 0)
+        progress.copied += counts.get("copied", 0)
+        progress.skipped += counts.get("skipped", 0)
+        progress.written_bytes += message["bytes"]
+        rows = [row for row in message["jobs"] if row[0] in settled]
+        if rows:
+            sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
+            stat = [row[2] or [0] * STAT_WIDTH for row in rows]
+            self._rows.append(
+                (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
             )
-        return self._batches
+        progress.done += len(rows)
+        progress.cost_done += sum(settled[row[0]].cost for row in rows)
+        for number, failure in message["failed"]:
+            if number in settled:
+                self.failed(number, settled[number], from_json(Failure, failure))
 
-    def _refuse(self, piece: Piece, cause: str, detail: str) -> None:
-        self.channel.send("refused", index=piece.index, key=piece.key.hex(), cause=cause, detail=detail)
+    def failed(self, number: int, job: Job, failure: Failure) -> None:
+        """As in ``Crew``."""
+        self._failed.append((job.sample, failure))
+        self.progress.failed += 1
+        self.progress.done += 1
+        self.progress.cost_done += job.cost
+
+    def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
+        """As in ``Crew``."""
+        if "memory" in words:
+            return self._too_large(job, words)
+        stage = "encode" if encoding else "prepare"
+        detail = f"a worker process {words} whenever it {'encoded' if encoding else 'prepared'} this sample"
+        return Failure(reason=reason(self.kind, stage), detail=detail, content=job.content)
+
+    def ended(self, message: Message) -> None:
+        """As in ``Crew``."""
+        self._waits.update(message.head.get("waits", {}))
+        if message.head.get("noise"):
+            self._noise = join_noise(self._noise, message["noise"])
+
+    def _take_keys(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._keys.append(b"".join(keys))
+            if self._events is not None:
+                self._events.commit(keys)
+
+    # -- the result
+
+    def result(self, *, interrupted: bool) -> RunResult:
+        """Everything that was gathered."""
+        return RunResult(
+            read=self._read_columns(),
+            failed=tuple(self._failed),
+            keys=_distinct(b"".join(self._keys)),
+            encoded=self.progress.encoded,
+            copied=self.progress.copied,
+            skipped=self.progress.skipped,
+            interrupted=interrupted,
+            restarts=self.progress.restarts,
+            workers=self.workers,
+            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "span")},
+            written_bytes=self.progress.written_bytes,
+            noise=self._noise,
+        )
+
+    def _read_columns(self) -> ReadColumns:
+        facts = [one for _, _, _, found in self._rows for one in found]
+        names = facts[0] if facts else {}
+        stats = [np.array(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH) for _, _, stat, _ in self._rows]
+        content = np.frombuffer(b"".join(found for _, found, _, _ in self._rows), dtype=np.uint8)
+        return ReadColumns(
+            sample=np.concatenate([np.empty(0, np.int32), *(sample for sample, _, _, _ in self._rows)]),
+            content=content.reshape(-1, HASH_BYTES),
+            stat=np.concatenate([np.empty((0, STAT_WIDTH), np.uint64), *stats]),
+            facts={name: np.array([one[name] for one in facts]) for name in names},
+        )
 
 
-def _nbytes(pieces: Sequence[Piece]) -> int:
-    return sum(piece.pixels.nbytes for piece in pieces)
+def _distinct(keys: bytes) -> NDArray[np.uint8]:
+    """(k, 32) distinct keys, sorted."""
+    rows = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)
+    words = rows.view(">u8").astype(np.uint64).reshape(-1, KEY_BYTES // 8)
+    order = np.lexsort(words.T[::-1])
+    ordered = rows[order]
+    new = np.ones(len(ordered), dtype=bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return ordered[new]
 
 
-def expected_pieces(todo: Sequence[Planned], variants: int, *, workers: int = 1) -> Counter[Size]:
-    """Pieces of each bucket for each worker, at most: some may turn out to be there already."""
-    counts = Counter(placement.bucket for planned in todo for placement in planned.placements * variants)
-    return Counter({bucket: -(-count // workers) for bucket, count in counts.items()})
+def cut(
+    jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, apart: Callable[[Job], bool] = lambda job: False
+) -> Iterator[dict[int, Job]]:
+    """Jobs in units, in order, of limited number and cost; those with one tie together, those ``apart`` alone."""
+    unit: dict[int, Job] = {}
+    cost, tie, alone = 0, 0, False
+    for number, job in jobs:
+        full = len(unit) >= most or cost + job.cost > work.unit_cost
+        tied = bool(job.tie) and job.tie == tie and len(unit) < _TIED * most
+        if unit and ((full and not tied) or alone or apart(job)):
+            yield unit
+            unit, cost = {}, 0
+        unit[number] = job
+        cost, tie, alone = cost + job.cost, job.tie, apart(job)
+    if unit:
+        yield unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remade:
+    """One item, made again."""
+
+    job: Job
+    output: Output | None
+    """None if the job as a whole failed."""
+    same: bytes
+    """Hash of the encoder's input, if the kind has one."""
+    columns: Mapping[str, Any]
+    made: Made | Failure
+
+
+def make_again(
+    task: Task, jobs: Iterable[Job], *, warn: Callable[[str], None] = lambda message: None
+) -> Iterator[Remade]:
+    """Encode jobs in this process and store nothing. A batch that does not fit is halved, as in a build.
+
+    Raises:
+        EncoderError: The model cannot be used.
+        DeviceError: The device failed.
+    """
+    kind = field_kinds()[task.field]
+    recipe = kind.recipe_from_json(task.recipe)
+    context = ProducerContext(
+        root=task.root, device=task.device, groups=task.groups, options=task.options, warn=warn, cost=0
+    )
+    producer: Producer = load(kind.producer)(task.producer, recipe, context)
+    sizes = BatchSizes(kind.work, task.groups, task.batch_size)
+    batches = BatchEncoder(producer=producer, kind=kind, spec=recipe.spec, groups=task.groups, sizes=sizes, warn=warn)
+    waiting: dict[int, list[Candidate]] = {}
+    costs: Counter[int] = Counter()
+    try:
+        for job in jobs:
+            prepared = _prepared(producer, kind, job)
+            if isinstance(prepared, Failure):
+                yield Remade(job=job, output=None, same=b"", columns={}, made=prepared)
+                continue
+            for candidate in prepared:
+                group = candidate.group
+                waiting.setdefault(group, []).append(candidate)
+                costs[group] += sizes.cost(candidate)
+                if sizes.full(group, len(waiting[group]), costs[group]):
+                    del costs[group]
+                    yield from map(_remade, batches.submit(waiting.pop(group)))
+        for rest in waiting.values():
+            yield from map(_remade, batches.submit(rest))
+        yield from map(_remade, batches.collect(wait=True))
+    finally:
+        producer.close()
+
+
+def _prepared(producer: Producer, kind: FieldKind, job: Job) -> list[Candidate] | Failure:
+    try:
+        read = producer.prepare(job)
+    except UnusableSampleError as error:
+        return Failure(reason=error.slug, detail=error.what, hint=error.fix)
+    except MemoryError:
+        return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
+    if isinstance(read, Failure):
+        return read
+    return [Candidate(index=0, job=job, prepared=one) for one in read.items]
+
+
+def _remade(result: Result) -> Remade:
+    candidate, made = result
+    prepared = candidate.prepared
+    columns = {**(made.columns if isinstance(made, Made) else {}), **prepared.columns}
+    return Remade(job=candidate.job, output=prepared.output, same=prepared.same, columns=columns, made=made)

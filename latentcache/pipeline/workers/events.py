@@ -1,7 +1,7 @@
 """The event file: one line per durable commit, for programs that follow a build from outside.
 
-Guarantee: a line is written, with a single ``write``, after the commit it speaks of has returned. Only the last line
-can be cut short, by a full disk: nothing is written behind it.
+Guarantee: a line is written with a single ``write``, after its commit has returned. Only the last line can be cut
+short, by a full disk: nothing is written behind it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from latentcache.errors import DiskFullError, LatentcacheError, UsageError
-from latentcache.store.durable import DISK_FULL
+from latentcache.store.atomic_io import DISK_FULL
 
 
 class EventLog:
@@ -39,7 +39,7 @@ class EventLog:
             raise self._failed(error) from error
 
     def commit(self, keys: Sequence[bytes]) -> None:
-        """Say that these keys are durable.
+        """Append one line for keys that are durable.
 
         Raises:
             DiskFullError: The line does not fit.
@@ -53,7 +53,7 @@ class EventLog:
         except OSError as error:
             raise self._failed(error) from error
         if written < len(line):
-            self.close()  # what other workers commit until the build has ended would stand on the same line
+            self.close()  # later commits of other workers would end up on the same line
             raise _full(self._path, f"{written} of {len(line)} bytes of an event were written")
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class EventLog:
         self.close()
 
     def close(self) -> None:
-        """Nothing more will be said. The file stays, also where nothing was."""
+        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -72,7 +72,7 @@ class EventLog:
         if error.errno in DISK_FULL:
             return _full(self._path, str(error))
         return UsageError(
-            "the event file cannot be written",
+            f"--events {self._path}: cannot be written",
             where=str(self._path),
             why=str(error),
             fix="give another --events FILE",
@@ -80,7 +80,7 @@ class EventLog:
 
 
 def _is_cut_short(path: Path, descriptor: int) -> bool:
-    """Whether the last line of a file has no end: the disk was full while a build before wrote it."""
+    """True if the last line of a file has no end: the disk was full during an earlier build."""
     size = os.fstat(descriptor).st_size  # 0 for a pipe
     if not size:
         return False
@@ -88,7 +88,7 @@ def _is_cut_short(path: Path, descriptor: int) -> bool:
         with path.open("rb") as file:
             file.seek(size - 1)
             return file.read(1) != b"\n"
-    except OSError:  # we may write it and not read it
+    except OSError:  # writing may be allowed and reading not
         return False
 
 

@@ -1,0 +1,1 @@
+"""Workers of a build: processes or a thread that read, encode and commit, and the scheduler that gives them work."""

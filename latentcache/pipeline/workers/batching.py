@@ -1,0 +1,217 @@
+"""Put prepared items into batches of one group, encode them, and halve a batch that does not fit on the device.
+
+Guarantee: every item that goes in comes out with its array or with a failure. While the device works on one batch the
+host makes the next; two are on the device at most. The size of a batch follows from the settings and from batches
+that did not fit, never from timing, so a run can be repeated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from latentcache.errors import DeviceMemoryError, EncoderError
+from latentcache.failpoint import failpoint
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.protocol import (
+    Failure,
+    FieldKind,
+    FieldSpec,
+    Group,
+    Job,
+    Made,
+    Pending,
+    Prepared,
+    Producer,
+    WorkSize,
+)
+
+#: Batches that the device has been given and whose results were not fetched, at most.
+IN_FLIGHT = 2
+#: Words of failures for kinds that have none of their own.
+_REASONS = {"memory": "out-of-memory", "prepare": "decoder-crash", "encode": "encoder-crash"}
+
+
+def reason(kind: FieldKind, stage: str) -> str:
+    """The word of a failure that the engine finds: of ``memory``, ``prepare`` or ``encode``."""
+    return kind.reasons.get(stage) or _REASONS[stage]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Candidate:
+    """One item on its way through a worker."""
+
+    index: int
+    """Number of its job, for the activity board."""
+    job: Job
+    prepared: Prepared
+    owner: Any = None
+    """What the caller keeps about the job."""
+    key: bytes = b""
+
+    @property
+    def group(self) -> int:
+        """Position of its group."""
+        return self.prepared.output.group
+
+
+Result = tuple[Candidate, Made | Failure]
+
+
+class BatchSizes:
+    """Items per call of the encoder, by group.
+
+    Args:
+        work: Of the kind.
+        groups: Of the field.
+        batch_size: Items per call as asked for; None: by their cost.
+    """
+
+    def __init__(self, work: WorkSize, groups: Sequence[Group], batch_size: int | None) -> None:
+        self._work, self._groups, self._batch_size = work, groups, batch_size
+        self._limits: dict[int, int] = {}
+
+    def take(self, waiting: Sequence[Candidate]) -> int:
+        """How many of these items (of one group, in order) make one batch; at least one."""
+        most = self._most(waiting[0].group)
+        if self._batch_size is not None:
+            return min(most, len(waiting))
+        cost = number = 0
+        for candidate in waiting[:most]:
+            cost += self.cost(candidate)
+            if number and cost > self._work.batch_cost:
+                break
+            number += 1
+        return number
+
+    def full(self, group: int, number: int, cost: int) -> bool:
+        """True if so many items of so much cost make a batch to which none is to be added."""
+        return number >= self._most(group) or (self._batch_size is None and cost >= self._work.batch_cost)
+
+    def halve(self, group: int, size: int) -> int:
+        """Remember that the device ran out of memory with so many; gives the size to go on with."""
+        self._limits[group] = min(self._limits.get(group, size), max(size // 2, 1))
+        return self._limits[group]
+
+    def cost(self, candidate: Candidate) -> int:
+        """The cost of one item: of its size, or its part of its job's."""
+        group = self._groups[candidate.group]
+        if -1 not in group.shape:
+            return math.prod(group.dims)
+        return candidate.job.cost // max(len(candidate.job.outputs), 1)
+
+    def _most(self, group: int) -> int:
+        return min(self._limits.get(group, 1 << 30), self._batch_size or self._work.batch_items)
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchEncoder:
+    """Encodes items of one group at a time. For one thread.
+
+    Args:
+        producer: Does the work.
+        kind: Of the field.
+        spec: Storage of the field.
+        groups: Of the field.
+        sizes: Items per call.
+        warn: Called each time a batch is halved.
+    """
+
+    producer: Producer
+    kind: FieldKind
+    spec: FieldSpec
+    groups: Sequence[Group]
+    sizes: BatchSizes
+    warn: Callable[[str], None] = lambda message: None
+    waited_s: float = 0.0
+    """Seconds spent waiting for the device."""
+    _flights: deque[tuple[list[Candidate], Pending]] = field(default_factory=deque)
+
+    @property
+    def in_flight(self) -> list[Candidate]:
+        """Items whose results were not fetched."""
+        return [candidate for batch, _ in self._flights for candidate in batch]
+
+    def submit(self, candidates: Sequence[Candidate]) -> list[Result]:
+        """Begin to encode items of one group; gives results that are there meanwhile, of these items or earlier ones.
+
+        Raises:
+            DeviceError: The device failed.
+            EncoderError: An array has another shape or type than the field.
+        """
+        done: list[Result] = []
+        waiting = list(candidates)
+        while waiting:
+            batch = waiting[: self.sizes.take(waiting)]
+            while len(self._flights) >= IN_FLIGHT:
+                done += self._fetch()
+            try:
+                self._flights.append((batch, self.producer.encode([one.prepared for one in batch])))
+            except DeviceMemoryError as error:
+                if len(batch) > 1:
+                    self._halve(batch)
+                elif self._flights:
+                    done += self.collect(wait=True)  # the item gets the device to itself before it is given up
+                else:
+                    done += self._give_up(batch, error)
+                    del waiting[:1]
+                continue  # the same items again
+            del waiting[: len(batch)]
+        return done + self.collect(wait=False)
+
+    def collect(self, *, wait: bool) -> list[Result]:
+        """Results that are there, or all of them."""
+        done: list[Result] = []
+        while self._flights and (wait or self._flights[0][1].done()):
+            done += self._fetch()
+        return done
+
+    def _fetch(self) -> list[Result]:
+        """The oldest batch, waited for; encoded again in smaller parts if memory ran out."""
+        batch, pending = self._flights.popleft()
+        started = time.monotonic()
+        try:
+            made = pending.result()
+        except DeviceMemoryError as error:
+            if len(batch) == 1:
+                return self._give_up(batch, error)
+            self._halve(batch)
+            return self.submit(batch)
+        finally:
+            self.waited_s += time.monotonic() - started
+        failpoint("result-received")
+        for candidate, one in zip(batch, made, strict=True):
+            if isinstance(one, Made):
+                self._check(candidate, one)
+        return list(zip(batch, made, strict=True))
+
+    def _check(self, candidate: Candidate, made: Made) -> None:
+        """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
+        expected, dtype = self.groups[candidate.group].shape, numpy_dtype(self.spec.dtype)
+        found = made.array.shape
+        fits = len(found) == len(expected) and all(
+            want in (-1, got) for want, got in zip(expected, found, strict=True)
+        )
+        if not fits or made.array.dtype != dtype:
+            raise EncoderError(
+                "the encoder gives arrays of another shape or type than the field",
+                where=self.kind.name,
+                why=f"expected {expected} of {dtype}, found {found} of {made.array.dtype}",
+                fix="report this model",
+            )
+
+    def _halve(self, batch: Sequence[Candidate]) -> None:
+        group = batch[0].group
+        kept = self.sizes.halve(group, len(batch))
+        label = self.groups[group].label
+        self.warn(
+            f"out of memory with a batch of {len(batch)}{label and f' at {label}'}; the batch size is now {kept}"
+        )
+
+    def _give_up(self, batch: list[Candidate], error: DeviceMemoryError) -> list[Result]:
+        """An item that does not fit alone."""
+        return [(batch[0], Failure(reason=reason(self.kind, "memory"), detail=error.why or error.what))]

@@ -1,0 +1,140 @@
+"""Memory of the host: how much there is for a build, and a byte budget that preparing threads share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+
+_GIB = 1 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+#: Memory of a CPU worker beside its jobs: interpreter, libraries, a tokenizer of 250 000 entries, one unit of work.
+BASE_BYTES = 1 << 30
+_MOST_WORKERS = 32
+
+
+def cpu_count() -> int:
+    """Cores that this process may use: affinity where the system has it, else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def host_memory(*, cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may use: the least of the machine's memory and its cgroup limits (v1 and v2)."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_cgroup_limits(cgroup, membership)])
+
+
+def _cgroup_limits(root: Path, membership: Path) -> list[int]:
+    """Limits of all cgroups from this process's own up to the root."""
+    found = []
+    for line in _read(membership).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        # In a container the path is often that of the host and missing below the root that is mounted here.
+        folder = Path(os.path.normpath(f"{base}/{path}"))
+        for one in (folder, *folder.parents):
+            text = _read(one / name).strip()
+            if text.isdecimal() and int(text):
+                found.append(int(text))
+            if one == base:
+                break
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def default_budget() -> int:
+    """Bytes for inputs that are being prepared: a quarter of the memory, at most 4 GiB."""
+    return min(host_memory() // 4, 4 * _GIB)
+
+
+def default_workers(total_cost: int, worth: int) -> int:
+    """CPU workers for so much work: one per core, none if starting them would cost more than they save.
+
+    Args:
+        total_cost: Of all jobs.
+        worth: Cost that is worth one further worker.
+    """
+    wanted = min(cpu_count(), _MOST_WORKERS, total_cost // worth)
+    return wanted if wanted > 1 else 0
+
+
+def default_threads(workers: int) -> int:
+    """Preparing threads of each of so many workers on accelerators: its part of the cores but one."""
+    cores = cpu_count()
+    return max(cores - 1, 2) if workers == 1 else max(cores // max(workers, 1) - 1, 1)
+
+
+def limit_memory(pid: int, limit: int) -> None:
+    """Let a process take no more than ``limit`` bytes of memory (RLIMIT_DATA). Does nothing but on Linux."""
+    if sys.platform == "linux":
+        import resource
+
+        try:
+            _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+            most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (most, hard))
+        except (OSError, OverflowError):  # the process has ended, or is traced, or the system forbids it
+            return
+
+
+class ByteBudget:
+    """Blocks a thread that asks for more bytes than are left. First come, first served.
+
+    One request may exceed the whole budget (a 100-megapixel image on a small machine); it is granted when nothing
+    else is held, so the largest input and not the number of threads decides the peak.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held = 0
+        self._wanted: deque[tuple[object, int]] = deque()
+        self._closed = False
+        self._free = threading.Condition()
+
+    def starving(self, kept: int) -> bool:
+        """True if a thread waits for bytes and will go on waiting until some of ``kept`` is released.
+
+        Args:
+            kept: Bytes that the caller holds for finished work; if more is held, a thread is still at work.
+        """
+        with self._free:
+            return bool(self._wanted) and self._held <= kept and not self._fits(self._wanted[0][1])
+
+    def acquire(self, size: int) -> bool:
+        """Take ``size`` bytes, waiting for them; False if the budget was closed meanwhile."""
+        with self._free:
+            ticket = object()
+            self._wanted.append((ticket, size))
+            self._free.wait_for(lambda: self._closed or (self._wanted[0][0] is ticket and self._fits(size)))
+            self._wanted = deque(one for one in self._wanted if one[0] is not ticket)
+            self._free.notify_all()  # the next in the queue may fit as well
+            if not self._closed:
+                self._held += size
+            return not self._closed
+
+    def release(self, size: int) -> None:
+        """Give bytes back."""
+        with self._free:
+            self._held -= size
+            self._free.notify_all()
+
+    def close(self) -> None:
+        """Wake every waiting thread and grant nothing more."""
+        with self._free:
+            self._closed = True
+            self._free.notify_all()
+
+    def _fits(self, size: int) -> bool:
+        return not self._held or self._held + size <= self.limit

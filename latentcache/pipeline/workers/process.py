@@ -1,0 +1,268 @@
+"""Start workers: as processes of their own, or as a thread of this process.
+
+A worker process is a fresh interpreter, never a fork (threads and CUDA do not survive one), in the process group of
+the build, so that job control and ``kill`` of the group mean all of it. It inherits its end of the channel, the file
+of its activity board and the lock of the cache, which is held until the last worker has ended. Its stderr goes to a
+file, so it never blocks, whatever it prints. Cost: 0.3 s of one core for a process, nothing for a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from latentcache import failpoint
+from latentcache.errors import WorkerError
+from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.workers.memory import limit_memory
+from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, to_json
+from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
+from latentcache.pipeline.workers.worker import WorkerLoop, serve
+
+_CHILD = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from latentcache.pipeline.workers.worker import main; main()"
+)
+_DEBUG = "LATENTCACHE_DEBUG"
+_TAIL_BYTES = 2000
+_REAP_S = 10.0
+#: Seconds that a thread gets to end; it may be in the middle of a batch.
+_LAST_S = 1.0
+
+
+class Launched(Protocol):
+    """A worker that was started, and the connection to it."""
+
+    line: Line
+
+    @property
+    def is_thread(self) -> bool:
+        """True for a worker in this process."""
+
+    def board(self, num_preparers: int) -> ActivityBoard | None:
+        """Its activity board, for a worker that prepares in so many threads; None before a thread has one."""
+
+    def limit(self, num_bytes: int) -> None:
+        """Bound its memory, if possible."""
+
+    def kill(self) -> None:
+        """End it at once. A thread commits its finished work and is left alone."""
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for its end: the signal that ended it (0 if none did), and a description for messages."""
+
+
+class WorkerProcess:
+    """A worker in a process of its own.
+
+    Args:
+        variables: Environment beside that of this process.
+        lock: Descriptor of the lock on the cache; None if none is held.
+        again: True if it replaces a worker that has ended.
+    """
+
+    is_thread = False
+
+    def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
+        self.line: Line
+        self.line, theirs = channel_pair()
+        self._board, self._stderr = anonymous_file("board"), anonymous_file("stderr")
+        inherited = (theirs.fileno(), self._board, *(() if lock is None else (lock,)))
+        # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
+        environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)
+        if again and failpoint.VARIABLE in environment:
+            environment[failpoint.VARIABLE] = failpoint.for_another(environment[failpoint.VARIABLE])
+        options = ("-X", "utf8") if sys.flags.utf8_mode else ()
+        numbers = map(str, (theirs.fileno(), self._board, os.getpid()))
+        self._process = subprocess.Popen(
+            # -P, and the working directory last: a json.py that lies there is not imported.
+            [sys.executable, *options, "-P", "-c", _CHILD, json.dumps(import_path()), *numbers],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if os.environ.get(_DEBUG) else self._stderr,
+            env=environment,
+            pass_fds=inherited,
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def board(self, num_preparers: int) -> ActivityBoard:
+        """As in :class:`Launched`."""
+        return ActivityBoard(num_preparers, self._board)
+
+    def limit(self, num_bytes: int) -> None:
+        """As in :class:`Launched`."""
+        limit_memory(self.pid, num_bytes)
+
+    def kill(self) -> None:
+        """As in :class:`Launched`: SIGKILL, which also ends a process that was stopped."""
+        self._process.kill()
+
+    def ended(self) -> tuple[int, str]:
+        """As in :class:`Launched`."""
+        try:
+            status = self._process.wait(_REAP_S)
+        except subprocess.TimeoutExpired:  # it hangs in the system and will never run again
+            self._process.kill()
+            return signal.SIGKILL, "does not end"
+        finally:
+            said = self._last_words()
+            self._close()
+        if status < 0:
+            return -status, f"was ended by {_signal_name(-status)}" + (f": {said}" if said else "")
+        return 0, f"ended with status {status}" + (f": {said}" if said else "")
+
+    def _last_words(self) -> str:
+        """The last line on memory that it printed, else the last line."""
+        if self._stderr < 0:
+            return ""
+        tail = os.pread(self._stderr, _TAIL_BYTES, max(os.fstat(self._stderr).st_size - _TAIL_BYTES, 0))
+        lines = [line.strip() for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+        return ([line for line in lines if "memory" in line.lower()] or lines or [""])[-1]
+
+    def _close(self) -> None:
+        for descriptor in (self._board, self._stderr):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._board = self._stderr = -1
+
+
+class WorkerThread:
+    """A worker in a thread of this process: starts at once, and cannot be killed."""
+
+    is_thread = True
+
+    def __init__(self) -> None:
+        self.line: Line
+        self.line, theirs = channel_pair()
+        self._channel = Channel(theirs)
+        self._loop: WorkerLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self._thread.start()
+
+    def board(self, num_preparers: int) -> ActivityBoard | None:
+        """As in :class:`Launched`."""
+        return None if self._loop is None else self._loop.board
+
+    def limit(self, num_bytes: int) -> None:
+        """As in :class:`Launched`: a thread has no limit of its own."""
+
+    def kill(self) -> None:
+        """As in :class:`Launched`: its finished work is committed, and nothing more is written."""
+        last = threading.Thread(target=self._abandon, daemon=True)
+        last.start()
+        last.join(_LAST_S)
+
+    def ended(self) -> tuple[int, str]:
+        """As in :class:`Launched`."""
+        self._thread.join(_LAST_S)
+        return 0, "ended"
+
+    def _run(self) -> None:
+        try:
+            serve(self._channel, None, opened=self._opened)
+        finally:
+            self._channel.close()
+
+    def _opened(self, loop: WorkerLoop) -> None:
+        self._loop = loop
+
+    def _abandon(self) -> None:
+        try:
+            if self._loop is not None:
+                self._loop.abandon()
+        finally:
+            self._channel.close()
+
+
+class WarmWorker:
+    """A worker process that answers questions before a build, and that :func:`run_jobs` takes over: torch is imported
+    once.
+
+    Args:
+        device: As in ``--device``; the process is for the first device.
+        needs_torch: False if the questions need no device.
+        lock_fd: Descriptor of the lock on the cache.
+    """
+
+    def __init__(self, device: str = "auto", *, needs_torch: bool = True, lock_fd: int | None = None) -> None:
+        self._text, self._needs_torch = device, needs_torch
+        self.lock_fd = lock_fd
+        self._started: tuple[Device, WorkerProcess] | None = None
+
+    def ask(self, target: str, /, **arguments: Any) -> Any:
+        """The result of ``module:function(**arguments)``, both in JSON; ``device`` is added if the function takes it.
+
+        Raises:
+            LatentcacheError: As the function raised it.
+            WorkerError: The process died.
+        """
+        if self._started is None:
+            device = devices_for(self._text, needs_torch=self._needs_torch)[0]
+            self._started = device, WorkerProcess(device.variables, lock=self.lock_fd)
+        device, process = self._started
+        process.line.send("ask", target=target, device=device.name, arguments=to_json(arguments))
+        while True:
+            select.select([process.line], [], [])
+            for message in process.line.arrived():
+                if "error" in message.head:
+                    raise as_error(message["error"])
+                return message["value"]
+            if process.line.ended:
+                self._started = None
+                _, how = process.ended()
+                process.line.close()
+                raise WorkerError("a worker process cannot be started", why=f"it {how}")
+
+    def take(self, device: Device) -> WorkerProcess | None:
+        """The process, if it was started and is for this device; the caller's from now on."""
+        if self._started is None or self._started[0] != device:
+            return None
+        _, process = self._started
+        self._started = None
+        return process
+
+    def close(self) -> None:
+        """End the process, if it was not taken over."""
+        if self._started is not None:
+            _, process = self._started
+            process.kill()
+            process.ended()
+            process.line.close()
+            self._started = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def import_path() -> list[str]:
+    """``sys.path`` of this process for another one, with the working directory last."""
+    here = os.path.realpath(os.getcwd())
+    local = [one for one in sys.path if not one or os.path.realpath(one) == here]
+    package = str(Path(failpoint.__file__).resolve().parent.parent)
+    first = [] if package in sys.path and package not in local else [package]
+    others = [one for one in sys.path if one not in local]
+    # The package's own folder is no reason to put the other modules of the working directory first.
+    return [*others, *first, *local] if package in local else [*first, *others, *local]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,552 @@
+"""Give units of work to workers, and replace workers that die, hang or fail.
+
+A unit is queued, leased or done. A worker that dies leaves the jobs that it had begun under suspicion: they are tried
+again on a worker that has nothing else, in halves until one job is alone. A job is convicted only if it failed alone,
+twice, on fresh workers (three times if the process was killed from outside), and if a fresh worker then does a job
+that has succeeded before. Three deaths on such a job end the build: a dead device or another program's memory never
+convicts good samples.
+
+Guarantee: every job ends settled, whichever workers die; after a stop request each worker commits its batches in
+hand. The build computes nothing here, so it takes signals at once.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from latentcache.errors import DeviceError, DeviceMemoryError, WorkerError
+from latentcache.fields.protocol import Failure, Job
+from latentcache.pipeline.devices import Device
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.workers.process import Launched
+from latentcache.pipeline.workers.transport import Message, as_error, to_json
+from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog
+
+#: Seconds between two looks at the workers.
+_TICK_S = 0.1
+#: Workers in a row that may be lost on one device, or die without a suspect.
+_RESTARTS = 3
+#: Deaths on known-good work, and jobs that died alone while nothing has succeeded, that end the build.
+_GOOD_DEATHS = 3
+#: Deaths alone on fresh workers that convict a job; more under SIGKILL, which is most often not the job's fault.
+_DEATHS, _DEATHS_KILLED = 2, 3
+#: Convicted jobs in one run; with more of them something else is wrong.
+_MAX_CONVICTED = 100
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WorkUnit:
+    """Jobs that are leased together."""
+
+    jobs: dict[int, Job]
+    """By number. A settled job is taken out."""
+    known: bytes = b""
+    """Item keys (32 bytes each) that a dead worker committed of them."""
+    num_bytes: int = 0
+    """Host memory that its largest job takes."""
+    large: bool = False
+    """True if that is more than one worker's part: only one such unit is leased at a time."""
+    alone: bool = False
+    """Under suspicion: for a worker that has nothing else."""
+    probe: bool = False
+    """A job that has succeeded before; its result is dropped."""
+    deaths: int = 0
+    """Fresh workers that it has ended, alone."""
+
+
+class Crew(Protocol):
+    """Starts workers for one run, and takes what they report."""
+
+    def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
+        """A worker, the head of its ``open`` message, and the name of its shard."""
+
+    def bound(self, launched: Launched, unit: WorkUnit) -> None:
+        """Limit the memory of a worker before it gets this unit."""
+
+    def recovered(self, shard: str) -> bytes:
+        """Seal a dead worker's shard; gives the item keys in it that it had not reported."""
+
+    def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
+        """Take a ``committed`` message, with the jobs that it settles."""
+
+    def failed(self, number: int, job: Job, failure: Failure) -> None:
+        """Note a job that gives no item."""
+
+    def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
+        """The failure of a job that ends its workers."""
+
+    def ended(self, message: Message) -> None:
+        """Take the ``opened`` or ``ended`` message of a worker."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Worker:
+    """A worker that runs."""
+
+    launched: Launched
+    shard: str
+    threads: int
+    watchdog: Watchdog = field(init=False)
+    board: ActivityBoard | None = None
+    leases: dict[int, WorkUnit] = field(default_factory=dict)
+    unmade: dict[int, int] = field(default_factory=dict)
+    """Jobs of leased units that are not encoded yet, by unit."""
+    fresh: bool = True
+    """True until it has encoded a unit."""
+    opened: bool = False
+    ending: bool = False
+    said_end: bool = False
+    error: BaseException | None = None
+    suspects: list[int] = field(default_factory=list)
+    stuck: str = ""
+    late: list[Activity] = field(default_factory=list)
+
+    @property
+    def alone(self) -> bool:
+        """True if it tries a suspicious unit."""
+        return any(unit.alone or unit.probe for unit in self.leases.values())
+
+    def job(self, number: int) -> Job | None:
+        """One of its jobs."""
+        return next((unit.jobs[number] for unit in self.leases.values() if number in unit.jobs), None)
+
+    def look(self, elapsed: float) -> None:
+        """Kill it if it does not move."""
+        self.board = self.board or self.launched.board(self.threads)
+        if self.board is None or self.stuck:
+            return
+        steps = self.board.steps()
+        self.stuck = self.watchdog.stuck(self.board.beats, steps, elapsed)
+        if self.stuck:
+            self.late = self.watchdog.late(steps) or steps
+            self.launched.kill()
+
+    def begun(self) -> dict[int, int]:
+        """Jobs that it was in the middle of when it ended, with the stage of each."""
+        if self.suspects:
+            return dict.fromkeys(self.suspects, ENCODING)
+        steps = self.late or ([] if self.board is None else self.board.steps())
+        return {item: step.stage for step in steps for item in step.items}
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """The place of one worker: a device."""
+
+    device: Device
+    worker: _Worker | None = None
+    started: int = 0
+    lost: int = 0
+    """Workers in a row that the device failed."""
+    retired: bool = False
+
+
+class Scheduler:
+    """Runs the units of one field.
+
+    Args:
+        devices: One worker for each.
+        crew: Starts them and takes their results.
+        units: In the order of the plan; taken when a worker has room.
+        stop: Looked at all the time.
+        low_water: A worker with fewer jobs to encode gets the next unit.
+        deadline: Seconds that a job may take without progress.
+        unit_cost: Cost that is worth one deadline.
+        threads: Preparing threads of each worker.
+        advanced: Called at every look.
+        warn: Told of workers that are replaced.
+    """
+
+    def __init__(
+        self,
+        *,
+        devices: Sequence[Device],
+        crew: Crew,
+        units: Iterator[WorkUnit],
+        stop: StopSignal,
+        low_water: int,
+        deadline: float,
+        unit_cost: int,
+        threads: int,
+        advanced: Callable[[], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._slots = [_Slot(device) for device in devices]
+        self._crew, self._stop, self._low_water, self._deadline = crew, stop, low_water, deadline
+        self._unit_cost, self._threads, self._advanced, self._warn = unit_cost, threads, advanced, warn
+        self._fresh, self._exhausted = units, False
+        self._ahead: deque[WorkUnit] = deque()
+        """Units to lease before fresh ones."""
+        self._trials: deque[WorkUnit] = deque()
+        self._doubtful: list[tuple[WorkUnit, Failure]] = []
+        """Jobs that died alone and are convicted if a probe succeeds."""
+        self._probe: WorkUnit | None = None
+        self._good: tuple[int, Job] | None = None
+        """A job that has succeeded."""
+        self._number = 0
+        self._streak = self._unexplained = self._good_deaths = self._convicted = 0
+        self._selector = selectors.DefaultSelector()
+        self._looked_at = time.monotonic()
+        self.restarts = 0
+        """Workers that were replaced."""
+
+    def run(self) -> None:
+        """Do everything, or as much as there is time for before a stop request.
+
+        Raises:
+            StoreError: The disk is full or fails; what was committed stays.
+            EncoderError: The model cannot be used.
+            DeviceError: No device is left that works.
+            WorkerError: Workers keep dying, and no sample is to blame.
+        """
+        try:
+            while not self._stop.requested and (self._waiting() or self._workers()):
+                self._start()
+                self._lease()
+                self._listen()
+                self._look()
+                self._advanced()
+        finally:
+            self._end_all()
+            self._selector.close()
+            self._advanced()
+
+    # -- giving out
+
+    def _workers(self) -> list[tuple[_Slot, _Worker]]:
+        return [(slot, slot.worker) for slot in self._slots if slot.worker is not None]
+
+    def _fill(self, count: int) -> None:
+        """Take fresh units until so many are at hand."""
+        while len(self._ahead) < count and not self._exhausted:
+            unit = next(self._fresh, None)
+            self._exhausted = unit is None
+            if unit is not None:
+                self._ahead.append(unit)
+
+    def _waiting(self) -> int:
+        """Units that no worker has; one for each device is looked for."""
+        self._fill(len(self._slots))
+        if self._doubtful and not self._ahead and not any(worker.leases for _, worker in self._workers()):
+            self._judge()
+        return len(self._ahead) + len(self._trials) + (self._probe is not None)
+
+    def _start(self) -> None:
+        """A worker for each free device, while there is work for it."""
+        work = self._waiting() - sum(not worker.leases and not worker.ending for _, worker in self._workers())
+        for slot in self._slots:
+            if work > 0 and slot.worker is None and not slot.retired:
+                work -= 1
+                slot.worker = self._started(slot)
+
+    def _started(self, slot: _Slot) -> _Worker:
+        launched, head, shard = self._crew.start(slot.device, again=slot.started > 0)
+        slot.started += 1
+        launched.line.send("open", **head)
+        self._selector.register(launched.line, selectors.EVENT_READ, slot)
+        worker = _Worker(launched=launched, shard=shard, threads=self._threads)
+        worker.watchdog = Watchdog(
+            self._deadline,
+            on_cpu=slot.device.name == "cpu" or launched.is_thread,
+            weight=lambda number: self._weight(worker, number),
+            heartbeat=not launched.is_thread,
+        )
+        return worker
+
+    def _weight(self, worker: _Worker, number: int) -> float:
+        job = worker.job(number)
+        return 1.0 if job is None else job.cost / self._unit_cost
+
+    def _lease(self) -> None:
+        """Units for workers that run low; the end for all if there is nothing that could come back."""
+        workers = [worker for _, worker in self._workers() if not worker.ending]
+        for worker in workers:
+            while (unit := self._next(worker)) is not None:
+                self._crew.bound(worker.launched, unit)
+                self._number += 1
+                worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
+                jobs = [[number, to_json(job)] for number, job in unit.jobs.items()]
+                worker.launched.line.send("work", unit.known, unit=self._number, jobs=jobs, probe=unit.probe)
+        if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
+            for worker in workers:
+                worker.ending = True
+                worker.launched.line.send("stop")
+
+    def _next(self, worker: _Worker) -> WorkUnit | None:
+        """The next unit for a worker; suspicious ones only if it has nothing else."""
+        if worker.alone or (worker.leases and sum(worker.unmade.values()) >= self._low_water):
+            return None
+        idle = not worker.leases
+        if self._probe is not None:
+            if not idle:
+                return None
+            unit, self._probe = self._probe, None
+            return unit
+        # Trials come last, when work that is known to be good exists; at once if nothing has succeeded so far.
+        early = self._good is None and self._streak >= _GOOD_DEATHS and bool(self._trials)
+        self._fill(1)
+        if self._ahead and not early:
+            if self._ahead[0].large and any(u.large for _, w in self._workers() for u in w.leases.values()):
+                return None
+            return self._ahead.popleft()
+        return self._trials.popleft() if idle and self._trials else None
+
+    # -- listening
+
+    def _listen(self) -> None:
+        for key, _ in self._selector.select(_TICK_S):
+            slot: _Slot = key.data
+            if slot.worker is None:
+                continue
+            for message in slot.worker.launched.line.arrived():
+                self._hear(slot, slot.worker, message)
+            if slot.worker.launched.line.ended:
+                self._gone(slot, slot.worker)
+        for _, worker in self._workers():
+            worker.launched.line.flush()
+
+    def _hear(self, slot: _Slot, worker: _Worker, message: Message) -> None:
+        if message.kind == "committed":
+            self._committed(slot, worker, message)
+        elif message.kind == "made":
+            worker.fresh = False
+            worker.unmade.pop(message["unit"], None)
+            unit = worker.leases.get(message["unit"])
+            if unit is not None and unit.probe:
+                del worker.leases[message["unit"]]
+                self._streak = self._good_deaths = 0
+                self._convict()
+        elif message.kind == "warning":
+            self._warn(message["text"] + self._on(slot))
+        elif message.kind == "opened":
+            worker.opened = True
+            self._crew.ended(message)
+        elif message.kind == "ended":
+            if "error" in message.head:
+                worker.error, worker.suspects = as_error(message["error"]), message["suspects"]
+            else:
+                worker.said_end = True
+                self._crew.ended(message)
+
+    def _committed(self, slot: _Slot, worker: _Worker, message: Message) -> None:
+        """Take what a worker has settled."""
+        settled: dict[int, Job] = {}
+        for row in (*message["jobs"], *message["failed"]):
+            job = worker.job(row[0])
+            if job is not None:
+                settled[row[0]] = job
+        self._crew.committed(worker.shard, message, settled)
+        for number, unit in list(worker.leases.items()):
+            if not unit.probe:
+                for index in settled:
+                    unit.jobs.pop(index, None)
+                if not unit.jobs:
+                    del worker.leases[number]
+                    worker.unmade.pop(number, None)
+        if settled:
+            slot.lost = self._streak = self._unexplained = 0
+        if message["jobs"] and message["counts"].get("encoded"):
+            number = message["jobs"][-1][0]
+            self._good = (number, settled[number]) if number in settled else self._good
+
+    def _look(self) -> None:
+        """Kill workers that do not move."""
+        now = time.monotonic()
+        elapsed, self._looked_at = now - self._looked_at, now
+        for _, worker in self._workers():
+            worker.look(elapsed)
+
+    # -- workers that end
+
+    def _gone(self, slot: _Slot, worker: _Worker) -> None:
+        """A worker has ended: in order, with an error, or by a signal."""
+        begun = worker.begun()
+        number, words = self._part(slot, worker)
+        known = self._crew.recovered(worker.shard)
+        if worker.said_end and not worker.leases:
+            return
+        self.restarts += 1
+        error = worker.error
+        if error is not None and (not isinstance(error, MemoryError) or isinstance(error, DeviceMemoryError)):
+            self._failed(slot, worker, error, known)
+            return
+        if error is not None:
+            words = "ran out of memory"
+        killed = number == signal.SIGKILL and not worker.stuck
+        self._died(slot, worker, begun, known, words=worker.stuck or words, killed=killed)
+
+    def _failed(self, slot: _Slot, worker: _Worker, error: BaseException, known: bytes) -> None:
+        """An error of a worker is the build's, except of a device that has worked before.
+
+        Raises:
+            BaseException: The error.
+        """
+        fatal = (
+            not isinstance(error, DeviceError) or isinstance(error, DeviceMemoryError) or worker.launched.is_thread
+        )
+        slot.lost += 1
+        if fatal or (not worker.opened and slot.started == 1):
+            raise error
+        for unit in worker.leases.values():
+            self._give_back(unit, unit.jobs, known)
+        if slot.lost <= _RESTARTS:
+            self._warn(f"{_short(error)}; starting again on {slot.device.label}")
+            return
+        slot.retired = True
+        if all(other.retired for other in self._slots):
+            raise error
+        self._warn(f"{_short(error)}; {slot.device.label} is not used any more")
+
+    def _died(
+        self, slot: _Slot, worker: _Worker, begun: dict[int, int], known: bytes, *, words: str, killed: bool
+    ) -> None:
+        """A worker died without an error; the jobs that it was in the middle of are suspected.
+
+        Raises:
+            WorkerError: That happens again and again.
+        """
+        self._streak += 1
+        suspected = False
+        for unit in worker.leases.values():
+            suspects = {number: job for number, job in unit.jobs.items() if number in begun}
+            suspected |= bool(suspects)
+            if unit.probe:
+                self._good_deaths += 1
+                if self._good_deaths >= _GOOD_DEATHS:
+                    raise _keep_dying(
+                        slot, words, f"{_GOOD_DEATHS} of them died on a sample that had succeeded before"
+                    )
+                self._probe = unit
+                continue
+            self._give_back(unit, {n: job for n, job in unit.jobs.items() if n not in suspects}, known)
+            self._suspect(slot, unit, suspects, known, worker.fresh, words, begun, killed)
+        self._unexplained = 0 if suspected else self._unexplained + 1
+        if self._unexplained > _RESTARTS:
+            raise _keep_dying(slot, words, "no sample is to blame")
+        if self._streak >= _GOOD_DEATHS and self._good is not None:
+            self._ask_for_probe()
+        if worker.leases and not worker.alone:
+            self._warn(f"a worker process {words}{self._on(slot)}; its samples are given out again")
+
+    def _give_back(self, unit: WorkUnit, jobs: dict[int, Job], known: bytes) -> None:
+        """Queue jobs again that were not begun."""
+        if unit.probe:
+            self._probe = unit
+        elif jobs:
+            back = replace(unit, jobs=dict(jobs), known=known)
+            (self._trials if unit.alone else self._ahead).appendleft(back)
+
+    def _suspect(
+        self,
+        slot: _Slot,
+        unit: WorkUnit,
+        suspects: dict[int, Job],
+        known: bytes,
+        fresh: bool,
+        words: str,
+        begun: dict[int, int],
+        killed: bool,
+    ) -> None:
+        """Try suspects again alone, in halves, or doubt the one that is left."""
+        if not suspects:
+            return
+        if len(suspects) == 1 and unit.alone:
+            deaths = unit.deaths + fresh
+            if deaths >= (_DEATHS_KILLED if killed else _DEATHS):
+                (number, job), *_ = suspects.items()
+                failure = self._crew.crash(job, words, encoding=begun[number] == ENCODING)
+                self._doubtful.append((WorkUnit(jobs=suspects), failure))
+                if self._good is not None:
+                    self._ask_for_probe()
+                elif len(self._doubtful) >= _GOOD_DEATHS:
+                    raise _keep_dying(slot, words, "no sample has succeeded")
+                return
+            halves = [suspects]
+        elif unit.alone:
+            numbers, deaths = list(suspects), 0
+            middle = len(numbers) // 2
+            halves = [{n: suspects[n] for n in part} for part in (numbers[:middle], numbers[middle:])]
+        else:
+            halves, deaths = [suspects], 0
+        for half in reversed(halves):
+            self._trials.appendleft(replace(unit, jobs=half, known=known, alone=True, deaths=deaths))
+
+    def _ask_for_probe(self) -> None:
+        """Have the next worker do a job that has succeeded before."""
+        probing = any(unit.probe for _, worker in self._workers() for unit in worker.leases.values())
+        if self._good is not None and self._probe is None and not probing:
+            self._probe = WorkUnit(jobs=dict([self._good]), probe=True)
+
+    def _judge(self) -> None:
+        """Nothing else is left: convict the doubtful after a probe, or at once if nothing has ever succeeded."""
+        if self._good is not None:
+            self._ask_for_probe()
+        elif not self._trials:
+            self._convict()
+
+    def _convict(self) -> None:
+        """Quarantine the jobs that died alone."""
+        doubtful, self._doubtful = self._doubtful, []
+        for unit, failure in doubtful:
+            for number, job in unit.jobs.items():
+                self._crew.failed(number, job, failure)
+        self._convicted += len(doubtful)
+        if self._convicted > _MAX_CONVICTED:
+            raise WorkerError(
+                "worker processes keep dying", why=f"{self._convicted} samples were found that end them"
+            )
+
+    # -- the end
+
+    def _end_all(self) -> None:
+        """Have every worker commit its batches in hand; one that takes too long is killed."""
+        for _, worker in self._workers():
+            worker.launched.line.send("stop")
+        began = time.monotonic()
+        while self._workers() and time.monotonic() - began < self._stop.patience_s:
+            for key, _ in self._selector.select(_TICK_S):
+                slot: _Slot = key.data
+                if slot.worker is not None:
+                    self._last_words(slot, slot.worker)
+        for slot, worker in self._workers():
+            worker.launched.kill()
+            self._last_words(slot, worker)
+            self._part(slot, worker)
+
+    def _last_words(self, slot: _Slot, worker: _Worker) -> None:
+        """Take the last commits; no error replaces the one that ends the run."""
+        for message in worker.launched.line.arrived():
+            if message.kind == "committed":
+                self._committed(slot, worker, message)
+            elif message.kind == "ended" and "error" not in message.head:
+                self._crew.ended(message)
+        worker.launched.line.flush()
+        if worker.launched.line.ended:
+            self._part(slot, worker)
+
+    def _part(self, slot: _Slot, worker: _Worker) -> tuple[int, str]:
+        """Disconnect a worker; gives how it ended."""
+        if slot.worker is None:
+            return 0, ""
+        slot.worker = None
+        self._selector.unregister(worker.launched.line)
+        worker.launched.line.close()
+        return worker.launched.ended()
+
+    def _on(self, slot: _Slot) -> str:
+        return f" on {slot.device.label}" if len(self._slots) > 1 else ""
+
+
+def _short(error: BaseException) -> str:
+    """What happened and why, without advice."""
+    return ": ".join(part for part in (getattr(error, "what", str(error)), getattr(error, "why", "")) if part)
+
+
+def _keep_dying(slot: _Slot, words: str, blamed: str) -> WorkerError:
+    return WorkerError("worker processes keep dying", where=slot.device.label, why=f"the last one {words}; {blamed}")

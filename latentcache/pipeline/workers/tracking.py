@@ -1,0 +1,186 @@
+"""Which outputs of its jobs a worker has to make, and which jobs are settled.
+
+A job is settled when all its outputs are committed or it has failed. Guarantee: two jobs of one worker with the same
+item key share one item: the first one makes it, the others wait for its commit; if the first one fails, the next one
+tries. Jobs of different workers are not compared: files of equal size are given to one worker.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from latentcache.fields.protocol import Failure, FieldKind, FieldRecipe, Group, Job, Output, Read
+from latentcache.identity.content import HASH_BYTES
+from latentcache.pipeline.workers.transport import to_json
+from latentcache.store.catalog import Catalog
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Jobs that a worker was given together; their small items are packed in blocks of their own."""
+
+    number: int
+    unmade: int
+    """Jobs that are not encoded yet."""
+    probe: bool = False
+    """True for work whose result is dropped: it shows that the worker works."""
+    items: list[tuple[int, Any]] = field(default_factory=list)
+    """Items that wait to be packed, with their place in the unit."""
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """One job of a worker."""
+
+    index: int
+    """Number of the job in the build."""
+    job: Job
+    unit: Unit
+    missing: tuple[Output, ...] | None = None
+    """Outputs that this job makes; None until they are known."""
+    keys: dict[int, bytes] = field(default_factory=dict)
+    """Item key by ``Output.item``."""
+    open: set[bytes] = field(default_factory=set)
+    """Keys that are not committed."""
+    unmade: int = 0
+    """Outputs that are not encoded."""
+    read: Read | None = None
+    made: bool = False
+    settled: bool = False
+    stale: bool = False
+    """True if the job that would have made its items failed while this one was being prepared."""
+
+
+class Tracker:
+    """The jobs of one worker, told apart by item keys. Every method may be called from any thread.
+
+    Args:
+        kind: Of the field.
+        recipe: Of the field.
+        groups: Of the field.
+        lookup: Committed items; None: there are none.
+        again: Called with jobs that are to be prepared again: the job that would have made their items failed.
+    """
+
+    def __init__(
+        self,
+        kind: FieldKind,
+        recipe: FieldRecipe,
+        groups: Sequence[Group],
+        lookup: Catalog | None,
+        again: Callable[[Tracked], None],
+    ) -> None:
+        self._kind, self._recipe, self._groups, self._lookup, self._again = kind, recipe, groups, lookup, again
+        self._makers: dict[bytes, list[Tracked]] = {}
+        self._committed: set[bytes] = set()
+        self._copied: set[bytes] = set()
+        self._lock = threading.RLock()
+        self._rows: list[list[Any]] = []
+        self._failed: list[list[Any]] = []
+        self.counts: Counter[str] = Counter()
+
+    def add_committed(self, keys: Iterable[bytes]) -> None:
+        """Note keys that another worker of this build has committed."""
+        with self._lock:
+            self._committed.update(keys)
+
+    def missing(self, tracked: Tracked, content: bytes) -> tuple[Output, ...]:
+        """Outputs that this job has to make, given the content hash of its inputs."""
+        outputs = tracked.job.outputs
+        if not outputs:
+            return ()
+        keys = self._kind.keys(
+            np.frombuffer(content * len(outputs), dtype=np.uint8).reshape(-1, HASH_BYTES),
+            np.array([output.group for output in outputs], dtype=np.int32),
+            np.array([output.variant for output in outputs], dtype=np.uint8),
+            self._groups,
+            self._recipe,
+        )
+        there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
+        with self._lock:
+            tracked.keys = {output.item: key.tobytes() for output, key in zip(outputs, keys, strict=True)}
+            if tracked.unit.probe:
+                return outputs
+            for output, exists in zip(outputs, there.tolist(), strict=True):
+                key = tracked.keys[output.item]
+                if exists or key in self._committed:
+                    self.counts["skipped"] += exists
+                elif key not in tracked.open:
+                    tracked.open.add(key)
+                    self._makers.setdefault(key, []).append(tracked)
+            return tuple(o for o in outputs if self._makers.get(tracked.keys[o.item], [None])[0] is tracked)
+
+    def was_read(self, tracked: Tracked, read: Read) -> None:
+        """Note what reading a job gave."""
+        with self._lock:
+            tracked.read = read
+            self._settle_if_done(tracked)
+
+    def copied(self, key: bytes) -> None:
+        """Note that an item is a copy of one with an equal ``same`` hash."""
+        with self._lock:
+            self._copied.add(key)
+
+    def was_committed(self, keys: Sequence[bytes]) -> None:
+        """Note items that are durable."""
+        with self._lock:
+            for key in keys:
+                self.counts["copied" if key in self._copied else "encoded"] += 1
+                self._copied.discard(key)
+                self._committed.add(key)
+                for tracked in self._makers.pop(key, ()):
+                    tracked.open.discard(key)
+                    self._settle_if_done(tracked)
+
+    def fail(self, tracked: Tracked, failure: Failure) -> None:
+        """Settle a job that gives no item. Jobs that waited for its items are prepared again, each by itself."""
+        with self._lock:
+            if tracked.settled:
+                return
+            tracked.settled = True
+            read = tracked.read
+            if read is not None:
+                failure = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
+            if not tracked.unit.probe:
+                self._failed.append([tracked.index, to_json(failure)])
+            waiting: dict[int, Tracked] = {}
+            for key in tracked.open:
+                makers = self._makers.pop(key, [])
+                if makers and makers[0] is not tracked:
+                    makers.remove(tracked)
+                    self._makers[key] = makers
+                    continue
+                for other in makers[1:]:
+                    other.open.discard(key)
+                    waiting[other.index] = other
+            tracked.open.clear()
+            for other in waiting.values():
+                other.stale, other.read = other.read is None, None
+        for other in waiting.values():
+            if not other.stale:
+                self._again(other)
+
+    def take_settled(self) -> tuple[list[list[Any]], list[list[Any]], dict[str, int]]:
+        """Rows of settled jobs (number, content, stat, facts), of failed ones (number, failure), and counts, once."""
+        with self._lock:
+            found = self._rows, self._failed, dict(self.counts)
+            self._rows, self._failed = [], []
+            self.counts.clear()
+        return found
+
+    @property
+    def num_settled(self) -> int:
+        """Jobs that wait to be reported."""
+        return len(self._rows) + len(self._failed)
+
+    def _settle_if_done(self, tracked: Tracked) -> None:
+        read = tracked.read
+        if read is not None and not tracked.open and not tracked.settled and not tracked.unit.probe:
+            tracked.settled = True
+            self._rows.append([tracked.index, read.content.hex(), list(map(int, read.stat)), to_json(read.facts)])

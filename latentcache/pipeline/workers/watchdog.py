@@ -1,0 +1,178 @@
+"""Find workers that hang or were stopped, and the jobs that a worker was in the middle of when it ended.
+
+A worker writes each step (stage and jobs) to an activity board before it takes the step: 2 us and no system call. The
+board is memory shared with the build, and it outlives the worker. The watchdog compares the board look by look. It
+decides by progress, not by clocks: a look counts for one second at most, so a build that was itself stopped or asleep
+accuses no worker. Waiting for a disk or for memory is not a step and never takes too long.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from latentcache.errors import UsageError
+
+#: Stages, as numbers on the board.
+IDLE, PREPARING, ENCODING, OPENING = range(4)
+#: Row of the encoding thread, and the first of the preparing threads.
+ENCODER, FIRST_PREPARER = 0, 1
+#: Jobs that a row has room for. Jobs beyond it would not be suspected.
+_ROOM = 1024
+_STEP, _STAGE, _COUNT, _ITEMS = 0, 1, 2, 3
+_WIDTH = _ITEMS + _ROOM
+
+#: Seconds without progress after which a worker is killed; a 100-megapixel PNG takes 8 s, loading a model minutes.
+DEADLINE_S = 120.0
+VARIABLE = "LATENTCACHE_WORKER_DEADLINE"
+#: Deadlines that opening an encoder may take; items of a batch that count as one more deadline on an accelerator.
+_OPENING, _BATCH = 10, 8
+#: Seconds of the time between two looks that count.
+_MOST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """One step that has begun and not ended."""
+
+    row: int
+    stage: int
+    step: int
+    """Goes up with every step of the row, so two looks tell if it has moved."""
+    items: tuple[int, ...]
+    """Numbers of jobs."""
+
+
+class ActivityBoard:
+    """One row of numbers for each thread that takes steps, and a heartbeat.
+
+    Args:
+        num_preparers: Preparing threads.
+        descriptor: File to share; None: memory of this process alone.
+    """
+
+    def __init__(self, num_preparers: int, descriptor: int | None = None) -> None:
+        rows = 1 + FIRST_PREPARER + num_preparers
+        if descriptor is None:
+            self._rows = np.zeros((rows, _WIDTH), dtype=np.int64)
+            return
+        size = 8 * rows * _WIDTH
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._rows = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.int64).reshape(rows, _WIDTH)
+
+    @contextmanager
+    def doing(self, row: int, stage: int, items: Sequence[int] = ()) -> Iterator[None]:
+        """Note the step of this thread while the block runs."""
+        place = self._rows[1 + row]
+        count = min(len(items), _ROOM)
+        place[_ITEMS : _ITEMS + count] = items[:count]
+        place[_COUNT] = count
+        place[_STEP] += 1
+        place[_STAGE] = stage
+        try:
+            yield
+        finally:
+            place[_STAGE] = IDLE
+
+    def beat(self) -> None:
+        """Show that the process is alive."""
+        self._rows[0, _STEP] += 1
+
+    @property
+    def beats(self) -> int:
+        """Number of heartbeats so far."""
+        return int(self._rows[0, _STEP])
+
+    def steps(self) -> list[Activity]:
+        """All steps that have begun and not ended."""
+        found = []
+        for number, row in enumerate(self._rows[1:]):
+            if row[_STAGE] != IDLE:
+                items = tuple(row[_ITEMS : _ITEMS + int(row[_COUNT])].tolist())
+                found.append(Activity(row=number, stage=int(row[_STAGE]), step=int(row[_STEP]), items=items))
+        return found
+
+
+def anonymous_file(name: str) -> int:
+    """A file without a name that two processes can share; closed by the caller."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def deadline_s() -> float:
+    """Seconds without progress: :data:`DEADLINE_S`, or the value of :data:`VARIABLE`.
+
+    Raises:
+        UsageError: The value is not a positive number.
+    """
+    text = os.environ.get(VARIABLE, "")
+    try:
+        found = float(text) if text else DEADLINE_S
+    except ValueError:
+        found = 0.0
+    if not found > 0:
+        raise UsageError(f"{VARIABLE}={text}: not a positive number of seconds", fix=f"unset {VARIABLE}")
+    return found
+
+
+class Watchdog:
+    """Looks at one worker again and again.
+
+    Args:
+        deadline: Seconds that one job may take.
+        on_cpu: True if the encoder runs on the CPU, where a batch takes as long as its items together.
+        weight: How many deadlines a job may take, by its number.
+        heartbeat: False for a worker in a thread of this process, which has none.
+    """
+
+    def __init__(
+        self,
+        deadline: float,
+        *,
+        on_cpu: bool,
+        weight: Callable[[int], float] = lambda item: 1.0,
+        heartbeat: bool = True,
+    ) -> None:
+        self._deadline, self._on_cpu, self._weight, self._heartbeat = deadline, on_cpu, weight, heartbeat
+        self._beats = -1
+        self._silent = 0.0
+        self._ages: dict[tuple[int, int], float] = {}
+
+    def stuck(self, beats: int, steps: Sequence[Activity], elapsed: float) -> str:
+        """Why the worker is to be killed; empty while it is fine. Call it more often than once a second.
+
+        Args:
+            beats: Heartbeats so far.
+            steps: Steps that have begun.
+            elapsed: Seconds since the last look.
+        """
+        elapsed = min(elapsed, _MOST_S)
+        self._silent = 0.0 if beats != self._beats or not self._heartbeat else self._silent + elapsed
+        self._beats = beats
+        ages = self._ages
+        self._ages = {(step.row, step.step): ages.get((step.row, step.step), -elapsed) + elapsed for step in steps}
+        if self._silent > self._deadline * (1 if beats else _OPENING):  # before the first beat it is being started
+            return f"has shown no sign of life for {self._silent:.0f} s"
+        late = self.late(steps)
+        return f"has not moved for {self._ages[late[0].row, late[0].step]:.0f} s" if late else ""
+
+    def late(self, steps: Sequence[Activity]) -> list[Activity]:
+        """Steps that take too long, by the last look."""
+        return [step for step in steps if self._ages.get((step.row, step.step), 0.0) > self._allowed(step)]
+
+    def _allowed(self, step: Activity) -> float:
+        if step.stage == OPENING:
+            return _OPENING * self._deadline
+        weights = [max(self._weight(item), 1.0) for item in step.items] or [1.0]
+        if step.stage == ENCODING:
+            return self._deadline * (sum(weights) if self._on_cpu else max(weights) + len(weights) / _BATCH)
+        return self._deadline * max(weights)

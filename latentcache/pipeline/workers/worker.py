@@ -1,0 +1,591 @@
+"""One worker: reads, encodes and commits the units it is given. It decides nothing.
+
+It runs as a process of its own, or in a thread of the build with the same messages. Guarantee: if the build is gone,
+the process commits its finished work and ends, within :data:`LAST_S`; signals to the whole group are left to the
+build.
+
+Messages of the build: ``ask`` (answered by ``answer``, before a build), ``open``, ``work``, ``stop``. Messages of a
+worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
+``ended``, in order or with an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentcache.errors import LatentcacheError, UnusableSampleError
+from latentcache.failpoint import VARIABLE, arm, failpoint
+from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
+from latentcache.fields.registry import field_kinds, load
+from latentcache.identity.key import KEY_BYTES
+from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, reason
+from latentcache.pipeline.workers.memory import ByteBudget
+from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
+from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, to_json
+from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
+from latentcache.pipeline.workers.writer import WriterThread
+from latentcache.store.blocks import Item, pack_items
+from latentcache.store.catalog import open_lookup
+from latentcache.store.entry import NewEntry
+from latentcache.store.paths import CachePaths
+
+#: Seconds that a worker process may outlive its build.
+LAST_S = 8
+#: Seconds between two heartbeats.
+_BEAT_S = 0.5
+#: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
+_TICK_S, _TELL_S = 0.05, 0.5
+_TELL_JOBS = 256
+#: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
+_JOIN_S = 3.0
+#: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
+#: encoder of one thread: 0.89 of the encoder's own rate instead of 0.79 (medians of five rounds, better in four).
+_NICER = 10
+#: Bytes of encoded items that are kept for jobs of this run with an equal ``same`` hash.
+_KEEP_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Everything that a worker has to know before it begins."""
+
+    field: str
+    recipe: Any
+    producer: Any
+    groups: tuple[Group, ...]
+    root: str
+    cache: str
+    shard: str
+    """Name of the shard to write, without suffix."""
+    lookup: str = ""
+    device: str = "cpu"
+    batch_size: int | None = None
+    threads: int = 1
+    budget_bytes: int = 1 << 30
+    bounded: bool = False
+    """True if the memory of the process is limited: a job that does not fit ends it and is tried with more."""
+    commit_every: int | None = None
+    stream: bool = False
+    options: Any = None
+    cost: int = 0
+
+
+class WorkerLoop:
+    """A worker at work: a loop that encodes, preparing threads, a writer thread.
+
+    Args:
+        opening: What it has to know.
+        channel: To the build.
+        board: Its activity board.
+    """
+
+    def __init__(self, opening: Opening, channel: Channel, board: ActivityBoard) -> None:
+        self.opening, self.channel, self.board = opening, channel, board
+        self.kind = field_kinds()[opening.field]
+        self.recipe = self.kind.recipe_from_json(opening.recipe)
+        paths = CachePaths(Path(opening.cache))
+        self.lookup = open_lookup(Path(opening.lookup), paths) if opening.lookup else None
+        self.jobs = Tracker(self.kind, self.recipe, opening.groups, self.lookup, self._again)
+        self.writer = WriterThread(
+            paths.shards, opening.shard, self._committed, commit_every=opening.commit_every, rolling=opening.stream
+        )
+        self.budget = ByteBudget(opening.budget_bytes)
+        self.sizes = BatchSizes(self.kind.work, opening.groups, opening.batch_size)
+        self.stopping = threading.Event()
+        self.waits: dict[str, float] = defaultdict(float)
+        self.suspects: list[int] = []
+        """Jobs that an error may be due to."""
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._to_prepare: queue.SimpleQueue[Tracked | None] = queue.SimpleQueue()
+        self._preparing: dict[int, Tracked] = {}
+        self._remaining = 0
+        self._waiting: dict[int, list[Candidate]] = {}
+        self._costs = Counter[int]()
+        self._units: dict[int, Unit] = {}
+        self._same: OrderedDict[tuple[int, bytes], Made] = OrderedDict()
+        self._kept_bytes = 0
+        self._followers: dict[tuple[int, bytes], list[Candidate]] = {}
+        self._told = time.monotonic()
+        self._flushed = False
+
+    def run(self) -> dict[str, Any]:
+        """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message.
+
+        Raises:
+            StoreError: The disk is full or fails; what was committed stays.
+            EncoderError: The model cannot be used.
+            DeviceError: The device failed.
+            MemoryError: A job does not fit in the memory of this process, and it is limited.
+        """
+        producer: Producer | None = None
+        threads: list[threading.Thread] = []
+        began = time.monotonic()
+        try:
+            with self.board.doing(ENCODER, OPENING):
+                producer = self._open()
+            self.channel.send("opened", noise=to_json(producer.noise))
+            self.batches = BatchEncoder(
+                producer=producer,
+                kind=self.kind,
+                spec=self.recipe.spec,
+                groups=self.opening.groups,
+                sizes=self.sizes,
+                warn=self._warn,
+            )
+            began = time.monotonic()
+            for number in range(self.opening.threads):
+                arguments = (producer, FIRST_PREPARER + number)
+                threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
+                threads[-1].start()
+            self._loop()
+        finally:
+            self._end(threads, producer)
+        self._tell()
+        encode = self.batches.waited_s
+        return {"waits": {**self.waits, "encode": encode, "span": time.monotonic() - began}}
+
+    def feed(self, message: Message) -> None:
+        """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
+        jobs = [(index, from_json(Job, form)) for index, form in message["jobs"]]
+        self.jobs.add_committed(_rows(message.body))
+        unit = Unit(message["unit"], len(jobs), probe=message["probe"])
+        self._inbox.put(unit)
+        for index, job in jobs:
+            self._to_prepare.put(Tracked(index, job, unit))
+
+    def abandon(self) -> None:
+        """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
+        self.stopping.set()
+        self.budget.close()
+        self.writer.finish()
+
+    # -- the loop
+
+    def _open(self) -> Producer:
+        opening = self.opening
+        context = ProducerContext(
+            root=opening.root,
+            device=opening.device,
+            groups=opening.groups,
+            options=opening.options or {},
+            warn=self._warn,
+            cost=opening.cost,
+            missing=self._missing,
+        )
+        producer: Producer = load(self.kind.producer)(opening.producer, self.recipe, context)
+        return producer
+
+    def _loop(self) -> None:
+        while not self.stopping.is_set():
+            found = self._next()
+            if isinstance(found, Unit):
+                self._units[found.number] = found
+                self._remaining += found.unmade
+            elif found is not None:
+                self._remaining -= 1
+                self._take(*found)
+            elif self._waiting and (not self._remaining or self._starving()):
+                self._encode(max(self._waiting, key=lambda group: _held(self._waiting[group])))
+            self._fetch(wait=not self._remaining and not self._waiting)
+            idle = not self._remaining and not self._waiting and not self.batches.in_flight
+            if idle and not self._flushed:
+                self.writer.put(())  # nothing is left to wait for
+            self._flushed = idle
+            if self.jobs.num_settled >= _TELL_JOBS or time.monotonic() - self._told > _TELL_S or idle:
+                self._tell()
+        self._fetch(wait=True)
+        for unit in self._units.values():
+            self._pack(unit)
+
+    def _next(self) -> Any:
+        """A unit, a prepared job, or None; without waiting if a batch has to be encoded first."""
+        hurry = self._waiting and (not self._remaining or self._starving())
+        started = time.monotonic()
+        try:
+            return self._inbox.get(timeout=0.0 if hurry else _TICK_S)
+        except queue.Empty:
+            return None
+        finally:
+            if self._remaining and not self.batches.in_flight:
+                self.waits["prepare"] += time.monotonic() - started
+
+    def _starving(self) -> bool:
+        """True if preparing threads wait for memory that items hold which are not enough for a batch."""
+        kept = sum(map(_held, self._waiting.values())) + _held(self.batches.in_flight)
+        return self.budget.starving(kept)
+
+    def _take(self, tracked: Tracked, outcome: Read | Failure | BaseException) -> None:
+        """Queue the items of a prepared job."""
+        if tracked.stale:
+            tracked.stale, tracked.missing = False, None
+            self.budget.release(sum(one.num_bytes for one in outcome.items) if isinstance(outcome, Read) else 0)
+            self._remaining += 1
+            self._to_prepare.put(tracked)
+            return
+        if isinstance(outcome, BaseException):
+            self.suspects = [tracked.index]
+            if isinstance(outcome, LatentcacheError | MemoryError | OSError):
+                raise outcome
+            raise RuntimeError(f"preparing {tracked.job.name} failed") from outcome
+        if isinstance(outcome, Failure):
+            self.jobs.fail(tracked, outcome)
+            self._made(tracked)
+            return
+        if tracked.missing is None:
+            tracked.missing = self.jobs.missing(tracked, outcome.content)
+        missing = {output.item for output in tracked.missing}
+        items = [one for one in outcome.items if one.output.item in missing]
+        self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
+        if len(items) != len(missing):
+            raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
+        tracked.unmade += len(items)
+        self.jobs.was_read(tracked, outcome)
+        for one in items:
+            self._queue(tracked, one)
+        if not items:
+            self._made(tracked)
+
+    def _queue(self, tracked: Tracked, prepared: Prepared) -> None:
+        """Copy an item with an equal ``same`` hash, wait for one that is being encoded, or wait for a batch."""
+        key = tracked.keys[prepared.output.item]
+        item = Candidate(index=tracked.index, job=tracked.job, prepared=prepared, owner=tracked, key=key)
+        mark = _mark(item)
+        if mark is not None:
+            made = self._same.get(mark) or self._stored(item)
+            if made is not None:
+                self.jobs.copied(key)
+                self._store([(item, made)])
+                return
+            if mark in self._followers:
+                self._followers[mark].append(item)
+                return
+            self._followers[mark] = []
+        waiting = self._waiting.setdefault(item.group, [])
+        waiting.append(item)
+        self._costs[item.group] += self.sizes.cost(item)
+        if self.sizes.full(item.group, len(waiting), self._costs[item.group]):
+            self._encode(item.group)
+
+    def _stored(self, item: Candidate) -> Made | None:
+        """A committed item that was made from exactly the same encoder input."""
+        if self.lookup is None:
+            return None
+        same = np.frombuffer(item.prepared.same, dtype=np.uint8)[None]
+        place = int(self.lookup.find_same(same, np.frombuffer(item.key, dtype=np.uint8)[None])[0])
+        found = self.lookup.item(place) if place >= 0 else None
+        return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
+
+    def _encode(self, group: int) -> None:
+        items = self._waiting.pop(group)
+        del self._costs[group]
+        with self._encoding(items):
+            for item in items:
+                failpoint("encoding", item.job.name)
+            done = self.batches.submit(items)
+        self._store(done)
+
+    def _fetch(self, *, wait: bool) -> None:
+        if not self.batches.in_flight:
+            return
+        with self._encoding():
+            done = self.batches.collect(wait=wait)
+        self._store(done)
+
+    @contextmanager
+    def _encoding(self, items: Sequence[Candidate] = ()) -> Iterator[None]:
+        """If the process ends in the block, one of these items may be the cause, or of those on the device."""
+        indices = [item.index for item in (*self.batches.in_flight, *items)]
+        with self.board.doing(ENCODER, ENCODING, indices):
+            self.suspects = indices
+            yield
+        self.suspects = []
+
+    # -- results
+
+    def _store(self, results: Sequence[Result]) -> None:
+        """Hand encoded items to the writer; small ones when their unit is complete."""
+        entries: list[NewEntry] = []
+        for item, made in self._with_followers(results):
+            tracked: Tracked = item.owner
+            self.budget.release(item.prepared.num_bytes)
+            if isinstance(made, Failure):
+                self.jobs.fail(tracked, made)
+            elif not tracked.unit.probe:
+                entries += self._packed(tracked, item, made)
+            tracked.unmade -= 1
+            if not tracked.unmade:
+                self._made(tracked)
+        if entries:
+            self._write(entries)
+
+    def _with_followers(self, results: Sequence[Result]) -> Iterator[Result]:
+        """Results, each with the items that waited for it because their encoder input is equal."""
+        for item, made in results:
+            yield item, made
+            mark = _mark(item)
+            if mark is None:
+                continue
+            if isinstance(made, Made):
+                self._keep(mark, made)
+            for follower in self._followers.pop(mark, ()):
+                if isinstance(made, Made):
+                    self.jobs.copied(follower.key)
+                yield follower, made
+
+    def _keep(self, mark: tuple[int, bytes], made: Made) -> None:
+        """Keep an array for later items of this run with the same encoder input."""
+        if mark in self._same:
+            return
+        self._same[mark] = made
+        self._kept_bytes += made.array.nbytes
+        while self._kept_bytes > _KEEP_BYTES:
+            self._kept_bytes -= self._same.popitem(last=False)[1].array.nbytes
+
+    def _packed(self, tracked: Tracked, item: Candidate, made: Made) -> list[NewEntry]:
+        columns = {**made.columns, **item.prepared.columns}
+        stored = Item(
+            key=item.key,
+            array=made.array,
+            same=item.prepared.same,
+            columns={name: columns[name] for name in self.kind.columns if name in columns},
+            ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
+        )
+        if self.kind.packing == "entry":
+            return pack_items([stored], self.recipe, self.kind)
+        unit = tracked.unit
+        unit.items.append((item.prepared.output.item, stored))
+        if unit.number not in self._units:  # its other items are packed already
+            self._pack(unit)
+        return []
+
+    def _made(self, tracked: Tracked) -> None:
+        """A job is encoded, or has failed; its unit may be complete."""
+        if tracked.made:
+            return
+        tracked.made = True
+        unit = tracked.unit
+        unit.unmade -= 1
+        if not unit.unmade:
+            self._pack(unit)
+            self._units.pop(unit.number, None)
+            self.channel.send("made", unit=unit.number)
+
+    def _pack(self, unit: Unit) -> None:
+        """Pack the small items of a unit in the order of the plan."""
+        if unit.items:
+            items = [item for _, item in sorted(unit.items, key=lambda one: one[0])]
+            unit.items = []
+            self._write(pack_items(items, self.recipe, self.kind))
+
+    def _write(self, entries: Sequence[NewEntry]) -> None:
+        started = time.monotonic()
+        self.writer.put(entries)
+        self.waits["write"] += time.monotonic() - started
+
+    def _committed(self, entries: Sequence[NewEntry]) -> None:
+        """Report a durable commit; called by the writer thread."""
+        keys = [key for entry in entries for key in entry.item_keys]
+        self.jobs.was_committed(keys)
+        self._tell(keys, sum(len(entry.value) for entry in entries))
+
+    def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
+        """Report keys that are durable, and jobs that are settled."""
+        self._told = time.monotonic()
+        rows, failed, counts = self.jobs.take_settled()
+        if keys or rows or failed or counts:
+            self.channel.send("committed", b"".join(keys), jobs=rows, failed=failed, counts=counts, bytes=num_bytes)
+
+    def _warn(self, message: str) -> None:
+        self.channel.send("warning", text=message)
+
+    # -- preparing
+
+    def _missing(self, job: Job, content: bytes) -> tuple[Any, ...]:
+        """As in :class:`ProducerContext`, for the job that the calling thread prepares."""
+        tracked = self._preparing.get(threading.get_ident())
+        if tracked is None or tracked.job is not job:
+            return job.outputs
+        tracked.missing = self.jobs.missing(tracked, content)
+        return tracked.missing
+
+    def _again(self, tracked: Tracked) -> None:
+        """Prepare a job again, in a unit of its own: the job that would have made its items failed."""
+        self._made(tracked)
+        tracked.made, tracked.missing = False, None
+        tracked.unit = self._units[-1 - tracked.index] = Unit(-1 - tracked.index, 1)
+        self._remaining += 1
+        self._to_prepare.put(tracked)
+
+    def _prepare_all(self, producer: Producer, row: int) -> None:
+        """One preparing thread."""
+        _give_way()
+        if "torch" in sys.modules:
+            from latentcache.images.resize import thread_setup
+
+            thread_setup()
+        while (tracked := self._to_prepare.get()) is not None and not self.stopping.is_set():
+            outcome = self._within_budget(producer, tracked, row)
+            if outcome is None:
+                return
+            self._inbox.put((tracked, outcome))
+
+    def _within_budget(self, producer: Producer, tracked: Tracked, row: int) -> Read | Failure | BaseException | None:
+        """Prepare a job while holding the bytes it needs; None if the worker is ending."""
+        try:
+            needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
+        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+            return error
+        if not self.budget.acquire(needed):
+            return None
+        self._preparing[threading.get_ident()] = tracked
+        with self.board.doing(row, PREPARING, (tracked.index,)):
+            outcome = self._prepare(producer, tracked.job)
+        kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
+        self.budget.release(needed - kept)
+        return outcome
+
+    def _prepare(self, producer: Producer, job: Job) -> Read | Failure | BaseException:
+        try:
+            failpoint("decoding", job.name)
+            return producer.prepare(job)
+        except UnusableSampleError as error:
+            return Failure(reason=error.slug, detail=error.what, hint=error.fix)
+        except MemoryError as error:
+            if self.opening.bounded:
+                return error
+            return Failure(reason=reason(self.kind, "memory"), detail="there is not enough memory to prepare it")
+        except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+            return error
+
+    def _end(self, threads: Sequence[threading.Thread], producer: Producer | None) -> None:
+        self.stopping.set()
+        self.budget.close()
+        for _ in threads:
+            self._to_prepare.put(None)
+        until = time.monotonic() + _JOIN_S
+        for thread in threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+        try:
+            self.writer.finish()
+        finally:
+            if producer is not None:
+                producer.close()
+
+
+def serve(
+    channel: Channel,
+    board: int | None,
+    *,
+    opened: Callable[[WorkerLoop], None] = lambda loop: None,
+    on_loss: Callable[[], None] | None = None,
+) -> None:
+    """Do the work that the build asks for, until it says stop or is gone.
+
+    Args:
+        channel: To the build.
+        board: File of the activity board; None in the build's own process.
+        opened: Called with the loop before it runs.
+        on_loss: Called when the build is gone, so that the process does not outlive it for long.
+    """
+    loop: WorkerLoop | None = None
+    try:
+        while (message := channel.receive()) is not None and message.kind == "ask":
+            channel.send("answer", **_answer(message))
+        if message is None or message.kind != "open":
+            return
+        opening = from_json(Opening, message.head)
+        loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
+        opened(loop)
+        threading.Thread(target=_listen, args=(loop, on_loss), name="listener", daemon=True).start()
+        if on_loss is not None:
+            threading.Thread(target=_beat, args=(loop, on_loss), name="heart", daemon=True).start()
+        facts = loop.run()
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        channel.send("ended", error=error_form(error), suspects=[] if loop is None else loop.suspects)
+    else:
+        channel.send("ended", **facts)
+
+
+def _answer(message: Message) -> dict[str, Any]:
+    """The result of a function that a message names."""
+    try:
+        function, arguments = load(message["target"]), message["arguments"]
+        if "device" in inspect.signature(function).parameters:
+            arguments = {"device": message["device"], **arguments}
+        return {"value": to_json(function(**arguments))}
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        return {"error": error_form(error)}
+
+
+def _listen(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+    """Take messages, in a thread of its own."""
+    while (message := loop.channel.receive()) is not None:
+        if message.kind == "work":
+            loop.feed(message)
+        elif message.kind == "stop":
+            loop.stopping.set()
+    _lost(loop, on_loss)
+
+
+def _beat(loop: WorkerLoop, on_loss: Callable[[], None]) -> None:
+    """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
+    build = os.getppid()
+    while os.getppid() == build:
+        loop.board.beat()
+        time.sleep(_BEAT_S)
+    _lost(loop, on_loss)
+
+
+def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+    loop.stopping.set()
+    loop.budget.close()
+    if on_loss is not None:
+        on_loss()
+
+
+def _mark(item: Candidate) -> tuple[int, bytes] | None:
+    """Under what equal encoder inputs are found; None if the kind has no such hash, or nothing is stored."""
+    same = item.prepared.same
+    return (item.group, same) if same and not item.owner.unit.probe else None
+
+
+def _held(items: Sequence[Candidate]) -> int:
+    return sum(item.prepared.num_bytes for item in items)
+
+
+def _rows(body: bytes) -> list[bytes]:
+    return [body[start : start + KEY_BYTES] for start in range(0, len(body), KEY_BYTES)]
+
+
+def _give_way() -> None:
+    """Lower the priority of the calling thread alone, if the system can."""
+    if sys.platform == "linux":
+        number = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, number, min(os.getpriority(os.PRIO_PROCESS, number) + _NICER, 19))
+
+
+def main() -> None:
+    """A worker process: ``sys.argv`` has the import path, the channel, the board and the build's process id."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
+    arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
+    channel = Channel(socket.socket(fileno=int(sys.argv[2])))
+    serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
+    os._exit(0)  # threads that are still preparing must not hold the process

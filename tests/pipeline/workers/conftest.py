@@ -1,0 +1,124 @@
+"""Runs of toy kinds: see ``toy_kinds``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latentcache.fields import registry
+from latentcache.fields.protocol import Job, Output
+from latentcache.identity.content import content_hash
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.run import RunResult, Task, run_jobs
+from latentcache.pipeline.workers import watchdog
+from latentcache.store.catalog import load_catalog
+from latentcache.store.paths import CachePaths
+
+TOYS = ("tests.pipeline.workers.toy_kinds:Squares", "tests.pipeline.workers.toy_kinds:Words")
+
+
+@dataclasses.dataclass
+class Toy:
+    """One toy kind with a folder for its data, its cache and its notes."""
+
+    name: str
+    folder: Path
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    stop: StopSignal = dataclasses.field(default_factory=StopSignal)
+
+    @property
+    def kind(self):
+        return registry.field_kinds()[self.name]
+
+    @property
+    def paths(self) -> CachePaths:
+        return CachePaths(self.folder / "cache")
+
+    def jobs(self, texts: list[str], *, costs: dict[int, int] | None = None) -> list[Job]:
+        """A job per text: a file for ``squares``, text for ``words``."""
+        variants = 2 if self.name == "squares" else 1
+        made = []
+        for number, text in enumerate(texts):
+            outputs = tuple(Output(item=variants * number + one, group=0, variant=one) for one in range(variants))
+            inputs: dict[str, Any] = {"text": text}
+            if self.name == "squares":
+                inputs = {"path": f"{number:03}.txt"}
+                (self.folder / "data").mkdir(exist_ok=True)
+                (self.folder / "data" / inputs["path"]).write_text(text)
+            content = content_hash(text.encode()) if self.name == "words" else b""
+            cost = (costs or {}).get(number, len(text))
+            made.append(
+                Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost, tie=len(text))
+            )
+        return made
+
+    def task(self, **changes: Any) -> Task:
+        (self.folder / "marks").mkdir(exist_ok=True)
+        self.paths.shards.mkdir(parents=True, exist_ok=True)
+        given: dict[str, Any] = {
+            "field": self.name,
+            "recipe": self.kind.recipe_from_json({}).as_json(),
+            "producer": {"marks": str(self.folder / "marks"), **changes.pop("producer", {})},
+            "groups": self.kind.groups,
+            "root": str(self.folder / "data"),
+            "cache": str(self.paths.root),
+            "device": "cpu*1",
+            "workers": 1,
+        }
+        return Task(**{**given, **changes})
+
+    def run(self, texts: list[str] | list[Job], **changes: Any) -> RunResult:
+        jobs = self.jobs(texts) if texts and isinstance(texts[0], str) else list(texts)
+        given = {name: changes.pop(name) for name in ("events", "warm", "progress") if name in changes}
+        cost = sum(job.cost for job in jobs)
+        task = self.task(**changes)
+        return run_jobs(
+            task, iter(jobs), total=len(jobs), total_cost=cost, stop=self.stop, warn=self.warnings.append, **given
+        )
+
+    def times(self, stage: str, word: str) -> int:
+        """How often a word was prepared or encoded."""
+        path = self.folder / "marks" / f"{stage}-{word}"
+        return path.stat().st_size if path.exists() else 0
+
+    def stored(self) -> dict[bytes, bytes]:
+        """Bytes of all committed items, by key."""
+        catalog = load_catalog(self.paths)
+        keys = np.asarray(catalog.keys())
+        return {key.tobytes(): catalog.read(place).tobytes() for place, key in enumerate(keys)}
+
+
+@pytest.fixture(autouse=True)
+def toy_kinds(monkeypatch):
+    """The toy kinds are known to this process and its workers."""
+    monkeypatch.setenv(registry.VARIABLE, os.environ.get(registry.VARIABLE, ""))
+    registry.register(TOYS)
+    yield
+    registry.field_kinds.cache_clear()
+
+
+@pytest.fixture(params=["squares", "words"])
+def toy(request, tmp_path) -> Toy:
+    """Each toy kind, in a worker process."""
+    return Toy(request.param, tmp_path)
+
+
+@pytest.fixture
+def squares(tmp_path) -> Toy:
+    return Toy("squares", tmp_path)
+
+
+@pytest.fixture
+def words(tmp_path) -> Toy:
+    return Toy("words", tmp_path)
+
+
+@pytest.fixture
+def short_deadline(monkeypatch):
+    """Workers that do not move for a second are killed."""
+    monkeypatch.setenv(watchdog.VARIABLE, "1")

@@ -1,0 +1,183 @@
+"""Two toy kinds that do what their inputs say: fixed entries from files, and ragged blocks from text.
+
+An input is words; the first word is what it stands for, the others are orders: ``crash-prepare``, ``hang-encode``,
+``stop-prepare``, ``fail-encode``, ``memory-prepare``, ``print-prepare``, ``sleep-encode``, ``once-encode`` ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, UnusableSampleError
+from latentcache.fields.protocol import (
+    Failure,
+    FieldKind,
+    FieldSpec,
+    Finished,
+    Group,
+    Job,
+    Made,
+    Output,
+    Pending,
+    Prepared,
+    Producer,
+    ProducerContext,
+    Read,
+    ReadSpec,
+    WorkSize,
+    recipe_id,
+)
+from latentcache.identity.content import content_hash
+
+#: Items that fit into the device's memory, and seconds per item of ``sleep``.
+ROOM = 4
+SIDE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyRecipe:
+    spec: FieldSpec
+    read_time = ReadSpec()
+
+    def identity(self) -> dict[str, Any]:
+        return {"toy": self.spec.dtype}
+
+    as_json = identity
+
+    @property
+    def recipe_id(self) -> bytes:
+        return recipe_id("toy", self.identity())
+
+
+class _Toy(FieldKind):
+    spec: FieldSpec
+    producer = "tests.pipeline.workers.toy_kinds:ToyProducer"
+
+    def recipe_from_json(self, data: Mapping[str, Any]) -> ToyRecipe:
+        return ToyRecipe(spec=self.spec)
+
+
+class Squares(_Toy):
+    """One (8, 8) entry per variant of a file; its content is known only after reading."""
+
+    name, kind, inputs = "squares", 201, ("image",)
+    columns = {"first": ("<u4", ())}
+    spec = FieldSpec(dtype="float32", dims=("h", "w"), variants=2)
+    work = WorkSize(unit_cost=1 << 20, cost_bytes=4, batch_items=8)
+    groups = (Group(label="8x8", shape=(SIDE, SIDE), dims=(1, SIDE, SIDE)),)
+
+
+class Words(_Toy):
+    """A ragged row per text, packed in blocks; its content is known before."""
+
+    name, kind, inputs, packing, device = "words", 202, ("record",), "block", "cpu"
+    ragged_columns = {"marks": ("<u4", ())}
+    spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
+    work = WorkSize(unit_cost=1 << 20, unit_jobs=16, cost_bytes=64, worker_cost=1 << 12, batch_items=8)
+    reasons = {"memory": "record-too-large", "prepare": "words-crash", "encode": "words-crash"}
+    groups = (Group(label="", shape=(-1,)),)
+
+
+class ToyProducer(Producer):
+    def __init__(self, producer: Mapping[str, Any], recipe: ToyRecipe, context: ProducerContext) -> None:
+        self.context, self.recipe, self.marks = context, recipe, Path(producer["marks"])
+        self.noise = {"devices": [context.device], "largest": 0.5}
+        if producer.get("open") == "fail":
+            raise EncoderError("the toy cannot be opened")
+        if producer.get("open") == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.log("open", context.device)
+
+    def log(self, stage: str, word: str) -> int:
+        """Note a step in a file; gives how often this step was noted before."""
+        path = self.marks / f"{stage}-{word.replace('/', '_')}"
+        with path.open("ab") as file:
+            file.write(b".")
+            return file.tell() - 1
+
+    def act(self, stage: str, words: Sequence[str]) -> Failure | None:
+        before = self.log(stage, words[0])
+        for order in words[1:]:
+            what, _, where = order.partition("-")
+            if where != stage:
+                continue
+            if what == "crash" or (what == "once" and not before):
+                os.kill(os.getpid(), signal.SIGSEGV)
+            elif what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "stop" or (what == "stoponce" and not before):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif what == "hang" or (what == "hangonce" and not before):
+                time.sleep(600)
+            elif what == "sleep":
+                time.sleep(0.05)
+            elif what == "fail":
+                return Failure(reason="bad-toy", detail=words[0])
+            elif what == "unusable":
+                raise UnusableSampleError("cannot be used", slug="truncated", fix="replace it")
+            elif what == "memory":
+                raise MemoryError
+            elif what == "bug":
+                raise ZeroDivisionError("a bug")
+            elif what == "lost" and not before:
+                raise DeviceError("the device failed")
+            elif what == "print":
+                sys.stderr.write("x" * (1 << 20))
+                sys.stderr.flush()
+        return None
+
+    def prepare(self, job: Job) -> Read | Failure:
+        source = job.inputs.get("text")
+        data = source.encode() if source is not None else (Path(self.context.root) / job.inputs["path"]).read_bytes()
+        content = content_hash(data)
+        wanted = self.context.missing(job, content)
+        if not wanted and job.outputs:
+            return Read(content=content, facts={"size": [len(data), 1]})
+        words = data.decode().split()
+        failure = self.act("prepare", words)
+        if failure is not None:
+            return failure
+        same = content_hash(words[0].encode()) if source is None else b""
+        items = [
+            Prepared(output=one, value=words, same=same and flipped(same, one), num_bytes=64 * len(data)) for one in wanted
+        ]
+        stat = (len(data), 1, 2, 3, 4, 5) if source is None else ()
+        return Read(content=content, stat=stat, facts={"size": [len(data), 1]}, items=items)
+
+    def encode(self, batch: Sequence[Prepared]) -> Pending:
+        if len(batch) > ROOM and any("large" in one.value for one in batch):
+            raise DeviceMemoryError("the device is full")
+        if any("huge" in one.value for one in batch):
+            raise DeviceMemoryError("the device is full")
+        return Finished([self.act("encode", one.value) or self.made(one) for one in batch])
+
+    def made(self, one: Prepared) -> Made:
+        word = one.value[0].encode()
+        if self.recipe.spec.ragged:
+            array = np.frombuffer(word, dtype=np.uint8).astype(np.uint16)
+            return Made(array=array, columns={"marks": np.arange(len(word) % 3, dtype=np.uint32)})
+        values = np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + one.output.variant
+        return Made(array=values.reshape(SIDE, SIDE), columns={"first": word[0]})
+
+
+def flipped(same: bytes, output: Output) -> bytes:
+    """The hash of one variant."""
+    return bytes([output.variant]) + same[1:]
+
+
+def answer(number: int, device: str = "") -> dict[str, Any]:
+    """For questions to a worker."""
+    if number < 0:
+        raise EncoderError("a negative number", fix="give another one")
+    if number > 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"number": number + 1, "device": device, "torch": "torch" in sys.modules}
