@@ -5,10 +5,10 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
-# pip compiles what it installs one file after the other; compileall takes every core.
+# pip compiles one file after the other; compileall uses every core.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
-# Those of a GPU and of ten million entries have targets of their own.
+# Benchmarks of a GPU and of ten million entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py,$(wildcard tools/bench_*.py))
 
 .PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
@@ -32,66 +32,66 @@ help:  ## print this list
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true   # files for a newer Python do not compile, and need not
 	@touch $@
 
-setup: .venv/.stamp  ## make .venv and install the project in it
-	@echo "setup: ready. Next: make demo, make test, or $(BIN)/latentcache build YOUR_PICTURES"
+setup: .venv/.stamp  ## create .venv and install the project
+	@echo "setup: ready. Next: make demo, make test, or $(BIN)/latentcache build YOUR_IMAGES"
 
-format: .venv/.stamp  ## rewrite the code in the house format
+format: .venv/.stamp  ## format the code
 	@$(BIN)/ruff format -q .
 	@$(BIN)/ruff check -q --fix .
 
-lint: .venv/.stamp  ## ruff: style, mistakes, complexity
+lint: .venv/.stamp  ## check style with ruff
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check . || { echo "fix: make format" >&2; exit 1; }
 	@echo "lint: clean"
 
-types: .venv/.stamp  ## mypy, strict
+types: .venv/.stamp  ## check types with mypy
 	@$(BIN)/mypy
 
-imports: .venv/.stamp  ## the layers: who may import whom
+imports: .venv/.stamp  ## check the import contracts
 	@$(BIN)/lint-imports --no-logo
 
-docs: .venv/.stamp  ## the pages and the tree say what is there
+docs: .venv/.stamp  ## test the pages and the tree
 	@$(BIN)/pytest $(DOC_TESTS)
 
-static: lint types imports  ## lint, types and imports: what needs no run of the program
+static: lint types imports  ## run lint, types and imports
 
-check: static docs  ## static, and the tests of pages and tree, which make test runs too
+check: static docs  ## run static and docs
 	@echo "check: all clean. Next: make test"
 
-test: .venv/.stamp  ## the test suite, a few minutes
-	@echo "test: running everything but the slow tests and those that need a GPU"
+test: .venv/.stamp  ## run the test suite, a few minutes
+	@echo "test: running all tests but slow and GPU tests"
 	@$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 	@echo "test: all passed. Next: make demo, make check, or make test-slow"
 
-test-slow: .venv/.stamp  ## the tests that take minutes each
+test-slow: .venv/.stamp  ## run the tests that take minutes each
 	@$(BIN)/pytest -m slow
 
-bench: .venv/.stamp  ## the measurements of docs/log.md
+bench: .venv/.stamp  ## run all benchmarks but GPU and scale
 	@set -e; for tool in $(BENCHES); do echo "bench: $$tool"; $(BIN)/python $$tool; done
 	@test -n "$(BENCHES)" || echo "bench: no tools/bench_*.py yet"
 
-bench-build: .venv/.stamp  ## builds beside the encoder alone and other loops
+bench-build: .venv/.stamp  ## measure builds against the encoder alone and other loops
 	@$(BIN)/python tools/bench_build.py
 
-bench-gpu: .venv/.stamp  ## encoders and builds on one GPU, ten minutes
+bench-gpu: .venv/.stamp  ## measure encoders and builds on one GPU, ten minutes
 	@$(BIN)/python tools/bench_gpu.py
 
-bench-read: .venv/.stamp  ## reading alone: limits, loader, other stores, warm and cold
+bench-read: .venv/.stamp  ## measure reading: limits, loader, other stores
 	@$(BIN)/python tools/bench_read.py
 
-bench-scale: .venv/.stamp  ## ten million synthetic entries: time, memory, slope
+bench-scale: .venv/.stamp  ## measure ten million synthetic entries: time and memory
 	@$(BIN)/python tools/bench_scale.py
 
-bench-tokens: .venv/.stamp  ## tokens: reading beside other stores, packing, building
+bench-tokens: .venv/.stamp  ## measure tokens: reading, packing, building
 	@$(BIN)/python tools/bench_tokens.py
 
-bench-verify: .venv/.stamp  ## how long a check takes
+bench-verify: .venv/.stamp  ## measure verify
 	@$(BIN)/python tools/bench_verify.py
 
 demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
 	@$(BIN)/python tools/demo.py
 
-clean:  ## remove what can be made again (but .venv)
+clean:  ## delete generated files except .venv
 	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "clean: done. .venv stays; remove it with: rm -rf .venv"

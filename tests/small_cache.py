@@ -1,5 +1,6 @@
-"""Commands run in this process, and a small cache of a few pictures: what the tests of the upper folders share."""
+"""Commands run in this process, and a small cache of a few images: shared by the tests of the upper folders."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,19 +14,19 @@ import pytest
 from PIL import Image
 
 from latentcache.cli.app import main
+from latentcache.fields.latents import LatentsSettings
 from latentcache.pipeline.build import build_cache
-from latentcache.pipeline.settings import BuildSettings, RecipeSettings
-from latentcache.store.entry import HEADER_BYTES
-from latentcache.store.generation import load_generation
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.store.snapshot import open_snapshot
 
 #: The stub encoder on a small grid: builds take milliseconds.
 SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "8")
-_RECIPE_FIELDS = RecipeSettings.__dataclass_fields__
+_RECIPE_FIELDS = {one.name for one in dataclasses.fields(LatentsSettings)}
 
 
 @dataclass
 class Done:
-    """What a command left behind."""
+    """Result of a command."""
 
     status: int
     out: str
@@ -37,13 +38,13 @@ class Done:
         assert self.out.count("\n") == 1, self.out
         value = json.loads(self.out)
         assert self.out.isascii()
-        assert value["schema"] == 1
+        assert value["schema"] == 2
         assert value["exit_code"] == self.status
         return value
 
     @property
     def error(self) -> dict[str, Any]:
-        """Its error, checked to be said on stderr in the same words."""
+        """Its error, checked to be on stderr in the same words."""
         found = self.json["error"]
         assert set(found) - {"holder"} == {"slug", "what", "where", "why", "fix"}
         assert found["slug"]
@@ -70,7 +71,7 @@ def run(capsys):
 
 
 def draw(path, size=(96, 64), seed=0):
-    """A picture of noise; ``size`` is (width, height)."""
+    """An image of noise; ``size`` is (width, height)."""
     noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(noise).save(path)
@@ -78,7 +79,7 @@ def draw(path, size=(96, 64), seed=0):
 
 
 def draw_four(folder):
-    """Four pictures of three shapes; three have captions."""
+    """Four images of three shapes; three have captions."""
     for number, size in enumerate([(96, 64), (64, 96), (80, 80), (96, 64)]):
         draw(folder / f"p{number}.png", size, seed=number)
     for number in range(3):
@@ -89,13 +90,13 @@ def draw_four(folder):
 def build(data, out, **more):
     """Build ``out`` from ``data`` with the stub encoder on a small grid; gives the report."""
     wanted = {"model": "stub", "resolutions": (64,), "bucket_step": 8}
-    recipe = RecipeSettings(**wanted | {name: more.pop(name) for name in list(more) if name in _RECIPE_FIELDS})
-    return build_cache(BuildSettings(data=data, out=out, recipe=recipe, **more))
+    recipe = wanted | {name: more.pop(name) for name in list(more) if name in _RECIPE_FIELDS}
+    return build_cache(BuildSettings(data=data, out=out, fields={"latents": LatentsSettings(**recipe)}, **more))
 
 
 @pytest.fixture
 def data(tmp_path):
-    """Four pictures of three shapes; three have captions."""
+    """Four images of three shapes; three have captions."""
     return draw_four(tmp_path / "data")
 
 
@@ -114,19 +115,24 @@ def shared(tmp_path_factory):
     return folder / "data", folder / "cache"
 
 
-def damage_payload(cache, row=0, bit=0x10):
-    """Flip one bit in the payload of one entry, behind the back of its index; gives the name of the sample."""
-    generation = load_generation(cache)
-    rows = generation.rows
-    file = cache / "shards" / generation.shards[int(rows.shard[row])] / "data.mdb"
-    file.chmod(0o644)
-    with file.open("r+b") as shard:
-        place = int(rows.offset[row]) + HEADER_BYTES + 5
-        shard.seek(place)
-        byte = shard.read(1)[0]
-        shard.seek(place)
-        shard.write(bytes([byte ^ bit]))
-    return generation.samples.names[int(rows.sample[row])]
+def damage_payload(cache, row=0, bit=0x10, field="latents", place=5):
+    """Flip one bit in the payload of one row's entry; gives the name of the sample."""
+    snapshot = open_snapshot(cache)
+    rows = snapshot.fields[field]
+    entry = int(rows.entry[row])
+    file = cache / "shards" / snapshot.shards[int(rows.shard[entry])] / "data.mdb"
+    flip(file, int(rows.offset[entry]) + place, bit)
+    return snapshot.samples.names[int(rows.sample[row])]
+
+
+def flip(path, offset, mask=1):
+    """Change one bit of a file that may be read-only."""
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
 
 
 _AS_NOBODY = """
@@ -134,7 +140,7 @@ import json, os, sys
 from latentcache.cli.app import main
 warm, words = json.loads(sys.argv[1])
 stdout, sys.stdout = sys.stdout, open(os.devnull, "w")
-main(warm)  # imports everything: the interpreter may lie where only root can read
+main(warm)  # imports everything: the interpreter may be readable by root alone
 sys.stdout = stdout
 os.setgroups([])
 os.setgid(65534)
@@ -144,7 +150,7 @@ sys.exit(main(words))
 
 
 def as_nobody(warm, words):
-    """Status, stdout and stderr of a command run by a user without rights, after the like of it as root."""
+    """Status, stdout and stderr of a command run by a user without rights, after a similar one as root."""
     given = json.dumps([[str(word) for word in part] for part in (warm, words)])
     done = subprocess.run([sys.executable, "-c", _AS_NOBODY, given], capture_output=True, text=True, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
@@ -159,7 +165,7 @@ def open_folder():
 
 
 def of_three_sizes(folder, count):
-    """A cache of so many pictures in three buckets, dealt out in turn: seventeen are six batches of three."""
+    """A cache of ``count`` images in three buckets in turn: seventeen are six batches of three."""
     for number in range(count):
         draw(folder / "data" / f"{number:02}.png", [(96, 64), (64, 96), (80, 80)][number % 3], seed=number)
     build(folder / "data", folder / "cache")

@@ -1,13 +1,22 @@
-"""Small files of records and caches of their tokens, by the stub tokeniser: what tests of tokens share."""
+"""Small files of records and caches of their tokens, by the stub tokenizer: shared by tests of ragged fields."""
 
+import dataclasses
 import json
 import random
 
-from latentcache.pipeline.token_build import build_tokens
-from latentcache.pipeline.token_settings import TokenSettings
-from latentcache.store.layout import CacheLayout
-from latentcache.store.token_generation import load_tokens
-from latentcache.store.token_reader import TokenReader
+from small_cache import damage_payload, flip
+
+from latentcache.fields.input_ids import InputIdsSettings
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.scan import SourceOptions
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+
+__all__ = ["FIELD", "build", "flip", "opened", "spoken", "tamper", "texts", "write_texts"]
+FIELD = "input_ids"
+_RECIPE_FIELDS = {one.name for one in dataclasses.fields(InputIdsSettings)}
 
 
 def texts(count, longest=60, seed=0):
@@ -17,41 +26,33 @@ def texts(count, longest=60, seed=0):
 
 
 def write_texts(path, lines):
-    """One record a line; what is no text is written as it is."""
+    """One record a line; a tuple is written as its first part."""
     path.write_text("".join(f"{json.dumps({'text': one}) if isinstance(one, str) else one[0]}\n" for one in lines))
     return path
 
 
 def build(data, cache=None, **settings):
-    """A build by the stub, in this process unless told otherwise."""
-    given = {"tokenizer": "stub", "workers": 0, "out": cache} | settings
-    return build_tokens(TokenSettings(data=data, **given))
+    """A build by the stub tokenizer, in this process unless ``workers`` says otherwise."""
+    given = {"workers": 0, "out": cache} | settings
+    recipe = {"tokenizer": "stub"} | {name: given.pop(name) for name in list(given) if name in _RECIPE_FIELDS}
+    source = {name: given.pop(name) for name in ("datasets", "text_lines") if name in given}
+    if source:
+        given["source"] = SourceOptions(**source)
+    return build_cache(BuildSettings(data=data, fields={FIELD: InputIdsSettings(**recipe)}, **given))
 
 
 def opened(cache):
-    """The current generation and a reader of it."""
-    generation = load_tokens(cache)
-    return generation, TokenReader(CacheLayout(cache), generation)
+    """The current snapshot and a reader of it."""
+    snapshot = open_snapshot(cache)
+    return snapshot, EntryReader(CachePaths(cache), snapshot)
 
 
-def spoken(reader):
-    """Every document as its text again; the stub's ids are bytes, and the last ends the text."""
-    documents = range(len(reader.documents))
-    return [bytes(reader.ids(number)[:-1].astype("u1")).decode() for number in documents]
-
-
-def flip(path, offset, mask=1):
-    """Change one bit of a file that may only be read."""
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    data[offset] ^= mask
-    path.write_bytes(bytes(data))
+def spoken(snapshot, reader):
+    """Every document as text; the ids of the stub are bytes, and the last one ends the text."""
+    rows = range(len(snapshot.fields[FIELD]))
+    return [bytes(reader.read(FIELD, row)[:-1].astype("u1")).decode() for row in rows]
 
 
 def tamper(cache, block=0, place=200):
-    """Change a byte of the ids of a block; returns its shard's file."""
-    generation = load_tokens(cache)
-    shard = generation.shards[int(generation.blocks.shard[block])]
-    path = cache / "shards" / shard / "data.mdb"
-    flip(path, int(generation.blocks.offset[block]) + place)
-    return path
+    """Change a byte of the ids of the block of a row; gives the sample's name."""
+    return damage_payload(cache, row=block, bit=1, field=FIELD, place=place)

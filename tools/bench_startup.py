@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from make_pictures import make_pictures
+from make_images import make_images
 
 PROGRAM = str(Path(sys.executable).with_name("latentcache"))
 BARE = "python -c pass"
@@ -38,7 +38,7 @@ def commands(cache: Path) -> dict[str, list[str]]:
 
 def small_cache(folder: Path, count: int = 40) -> Path:
     """A cache of drawn pictures, made without torch."""
-    make_pictures(folder / "pictures", count, side=96)
+    make_images(folder / "pictures", count, side=96)
     build = [PROGRAM, "build", str(folder / "pictures"), "--model", "stub", "--resolution", "128", "--quiet"]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     return folder / "pictures.latentcache"

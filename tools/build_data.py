@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers import AutoencoderKL
-from make_pictures import draw, invent
+from make_images import draw, invent
 from PIL import Image
 
 from latentcache import RecipeSettings

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from make_pictures import make_pictures
+from make_images import make_images
 from PIL import Image, ImageOps
 
 import latentcache
@@ -37,7 +37,7 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_rest, **_more: f"warning: {message}\n"
     shutil.rmtree(FOLDER, ignore_errors=True)
     say(f"{COUNT} pictures in five aspect ratios, with captions, in {PICTURES}/")
-    paths = make_pictures(PICTURES, COUNT)
+    paths = make_images(PICTURES, COUNT)
 
     show("build", PICTURES)
     first = entry_keys()

@@ -39,7 +39,7 @@ from latentcache.recipe import Recipe
 BATCH = 8
 #: The other loops are several times slower: rates are per picture, so they are given fewer.
 PEER_PART = 5
-_PICTURES = Path(__file__).with_name("gpu_pictures.py")
+_PICTURES = Path(__file__).with_name("gpu_images.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

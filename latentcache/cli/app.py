@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from latentcache import failpoint
 from latentcache.cli import build, console, export, flags, gc, info, merge, plan, verify
@@ -56,6 +58,14 @@ def _options(
     failpoint.arm(os.environ.get(failpoint.VARIABLE))
 
 
+class _Command(TyperCommand):
+    """A command whose usage line shows plain metavars."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """DATA instead of {DATA}."""
+        return [re.sub(r"\{(.*)\}(\.\.\.)?", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
 def application(command: str | None = None) -> typer.Typer:
     """The command line.
 
@@ -73,7 +83,9 @@ def application(command: str | None = None) -> typer.Typer:
     )
     app.callback()(_options)
     for name, function, text in COMMANDS:
-        app.command(name, help=text)(flags.with_settings(function) if command in (None, name) else function)
+        app.command(name, help=text, cls=_Command)(
+            flags.with_settings(function) if command in (None, name) else function
+        )
     return app
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ def build(
     out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
     requested: flags.Requested,
     device: str = option(
-        "auto DEVICE",
-        "--device",
+        "auto",
+        "--device DEVICE",
         "auto, cpu, cuda, cuda:0,cuda:1 or cpu*2: one worker per device. [default: auto: all CUDA devices, else cpu]",
     ),
     workers: int | None = option(
@@ -167,16 +167,17 @@ def _so_far(talk: BuildTalk) -> dict[str, Any]:
 
 def _about(plan: BuildPlan) -> dict[str, Any]:
     fields = {
-        field.name: {
+        name: {
             "items": field.items,
             "to_make": field.to_make,
             "cached": field.cached,
             "inputs": field.inputs,
             "bytes_to_write": field.bytes_to_write,
             "groups": dict(field.groups),
-            "changed": [{"setting": name, "cached": was, "requested": now} for name, was, now in field.changed],
+            "changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed],
+            "workers": field.workers,
         }
-        for field in plan.fields
+        for name, field in plan.fields.items()
     }
     totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}
     return {
@@ -190,23 +191,12 @@ def _about(plan: BuildPlan) -> dict[str, Any]:
 
 def _payload(report: BuildReport) -> dict[str, Any]:
     """The JSON form."""
-    plan, fields = report.plan, report.fields_json()
-    for field in plan.fields:
-        facts = {"encoder": field.label, "recipe_id": field.recipe.recipe_id.hex(), "recipe": field.recipe.as_json()}
-        done: Mapping[str, Any] = {}
-        if field.name in report.fields:
-            one = report.fields[field.name]
-            done = {"elapsed_s": round(one.seconds, 3), "waits": {k: round(v, 3) for k, v in one.waits.items()}}
-        fields[field.name] = {
-            **fields.get(field.name, {"encoded": 0, "cached": field.cached, "bytes": 0}),
-            **facts,
-            **done,
-        }
+    plan = report.plan
     return {
         **_about(plan),
         "dry_run": report.dry_run,
         "counts": report.counts(),
-        "fields": fields,
+        "fields": {name: _field(name, report) for name in plan.fields},
         "items": [rejected_item("quarantined", one) for one in report.rejected]
         + [rejected_item("note", one) for one in report.notes],
         "written_bytes": report.written_bytes,
@@ -216,6 +206,21 @@ def _payload(report: BuildReport) -> dict[str, Any]:
         "worker_restarts": report.restarts,
         "elapsed_s": round(report.elapsed_s, 3),
     }
+
+
+def _field(name: str, report: BuildReport) -> dict[str, Any]:
+    """One field of the JSON form."""
+    planned, done = report.plan.fields[name], report.fields.get(name)
+    counts = report.fields_json().get(name, {"encoded": 0, "cached": planned.cached, "bytes": 0})
+    facts = {
+        "encoder": planned.label,
+        "recipe_id": planned.recipe_id.hex(),
+        "recipe": planned.recipe.as_json(),
+    }
+    if done is None:
+        return {**counts, **facts}
+    waits = {stage: round(seconds, 3) for stage, seconds in done.waits.items()}
+    return {**counts, **facts, "numbers": dict(done.numbers), "elapsed_s": round(done.seconds, 3), "waits": waits}
 
 
 def _show(report: BuildReport) -> None:

@@ -29,8 +29,8 @@ def export(
     target: Path = argument("OUT", "The folder to create."),
     *,
     to: str = option(
-        "hf-disk FORMAT",
-        "--to",
+        "hf-disk",
+        "--to FORMAT",
         "hf-disk (load_from_disk; needs pyarrow), megatron, datatrove or mds (llm-foundry). [default: hf-disk]",
     ),
     pad: int | None = option(None, "--pad N", "Rows of N tokens, one document each (hf-disk, mds).", min=1),

@@ -2,8 +2,8 @@
 
 A kind's ``settings`` is a frozen dataclass whose fields default to None ("not given"). Each field becomes an option:
 ``bool`` a switch ``--x/--no-x``, ``tuple[T, ...]`` a repeatable option, others one value. ``metadata`` of the field
-may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min`` and ``parse`` (text -> value). Kinds may
-share a flag; its value goes to each requested kind.
+may hold ``flag`` (None: no option), ``help``, ``metavar``, ``choices``, ``min`` and ``parse`` (text -> value). Kinds
+may share a flag; its value goes to each requested kind.
 """
 
 from __future__ import annotations

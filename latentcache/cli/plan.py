@@ -25,8 +25,8 @@ def plan(
     world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
     grad_accum: int = option(1, "--grad-accum N", "Batches per optimizer step. [default: 1]", min=1),
     remainder: str = option(
-        "repeat repeat|drop|partial|pad|error",
-        "--remainder",
+        "repeat",
+        "--remainder repeat|drop|partial|pad|error",
         "Policy for samples that fill no batch. [default: repeat]",
     ),
     pack: int | None = option(None, "--pack N", "Plan rows of N tokens with several documents each.", min=1),
@@ -130,7 +130,7 @@ def _require_samples(path: Path, cache: Any) -> None:
         raise UsageError(
             f"{path}: the steps of documents depend on the length of rows",
             where=str(path),
-            fix=f"add --pack, --pad or --chunk; `latentcache info {shlex.quote(str(path))}` counts rows of common lengths",
+            fix=f"add --pack, --pad or --chunk; `latentcache info {shlex.quote(str(path))}` counts rows",
         )
 
 
@@ -164,7 +164,7 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
     from latentcache.plan.samples import SampleIndex
 
     planned = plan_build(BuildSettings(data=path, fields=requested.fields))
-    field = planned.fields[0]
+    field = next(iter(planned.fields.values()))
     if field.recipe.spec.ragged:
         cache = shlex.quote(f"{path}.latentcache")
         raise UsageError(
@@ -172,13 +172,15 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
             where=str(path),
             fix=f"latentcache build {shlex.quote(str(path))}; latentcache plan {cache} --batch-size 8 --pack 4096",
         )
-    items = field.plan
+    items = field.items_plan
+    assert items is not None  # a dry run keeps it
+    assert planned.table is not None
     first = items.variant == 0
     order = np.argsort(items.sample[first], kind="stable")
     buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
     sample = items.sample[first][order]
     index = SampleIndex(bucket=items.group[first][order].astype(np.int32), buckets=buckets, identity=(str(path),))
-    return index, planned.samples_table.names.take(sample), len(planned.rejected)
+    return index, planned.table.names.take(sample), len(planned.rejected)
 
 
 def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> SampleIndex:

@@ -103,7 +103,7 @@ class BuildTalk(Talk):
             return
         part = f", part {plan.part}" if plan.part else ""
         say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
-        for field in plan.fields:
+        for field in plan.fields.values():
             _show_field(field)
         made = counted(plan.to_make, "entry", "entries")
         cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
@@ -112,13 +112,11 @@ class BuildTalk(Talk):
             say(f"  rejected {counted(len(plan.rejected), 'sample')} so far, listed at the end")
         self._begin()
 
-    def started(self, field: FieldPlanned) -> None:
-        """Begin a field: its own bar and its own rate."""
-        self.close()
-        self._begin()
-
     def advanced(self, progress: Progress) -> None:
         """Show the progress of a field; looks at the clock first."""
+        if progress.field not in self.committed:  # another field: its own bar and its own rate
+            self.close()
+            self._begin()
         self.committed[progress.field] = progress
         if self._due():
             self._show(progress.done, progress.total, self._lines(progress, self._elapsed))
@@ -138,7 +136,7 @@ class BuildTalk(Talk):
 
 def _show_field(field: FieldPlanned) -> None:
     say(f"  {field.name:8} {field.label}, recipe {field.recipe.recipe_id.hex()[:8]}")
-    groups = [f"{label} ({count})" for label, count in field.groups.items() if label]
+    groups = [f"{label} ({count})" for label, count in field.groups if label]
     more = len(groups) - SHOWN
     if groups:
         say(f"  buckets  {', '.join(groups[:SHOWN])}{f' and {more} more' if more > 0 else ''}  (height x width)")

@@ -84,7 +84,7 @@ def verify(
     reencode: int | None = option(
         None, "--reencode N", "Encode N samples again and compare the results (loads the encoder).", min=1
     ),
-    device: str = option("auto DEVICE", "--device", "Device of --reencode: auto, cpu, cuda, cuda:N. [default: auto]"),
+    device: str = option("auto", "--device DEVICE", "Device of --reencode: auto, cpu, cuda, cuda:N. [default: auto]"),
     repair: bool = option(False, "--repair", "Remove corrupt entries after a full check; a build makes them again."),
     yes: bool = option(False, "--yes", "Repair without confirmation."),
     drop_stale: bool = option(False, "--drop-stale", "Remove stale entries with --repair too."),
@@ -147,8 +147,9 @@ def verify(
 
 def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[VerifyReport, RepairReport | None]:
     """Check, and repair with ``--repair``."""
+    from latentcache.verify.fixes import Commands
     from latentcache.verify.repair import repair_cache
-    from latentcache.verify.verify import Commands, verify_cache
+    from latentcache.verify.verify import verify_cache
 
     commands = Commands(
         common=asked.requested.common,

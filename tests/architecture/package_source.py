@@ -1,4 +1,4 @@
-"""The package as text and syntax trees, for the tests of how it is built. Nothing of it is imported here."""
+"""The package as text and syntax trees, for the tests of its structure. Nothing of it is imported here."""
 
 import ast
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ def modules() -> dict[str, ast.Module]:
 
 
 def folders() -> list[Path]:
-    """The folders of the package that are packages themselves."""
-    return sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    """The folders of the package that are packages."""
+    return sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 
 
 def functions(tree: ast.AST) -> Iterator[Function]:
@@ -44,7 +44,7 @@ def imports_at_load(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def is_for_type_checkers(node: ast.AST) -> bool:
-    """Whether this is ``if TYPE_CHECKING:``."""
+    """True for ``if TYPE_CHECKING:``."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
@@ -55,19 +55,26 @@ def imported_modules(node: ast.Import | ast.ImportFrom) -> list[str]:
     return [f"{node.module}.{alias.name}" for alias in node.names] + [str(node.module)]
 
 
-def length_without_docstring(node: Function) -> int:
-    """Lines from ``def`` to the end, the docstring not counted."""
-    return _end(node) - node.lineno + 1 - _docstring_lines(node)
+def code_lines(node: Function) -> int:
+    """Lines of the body of a function, the docstring not counted."""
+    docstring = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
+    end = node.end_lineno or node.lineno
+    inside = (docstring.end_lineno or 0) - docstring.lineno + 1 if docstring else 0
+    return end - node.body[0].lineno + 1 - inside
 
 
-def length_of_body(node: Function) -> int:
-    """Lines below the signature, the docstring not counted."""
-    return _end(node) - node.body[0].lineno + 1 - _docstring_lines(node)
+def public(tree: ast.Module) -> Iterator[ast.ClassDef | Function]:
+    """Functions and classes a caller may use, and the methods of those classes."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
+            yield node
+            if isinstance(node, ast.ClassDef):
+                inner = (part for part in node.body if isinstance(part, Function))
+                yield from (part for part in inner if not part.name.startswith("_"))
 
 
-def _docstring_lines(node: Function) -> int:
-    return _end(node.body[0]) - node.body[0].lineno + 1 if ast.get_docstring(node, clean=False) is not None else 0
-
-
-def _end(node: ast.stmt) -> int:
-    return node.end_lineno or node.lineno
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of every docstring and of every comment-like string after an attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from make_pictures import make_pictures
+from make_images import make_images
 
 PROGRAM = Path(sys.executable).with_name("latentcache")
 MODELS = {"torch", "diffusers", "transformers"}
 ARITHMETIC = {"numpy", "lmdb", "pydantic"}
+COMMANDS = ["build", "merge", "verify", "info", "gc", "export", "plan"]
 
 
 def imported(*words):
@@ -26,12 +27,12 @@ def imported(*words):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("light")
-    make_pictures(folder / "pictures", count=5, side=96)
-    command = [PROGRAM, "build", folder / "pictures", "--model", "stub", "--json"]
+    make_images(folder / "images", count=5, side=96)
+    command = [PROGRAM, "build", folder / "images", "--model", "stub", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["counts"]["encoded"] == 5
-    return str(folder / "pictures.latentcache")
+    return str(folder / "images.latentcache")
 
 
 def test_help_needs_neither_models_nor_arithmetic():
@@ -40,7 +41,7 @@ def test_help_needs_neither_models_nor_arithmetic():
     assert names & (MODELS | ARITHMETIC) == set()
 
 
-@pytest.mark.parametrize("command", ["build", "verify", "info", "plan"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_needs_no_model(command):
     status, names = imported(command, "--help")
     assert status == 0
@@ -57,16 +58,17 @@ def test_the_help_of_a_command_needs_no_model(command):
         ["verify", "--sample", "2"],
         ["verify", "--untrusted"],
         ["verify", "--reencode", "2"],  # torch comes with a real model only
+        ["gc"],
     ],
     ids=" ".join,
 )
-def test_looking_at_a_cache_needs_no_model(cache, words):
+def test_reading_commands_need_no_model(cache, words):
     status, names = imported(words[0], cache, *words[1:])
     assert status == 0
     assert names & MODELS == set()
 
 
-def test_refusing_a_folder_that_is_not_there_needs_no_model(tmp_path):
+def test_rejecting_a_folder_that_does_not_exist_needs_no_model(tmp_path):
     status, names = imported("build", str(tmp_path / "nothing"))
     assert status == 2
     assert names & MODELS == set()

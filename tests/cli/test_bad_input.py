@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 from small_cache import SMALL, as_nobody, draw
 
-from latentcache.store.generation import load_generation
+from latentcache.store.snapshot import open_snapshot
 from latentcache.store.lock import builder_lock
 
-PICTURES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp"
+IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp"
 
 
 @pytest.fixture
-def refused(run, tmp_path):
+def rejected(run, tmp_path):
     """The error of a build that does not start, with the folder of the test written as {tmp}; nothing was made."""
 
     def build(data="data", *words, status=2, out="cache"):
@@ -44,7 +44,7 @@ def error(slug, what, where, why, fix):
 
 @pytest.fixture
 def one(tmp_path):
-    """A data folder with one picture."""
+    """A data folder with one image."""
     draw(tmp_path / "data" / "a.png")
     return tmp_path / "data"
 
@@ -62,49 +62,49 @@ def items(run, tmp_path, *words, status=1):
 # the data folder
 
 
-def test_an_empty_folder(refused, tmp_path):
+def test_an_empty_folder(rejected, tmp_path):
     (tmp_path / "data").mkdir()
-    assert refused() == error(
+    assert rejected() == error(
         "source-empty",
-        "no pictures in {tmp}/data",
+        "no images in {tmp}/data",
         "{tmp}/data",
-        f"looked for {PICTURES}; found no files",
-        "give the folder that holds the pictures: `latentcache build FOLDER`",
+        f"looked for {IMAGES}; found no files",
+        "give the folder that holds the images: `latentcache build FOLDER`",
     )
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_folder_without_pictures(refused, tmp_path):
+def test_a_folder_without_pictures(rejected, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("a.md", "b.md", "c.parquet", "README"):
         (tmp_path / "data" / name).write_text("x")
-    assert refused() == error(
+    assert rejected() == error(
         "source-empty",
-        "no pictures in {tmp}/data",
+        "no images in {tmp}/data",
         "{tmp}/data",
-        f"looked for {PICTURES}; found 4 other files (2 .md, 1 without ending, 1 .parquet);"
+        f"looked for {IMAGES}; found 4 other files (2 .md, 1 without ending, 1 .parquet);"
         " this version does not read .parquet",
-        "give the folder that holds the pictures: `latentcache build FOLDER`",
+        "give the folder that holds the images: `latentcache build FOLDER`",
     )
 
 
-def test_data_that_is_not_there(refused):
-    assert refused() == error(
+def test_data_that_is_not_there(rejected):
+    assert rejected() == error(
         "source-not-found",
         "no such folder: {tmp}/data",
         "{tmp}/data",
         "No such file or directory",
-        "check the path; `latentcache build DATA` takes a folder of pictures",
+        "check the path; `latentcache build DATA` takes a folder of images",
     )
 
 
-def test_data_that_is_a_file(refused, one):
-    assert refused("data/a.png") == error(
+def test_data_that_is_a_file(rejected, one):
+    assert rejected("data/a.png") == error(
         "usage",
         "DATA is no folder: {tmp}/data/a.png",
         "{tmp}/data/a.png",
-        "expected a folder of pictures, found a file",
-        "give the folder that holds the pictures: `latentcache build {tmp}/data`",
+        "expected a folder of images, found a file",
+        "give the folder that holds the images: `latentcache build {tmp}/data`",
     )
 
 
@@ -112,8 +112,8 @@ def test_data_that_is_a_file(refused, one):
 
 
 @pytest.mark.parametrize("out", ["data/cache", "data", "data/sub/../deep/cache"])
-def test_a_cache_inside_the_data(refused, one, out):
-    assert refused(out=out) == error(
+def test_a_cache_inside_the_data(rejected, one, out):
+    assert rejected(out=out) == error(
         "usage",
         f"the cache would lie inside the data folder: {{tmp}}/{out}",
         f"{{tmp}}/{out}",
@@ -123,10 +123,10 @@ def test_a_cache_inside_the_data(refused, one, out):
     assert [path.name for path in one.iterdir()] == ["a.png"]
 
 
-def test_a_cache_folder_that_holds_something_else(refused, one, tmp_path):
+def test_a_cache_folder_that_holds_something_else(rejected, one, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "thesis.tex").write_text("x")
-    assert refused() == error(
+    assert rejected() == error(
         "usage",
         "--out {tmp}/cache is no cache and not empty",
         "{tmp}/cache",
@@ -136,9 +136,9 @@ def test_a_cache_folder_that_holds_something_else(refused, one, tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["thesis.tex"]
 
 
-def test_a_cache_that_is_a_file(refused, one, tmp_path):
+def test_a_cache_that_is_a_file(rejected, one, tmp_path):
     (tmp_path / "cache").write_text("x")
-    found = refused()
+    found = rejected()
     assert (found["slug"], found["what"]) == ("usage", "--out {tmp}/cache is a file")
 
 
@@ -172,7 +172,7 @@ def test_a_cache_folder_that_cannot_be_written(open_folder, tmp_path):
 
 
 def test_a_cache_of_a_newer_format(run, cache, data):
-    manifest = cache / "generations" / "000001" / "manifest.json"
+    manifest = cache / "snapshots" / "000001" / "manifest.json"
     value = json.loads(manifest.read_text())
     value["format"]["version"] = 4
     manifest.write_text(json.dumps(value))
@@ -211,7 +211,7 @@ def processor_time_of_children():
     return used.ru_utime + used.ru_stime
 
 
-def test_a_second_process_is_refused_within_two_seconds(tmp_path):
+def test_a_second_process_is_rejected_within_two_seconds(tmp_path):
     for number in range(30):
         draw(tmp_path / "data" / f"{number}.png", seed=number)
     words = [
@@ -261,7 +261,7 @@ PICKLE = "pickle files can run code when they are opened"
             "m.gguf",
             b"GGUF\3\0\0\0",
             "m.gguf is a GGUF file",
-            "GGUF holds language and transformer models, not picture encoders",
+            "GGUF holds language and transformer models, not image encoders",
             "give the safetensors VAE that belongs to the model (its vae/ folder)",
         ),
         ("m.bin", b"\x80\x02}q\0.", "m.bin is a pickle checkpoint", PICKLE, RESAVE),
@@ -291,9 +291,9 @@ PICKLE = "pickle files can run code when they are opened"
         ),
     ],
 )
-def test_a_file_that_is_no_model(refused, one, tmp_path, name, content, what, why, fix):
+def test_a_file_that_is_no_model(rejected, one, tmp_path, name, content, what, why, fix):
     (tmp_path / name).write_bytes(content)
-    found = refused("data", "--model", tmp_path / name)
+    found = rejected("data", "--model", tmp_path / name)
     assert found == error("model-unsupported", what, f"{{tmp}}/{name}", why, fix)
     assert not (tmp_path / "cache").exists()
 
@@ -301,11 +301,11 @@ def test_a_file_that_is_no_model(refused, one, tmp_path, name, content, what, wh
 @pytest.mark.parametrize(
     ("files", "listed"), [([], "no files"), (["m.gguf"], "m.gguf"), (["a.ckpt", "b"], "a.ckpt, b")]
 )
-def test_a_model_folder_without_configuration(refused, one, tmp_path, files, listed):
+def test_a_model_folder_without_configuration(rejected, one, tmp_path, files, listed):
     (tmp_path / "model").mkdir()
     for name in files:
         (tmp_path / "model" / name).write_bytes(b"x")
-    assert refused("data", "--model", tmp_path / "model") == error(
+    assert rejected("data", "--model", tmp_path / "model") == error(
         "model-unsupported",
         "{tmp}/model has no config.json",
         "{tmp}/model",
@@ -314,11 +314,11 @@ def test_a_model_folder_without_configuration(refused, one, tmp_path, files, lis
     )
 
 
-def test_a_model_folder_with_pickles_only(refused, one, tmp_path):
+def test_a_model_folder_with_pickles_only(rejected, one, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
     (tmp_path / "model" / "diffusion_pytorch_model.bin").write_bytes(b"\x80\x02.")
-    assert refused("data", "--model", tmp_path / "model") == error(
+    assert rejected("data", "--model", tmp_path / "model") == error(
         "model-unsupported",
         "{tmp}/model has only pickle weights (diffusion_pytorch_model.bin)",
         "{tmp}/model",
@@ -327,8 +327,8 @@ def test_a_model_folder_with_pickles_only(refused, one, tmp_path):
     )
 
 
-def test_a_path_to_no_model(refused, one):
-    assert refused("data", "--model", "/no/such/model") == error(
+def test_a_path_to_no_model(rejected, one):
+    assert rejected("data", "--model", "/no/such/model") == error(
         "model-not-found",
         "there is no model at /no/such/model",
         "/no/such/model",
@@ -433,14 +433,14 @@ QUOTE = 'put a caption that holds a comma, a quote or a line end in double quote
             "file_name,text\n",
             "the table has no rows",
             1,
-            "expected one row per picture, found none",
-            "add one row per picture, or remove the table to use all pictures",
+            "expected one row per image, found none",
+            "add one row per image, or remove the table to use all images",
         ),
     ],
 )
-def test_a_table_that_cannot_be_read(refused, one, tmp_path, text, what, line, why, fix):
+def test_a_table_that_cannot_be_read(rejected, one, tmp_path, text, what, line, why, fix):
     table(one, text)
-    assert refused() == error("table", f"metadata.csv: {what}", f"{{tmp}}/data/metadata.csv:{line}", why, fix)
+    assert rejected() == error("table", f"metadata.csv: {what}", f"{{tmp}}/data/metadata.csv:{line}", why, fix)
     assert not (tmp_path / "cache").exists()
 
 
@@ -451,11 +451,11 @@ def test_verify_and_plan_say_the_same_of_a_table(run, cache, data):
         assert (done.status, done.error["slug"], done.error["where"]) == (2, "table", f"{data}/metadata.csv:2")
 
 
-# pictures
+# images
 
 
 def bomb(width, height):
-    """A small PNG whose header claims a huge picture."""
+    """A small PNG whose header claims a huge image."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -494,14 +494,14 @@ def bomb(width, height):
             b"<!DOCTYPE html><html></html>",
             "html",
             r".+",
-            "this is a web page saved under a picture's name: download the picture itself",
+            "this is a web page saved under a image's name: download the image itself",
         ),
         (
             "lfs.png",
             b"version https://git-lfs.github.com/spec/v1\n",
             "git-lfs",
             r".+",
-            "this is a pointer, not the picture: run `git lfs pull` in the data folder",
+            "this is a pointer, not the image: run `git lfs pull` in the data folder",
         ),
     ],
 )
@@ -551,15 +551,15 @@ def test_a_name_that_is_not_utf8(run, one, tmp_path):
 
 def test_the_words_of_damage_lead_out_of_it(run, cache, data):
     """A manifest that is damaged: nothing can be said of single samples, and nothing is encoded again either."""
-    manifest = cache / "generations" / "000001" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"generation", b"Generation", 1))
+    manifest = cache / "snapshots" / "000001" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"snapshot", b"Generation", 1))
     done = run("verify", cache, "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-damaged")
-    assert done.error["where"].startswith(str(cache / "generations" / "000001"))
+    assert done.error["where"].startswith(str(cache / "snapshots" / "000001"))
     command = done.error["fix"].split(",")[0]
     assert command == f"rm {cache}/CURRENT"
     subprocess.run(shlex.split(command), check=True)
     counts = run("build", data, *SMALL, "--out", cache, "--json").json["counts"]
     assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
     assert run("verify", cache, "--full").status == 0
-    assert load_generation(cache).number > 1
+    assert open_snapshot(cache).number > 1

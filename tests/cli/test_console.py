@@ -1,4 +1,5 @@
 import base64
+import errno
 import io
 import json
 import os
@@ -6,11 +7,12 @@ import signal
 import sys
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.cli import console
-from latentcache.errors import CacheLockedError, InterruptedBuildError, UsageError
+from latentcache.errors import CacheLockedError, EmptyPlanError, InterruptedBuildError, UsageError
 
 
 @given(st.text())
@@ -59,7 +61,7 @@ def test_an_item_has_a_hint_even_when_it_is_empty():
 
 
 def test_an_item_without_a_sample_has_an_empty_path():
-    assert console.item("orphan", "unreferenced", "", hint="h", key="00")["path"] == ""
+    assert console.item("held", "superseded", "", hint="h", key="00")["path"] == ""
 
 
 def test_the_object_is_one_ascii_line(capsys):
@@ -67,7 +69,7 @@ def test_the_object_is_one_ascii_line(capsys):
     out = capsys.readouterr().out
     assert out.isascii()
     assert out.count("\n") == 1
-    assert json.loads(out) == {"schema": 1, "command": "info", "exit_code": 0, "error": None, "name": "für\n\udcff"}
+    assert json.loads(out) == {"schema": 2, "command": "info", "exit_code": 0, "error": None, "name": "für\n\udcff"}
 
 
 def test_an_error_carries_its_holder(capsys):
@@ -120,7 +122,7 @@ def test_sizes_for_people(size, text):
 
 
 def test_numbers_for_people():
-    assert [console.counted(n, "picture") for n in (0, 1, 2)] == ["0 pictures", "1 picture", "2 pictures"]
+    assert [console.counted(n, "image") for n in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
     assert console.counted(2, "entry", "entries") == "2 entries"
 
 
@@ -131,16 +133,10 @@ def test_a_table_is_aligned():
 @pytest.fixture(autouse=True)
 def handlers():
     """``emit`` decides the exit status and ignores signals from then on; give them back to pytest."""
-    import signal
-
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGINT, before[0])
     signal.signal(signal.SIGTERM, before[1])
-
-
-def test_the_mode_goes_without_saying():
-    assert [f"float16{console.kept(name)}" for name in ("mode", "moments")] == ["float16", "float16 moments"]
 
 
 def test_last_words_go_past_the_streams(capfd):
@@ -151,9 +147,51 @@ def test_last_words_go_past_the_streams(capfd):
     out, err = capfd.readouterr()
     value = json.loads(out)
     assert (value["schema"], value["command"], value["exit_code"], value["error"]["slug"]) == (
-        1,
+        2,
         "build",
         130,
         "interrupted",
     )
     assert err.startswith("error[interrupted]: interrupted by SIGINT\n  fix: ")
+
+
+def test_a_closed_stream_is_an_output_error(monkeypatch):
+    closed = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "stderr", closed)
+    console.say("x")
+    with pytest.raises(console.OutputError, match="cannot be written"):
+        console.out("x")
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "slug"),
+    [
+        (typer.BadParameter("no"), 2, UsageError.slug),
+        (console.Signalled(signal.SIGTERM), 143, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (typer.Abort(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "full"), 3, "disk-full"),
+        (OSError(errno.EACCES, "no", "file"), 3, "system"),
+        (MemoryError(), 3, "memory"),
+        (ZeroDivisionError("x"), 70, "bug"),
+        (EmptyPlanError("nothing"), 1, "plan-empty"),
+    ],
+)
+def test_every_exception_has_a_status_and_a_fix(error, exit_code, slug):
+    known = console.as_known(error)
+    assert (known.exit_code, known.slug) == (exit_code, slug)
+    assert known.what
+    assert known.fix
+    assert (known is error) == isinstance(error, EmptyPlanError)
+
+
+def test_a_command_that_is_no_build_does_not_promise_to_continue():
+    assert console.as_known(console.Signalled(signal.SIGTERM)).fix == "run the command again"
+
+
+def test_a_bug_says_where():
+    with pytest.raises(KeyError) as caught:
+        raise KeyError("x")
+    assert __file__ in console.as_known(caught.value).where

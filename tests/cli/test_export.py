@@ -6,7 +6,7 @@ from small_cache import build, draw_four
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "view", "max_length", "rows", "fill",
-    "tokens", "tokens_left", "share",
+    "tokens", "tokens_left", "part",
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ DOCUMENTS = {
     "tokens",
     "dtype",
     "last_id",
-    "share",
+    "part",
 }
 
 
@@ -56,10 +56,10 @@ def test_the_keys_of_documents(run, tokens, tmp_path, form):
 
 def test_a_share_says_that_it_is_one(run, tokens, tmp_path):
     part = tmp_path / "part"
-    assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--shard", "0/2", "--out", part).status == 0
+    assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--part", "0/2", "--out", part).status == 0
     done = run("export", part, tmp_path / "out", "--to", "datatrove")
-    assert "these are share 0/2 of the records" in done.out
-    assert json.loads((tmp_path / "out/latentcache.json").read_text())["share"] == "0/2"
+    assert "these are part 0/2 of the records" in done.out
+    assert json.loads((tmp_path / "out/latentcache.json").read_text())["part"] == "0/2"
     whole = run("export", tokens, tmp_path / "whole", "--to", "datatrove")
     assert "these are share" not in whole.out
 
@@ -110,7 +110,7 @@ CHAT = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "cont
 
 
 @pytest.mark.parametrize("words", [("--to", "megatron"), ("--to", "datatrove"), ("--to", "mds", "--length", 64)])
-def test_labels_that_would_be_lost_are_refused(run, tmp_path, words):
+def test_labels_that_would_be_lost_are_rejected(run, tmp_path, words):
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
     assert run("build", tmp_path / "chats.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
     done = run("export", tmp_path / "cache", tmp_path / "out", *words, "--json")
@@ -152,7 +152,7 @@ def test_other_views(run, tokens, tmp_path, view):
         (("--view", "blocks", "--overflow", "drop"), "leave it out: blocks cut documents anyway"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(run, tokens, tmp_path, words, fix):
+def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_path, words, fix):
     done = run(
         "export", tokens, tmp_path / "out", *(() if "--length" in words else ("--length", 64)), *words, "--json"
     )
@@ -162,7 +162,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(run, tokens, tmp_p
 
 
 def test_a_cache_of_pictures_has_no_rows(run, tmp_path):
-    build(draw_four(tmp_path / "pictures"), tmp_path / "cache")
+    build(draw_four(tmp_path / "images"), tmp_path / "cache")
     done = run("export", tmp_path / "cache", tmp_path / "out", "--length", 64, "--json")
     assert done.status in (2, 3)
     assert "open_cache" in str(done.error)

@@ -39,7 +39,7 @@ def test_its_fix_mends_it(run, rows, tmp_path):
     shutil.rmtree(rows)
     assert run(*shlex.split(command)[1:]).status == 0
     assert run("verify", rows).status == 0
-    assert json.loads((rows / "latentcache.json").read_text())["generation"] == 2
+    assert json.loads((rows / "latentcache.json").read_text())["snapshot"] == 2
 
 
 OTHERS = {
@@ -70,11 +70,11 @@ def test_every_format_is_held_against_its_cache(run, cache, tmp_path, form):
     assert run(*shlex.split(command)[1:]).status == 0
     assert run("verify", tmp_path / "rows", "--full").status == 0
     facts = json.loads((tmp_path / "rows/latentcache.json").read_text())
-    assert (facts["generation"], facts["format"]) == (2, form)
+    assert (facts["snapshot"], facts["format"]) == (2, form)
 
 
 @pytest.mark.parametrize("words", [("--repair", "--yes"), ("--tokenizer", "stub"), ("--reencode", "1"), ("--flip",)])
-def test_flags_for_caches_are_refused(run, rows, words):
+def test_flags_for_caches_are_rejected(run, rows, words):
     done = run("verify", rows, *words)
     assert (done.status, "exported rows" in done.err) == (2, True)
 

@@ -1,90 +1,131 @@
+import dataclasses
 import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.cli import flags
 from latentcache.errors import UsageError
-from latentcache.geometry.sizes import Size
-from latentcache.pipeline.settings import RecipeSettings
+from latentcache.fields import registry
+from latentcache.fields.protocol import FieldKind
+from latentcache.pipeline.settings import tolerated
 
 
-def test_nothing_said_is_nothing():
-    settings = flags.recipe_settings()
-    assert settings == RecipeSettings()
-    assert not flags.any_said(settings)
-    assert flags.as_words(settings) == ""
+@dataclass(frozen=True, kw_only=True)
+class AllTypes:
+    """One setting of each type."""
+
+    switch: bool | None = field(default=None, metadata={"help": "Turn it on."})
+    number: int | None = field(default=None, metadata={"help": "Count.", "metavar": "N", "min": 1})
+    words: tuple[str, ...] | None = field(default=None, metadata={"flag": "--word", "help": "Say it. Repeatable."})
+    choice: str | None = field(default=None, metadata={"help": "Choose.", "choices": ("a", "b")})
+    size: str | None = field(default=None, metadata={"help": "Size.", "parse": lambda text: text.upper()})
+    model: str | None = field(default=None, metadata={"help": "Model, as of another kind."})
+    file: Path | None = field(default=None, metadata={"help": "File.", "metavar": "FILE"})
+    hidden: str | None = field(default=None, metadata={"flag": None})
 
 
-def test_what_was_said_is_said():
-    settings = flags.recipe_settings(
-        model="stub",
-        model_config=Path("c.json"),
-        bucket=["64x96"],
-        bucket_step=8,
-        min_side=32,
-        max_side=128,
-        compute_dtype="auto",
-        storage_dtype="float32",
-        resample="auto",
-        icc="ignore",
-        alpha="#000000",
-    )
-    assert flags.any_said(settings)
-    assert (settings.model, settings.model_config, settings.buckets) == ("stub", "c.json", (Size(64, 96),))
-    assert (settings.bucket_step, settings.min_side, settings.max_side) == (8, 32, 128)
+class Toy(FieldKind):
+    """A kind with all types of settings."""
+
+    name = "toy"
+    kind = 201
+    inputs = ("image",)
+    settings = AllTypes
 
 
-@pytest.mark.parametrize(("flip", "words"), [(None, ""), (True, "--flip"), (False, "--no-flip")])
-def test_a_switch_is_said_without_a_value(flip, words):
-    settings = flags.recipe_settings(flip=flip)
-    assert flags.as_words(settings) == words
-    assert flags.any_said(settings) == (flip is not None)
+@pytest.fixture
+def seen(monkeypatch):
+    """Runs a command with the options of the toy kind and those of the package; gives what it was asked for."""
+    kinds = registry.field_kinds() | {"toy": Toy()}
+    monkeypatch.setattr(registry, "field_kinds", lambda: kinds)
+    found = []
+
+    def command(requested: flags.Requested, as_json: flags.Json = False) -> int:
+        found.append(requested)
+        return 0
+
+    app = typer.Typer()
+    app.command()(flags.with_settings(command))
+
+    def call(*words):
+        typer.main.get_command(app).main(args=[str(word) for word in words], standalone_mode=False)
+        return found[-1]
+
+    return call
 
 
-def test_a_resolution_counts_once():
-    settings = flags.recipe_settings(resolution=[512, 768, 512])
-    assert settings.resolutions == (512, 768)
-    assert flags.as_words(settings) == "--resolution 512 --resolution 768"
+WORDS = [
+    "--switch",
+    "--number",
+    "3",
+    "--word",
+    "x y",
+    "--word",
+    "z",
+    "--word",
+    "z",
+    "--choice",
+    "a",
+    "--size",
+    "big",
+    "--file",
+    "f",
+]
 
 
-def test_words_are_those_of_the_command_line(run, data):
-    """What ``as_words`` writes, ``build`` takes."""
-    settings = flags.recipe_settings(
-        model="stub",
-        bucket=["64x96", "96x64"],
-        bucket_step=8,
-        min_side=32,
-        max_side=128,
-        flip=True,
-        latents="moments",
-        compute_dtype="float32",
-        storage_dtype="float32",
-        resample="lanczos-pil",
-        icc="ignore",
-        alpha="#00ff00",
-    )
-    done = run("build", data, "--out", data.with_name("c"), *shlex.split(flags.as_words(settings)), "--json")
-    recipe = done.json["recipe"]
-    assert recipe["geometry"]["buckets"] == [[64, 96], [96, 64]]
-    assert (recipe["geometry"]["min_side"], recipe["geometry"]["max_side"]) == (32, 128)
-    assert (recipe["encoder"]["storage_dtype"], recipe["pixels"]["alpha"]) == ("float32", "#00ff00")
+def test_nothing_given_is_nothing(seen):
+    assert seen() == flags.Requested()
+    assert (seen().given, seen().words, seen().common) == (False, "", "")
 
 
-@given(st.integers(1, 99999), st.integers(1, 99999))
-def test_sizes_are_height_by_width(height, width):
-    assert flags.parse_size(f"{height}x{width}") == Size(height, width)
+def test_each_type_of_setting_is_an_option(seen):
+    asked = seen(*WORDS)
+    expected = AllTypes(switch=True, number=3, words=("x y", "z"), choice="a", size="BIG", file=Path("f"))
+    assert asked.fields == {"toy": expected}
+    assert asked.given
 
 
-@pytest.mark.parametrize(
-    "text", ["", "64", "64x", "x64", "0x64", "64x0", "-64x64", "64X64", "64x64x3", "1e3x64", "٦٤x٦٤"]
-)
-def test_what_is_no_size(text):
-    with pytest.raises(UsageError, match="is no size") as caught:
-        flags.parse_size(text)
-    assert caught.value.fix == "--bucket 704x1152"
+def test_words_are_those_of_the_command_line(seen):
+    asked = seen(*WORDS, "--no-switch")
+    assert seen(*shlex.split(asked.words)) == asked
+    assert "--no-switch" in asked.words
+
+
+def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
+    assert {name: one.model for name, one in seen("--model", "stub").fields.items()} == {
+        "latents": "stub",
+        "toy": "stub",
+    }
+    asked = seen("--model", "stub", "--fields", "toy")
+    assert asked.fields == {"toy": AllTypes(model="stub")}
+
+
+def test_fields_by_name(seen):
+    assert set(seen("--fields", "latents,toy").fields) == {"latents", "toy"}
+    assert not seen("--fields", "toy").given
+    with pytest.raises(UsageError, match="--fields no: unknown field"):
+        seen("--fields", "no")
+    with pytest.raises(UsageError, match="--switch: belongs to the field toy"):
+        seen("--fields", "latents", "--switch")
+
+
+@pytest.mark.parametrize("words", [["--choice", "c"], ["--number", "0"]])
+def test_values_are_checked(seen, words):
+    with pytest.raises(Exception, match=r"choice|number"):
+        seen(*words)
+
+
+def test_every_setting_of_every_kind_has_a_flag_with_a_help_that_starts_with_a_capital():
+    for kind in registry.field_kinds().values():
+        for one in dataclasses.fields(kind.settings) if dataclasses.is_dataclass(kind.settings) else ():
+            if one.metadata.get("flag", "") is not None:
+                assert one.metadata["help"][0].isupper(), (kind.name, one.name)
+            assert one.default is None
 
 
 @pytest.mark.parametrize(
@@ -92,44 +133,45 @@ def test_what_is_no_size(text):
     [("0", 9, 0), ("3", 1, 3), ("0%", 100, 0), ("1%", 99, 0), ("1%", 100, 1), ("2.3%", 1000, 23), ("100%", 7, 7)],
 )
 def test_allowed_failures(text, samples, allowed):
-    assert flags.parse_allowed(text, samples) == allowed
+    assert tolerated(text, samples) == allowed
 
 
 @given(st.integers(0, 1000), st.integers(1, 10**6))
-def test_a_share_is_exact(tenths, samples):
-    assert flags.parse_allowed(f"{tenths / 10}%", samples) == tenths * samples // 1000
+def test_a_percentage_is_exact(tenths, samples):
+    assert tolerated(f"{tenths / 10}%", samples) == tenths * samples // 1000
 
 
-@pytest.mark.parametrize("text", ["", "few", "-1", "1.5", "1 %", "%", "1%%", "9" * 5000, "٣"])
-def test_what_is_no_number_of_failures(text):
-    with pytest.raises(UsageError, match="is no number"):
-        flags.parse_allowed(text, 10)
+@pytest.mark.parametrize("text", ["", "few", "-1", "1.5", "1 %", "%", "1%%", "9" * 5000, "٣", "101%"])
+def test_text_that_is_not_a_number_of_failures(text):
+    with pytest.raises(UsageError, match="--allow-failed"):
+        tolerated(text, 10)
 
 
 @pytest.mark.parametrize(
     ("words", "slug", "what"),
     [
-        (["--bucket", "64"], "usage", "--bucket '64' is no size"),
-        (["--bucket", "60x64"], "recipe", "bucket 60x64 does not fit the grid of 8 pixels"),
-        (["--bucket", "64x64", "--resolution", "64"], "usage", "--bucket and --resolution were both given"),
-        (["--resolution", "0"], "recipe", "resolution 0 is below "),
-        (["--resolution", "-64"], "recipe", "resolution -64 is below "),
-        (["--bucket-step", "0"], "recipe", "--bucket-step 0 is below 1"),
-        (["--min-side", "512", "--max-side", "64"], "recipe", "no bucket has sides of 512 to 64"),
-        (["--alpha", "white"], "usage", "--alpha 'white' is no colour"),
-        (["--icc", "p3"], "usage", "--icc 'p3' is not known"),
-        (["--resample", "bicubic"], "usage", "--resample 'bicubic' is not known"),
-        (["--storage-dtype", "fp8"], "usage", "--storage-dtype 'fp8' is not known"),
-        (["--compute-dtype", "half"], "usage", "--compute-dtype 'half' is not known"),
-        (["--model", "stub:delay=1"], "usage", "unknown option of the stub encoder: delay=1"),
+        (["--bucket", "64"], "usage", "--bucket"),
+        (["--bucket", "60x64"], "recipe", "60x64"),
+        (["--bucket", "64x64", "--resolution", "64"], "usage", "--resolution"),
+        (["--resolution", "0"], "recipe", "resolution"),
+        (["--resolution", "-64"], "recipe", "resolution"),
+        (["--bucket-step", "0"], "recipe", "--bucket-step"),
+        (["--min-side", "512", "--max-side", "64"], "recipe", "512 to 64"),
+        (["--alpha", "white"], "usage", "--alpha"),
+        (["--icc", "p3"], "usage", "--icc"),
+        (["--resample", "bicubic"], "usage", "--resample"),
+        (["--storage-dtype", "fp8"], "usage", "--storage-dtype"),
+        (["--compute-dtype", "half"], "usage", "--compute-dtype"),
+        (["--model", "stub:delay=1"], "usage", "delay=1"),
     ],
 )
 @pytest.mark.parametrize("command", ["build", "verify"])
-def test_flags_that_cannot_be_are_refused_in_words(run, shared, tmp_path, command, words, slug, what):
+def test_invalid_recipe_flags_are_rejected_before_anything_is_written(
+    run, shared, tmp_path, command, words, slug, what
+):
     new = tmp_path / "new"
     target = [shared[0], "--out", new, "--model", "stub"] if command == "build" else [shared[1]]
     done = run(command, *target, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, slug)
     assert what in done.error["what"]
-    assert done.error["fix"]
     assert not new.exists()

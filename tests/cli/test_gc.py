@@ -6,7 +6,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.store.lock import builder_lock
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "applied", "generation", "counts", "freed_bytes",
+    "schema", "command", "exit_code", "error", "cache", "applied", "snapshot", "counts", "freed_bytes",
     "removable_bytes", "held_bytes", "items",
 }  # fmt: skip
 STATES = {"removable", "removed", "held", "compactable", "compacted"}
@@ -23,7 +23,7 @@ def test_the_keys_of_the_object(run, cache, data):
     value = run("gc", cache, "--keep", 1, "--grace", 0, "--json").json
     assert set(value) == KEYS
     assert set(value["counts"]) == STATES
-    assert (value["exit_code"], value["applied"], value["generation"]) == (0, False, 2)
+    assert (value["exit_code"], value["applied"], value["snapshot"]) == (0, False, 2)
     assert (value["counts"]["removable"], value["freed_bytes"], value["held_bytes"]) == (2, 0, 0)
     for item in value["items"]:
         assert set(item) == {"category", "reason", "path", "file", "hint", "bytes"}
@@ -52,14 +52,14 @@ def test_who_holds_what_stays(run, cache, data):
         assert holder["pid"] == os.getpid()
     assert done["held_bytes"] > 0
     text = run("gc", cache, "--keep", 1, "--grace", 0).out
-    assert f"held generations/000001 [pinned: process {os.getpid()} on " in text
+    assert f"held snapshots/000001 [pinned: process {os.getpid()} on " in text
     assert len(reader) == 4
 
 
 def test_the_text(run, cache, data):
     rebuild(cache, data)
     lines = run("gc", cache, "--keep", 1, "--grace", 0).out.splitlines()
-    assert lines[0].startswith("removable generations/000001 [superseded] ")
+    assert lines[0].startswith("removable snapshots/000001 [superseded] ")
     assert lines[-2].endswith(" can be freed, 0 B held")
     assert lines[-1] == "fix: the same command with --apply"
     assert run("gc", cache, "--apply", "--keep", 1, "--grace", 0).out.splitlines()[-1].startswith("freed ")

@@ -4,10 +4,10 @@ from pathlib import Path
 from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
 
 from latentcache.cli.app import main
-from latentcache.store.durable import write_json
+from latentcache.store.atomic_io import write_json
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "complete", "generation", "counts", "bytes", "created",
+    "schema", "command", "exit_code", "error", "cache", "complete", "snapshot", "counts", "bytes", "created",
     "demo", "source", "model", "allow_failed", "entries_lost", "recipe_id", "recipe", "provenance", "buckets",
 }  # fmt: skip
 
@@ -15,7 +15,7 @@ KEYS = {
 def test_the_keys_of_the_object(run, cache):
     value = run("info", cache, "--json").json
     assert set(value) == KEYS
-    assert (value["complete"], value["generation"]) == (True, 1)
+    assert (value["complete"], value["snapshot"]) == (True, 1)
     assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
     assert sum(bucket["entries"] for bucket in value["buckets"]) == 4
 
@@ -56,7 +56,7 @@ def test_an_unfinished_build_is_shown(run, data, tmp_path):
     (folder / "CURRENT").unlink()
     (folder / "BUILDING").write_text('{"samples": 4}')
     value = run("info", folder, "--entries", "--json").json
-    assert (value["complete"], value["generation"]) == (False, 0)
+    assert (value["complete"], value["snapshot"]) == (False, 0)
     assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
     assert len(value["entries"]) == 4
     assert "not complete: run the same `latentcache build` again" in run("info", folder).out
@@ -69,7 +69,7 @@ def test_a_build_that_goes_on_is_not_complete(run, cache):
 
 def test_the_text(run, cache, data):
     lines = run("info", cache).out.splitlines()
-    assert lines[0] == f"{cache}  generation 1, complete"
+    assert lines[0] == f"{cache}  snapshot 1, complete"
     assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
     assert f"from {data}" in lines[2]
     assert lines[3].startswith("  encoder  stub ")

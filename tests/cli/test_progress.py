@@ -11,7 +11,7 @@ from small_cache import SMALL, draw
 
 from latentcache.cli import progress
 from latentcache.cli.progress import BuildTalk
-from latentcache.pipeline.work import Progress
+from latentcache.pipeline.run import Progress
 
 
 @pytest.fixture
@@ -22,36 +22,57 @@ def clock(monkeypatch):
     return now
 
 
-def test_a_line_every_ten_seconds_where_there_is_no_terminal(clock, capsys):
+def state(**given):
+    return Progress(**{"field": "latents", "total": 200} | given)
+
+
+HALF = state(
+    done=50, cost_total=2000, cost_done=500, encoded=30, copied=10, skipped=10, failed=5, written_bytes=50_000_000
+)
+
+
+def test_a_line_every_ten_seconds_without_a_terminal(clock, capsys):
     talk = BuildTalk(quiet=False)
-    state = Progress(total=200, looked=50, encoded=30, cached=15, quarantined=5, payload_bytes=50_000_000)
+    talk.advanced(state())
     for _ in range(25):
-        talk.advanced(state)
+        talk.advanced(HALF)
         clock.s += 1
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "50/200 5.0 img/s, 5.0 MB/s, 30 encoded, 15 reused, 5 quarantined, 0:30 left",
-        "50/200 2.5 img/s, 2.5 MB/s, 30 encoded, 15 reused, 5 quarantined, 1:00 left",
+        "50/200 3.0 latents/s, 5.0 MB/s, 30 encoded, 20 reused, 5 rejected, 0:50 left",
+        "50/200 1.5 latents/s, 2.5 MB/s, 30 encoded, 20 reused, 5 rejected, 1:40 left",
     ]
     assert "\x1b" not in "".join(lines)
 
 
-def test_pictures_that_are_decoded_and_not_encoded_are_not_done(clock, capsys):
+def test_reused_work_promises_nothing(clock, capsys):
+    """A resumed build that skips half of its inputs in a second says nothing about the rest until it has encoded."""
     talk = BuildTalk(quiet=False)
+    talk.advanced(state())
     clock.s += 10
-    talk.advanced(Progress(total=12, looked=12, waiting=7, encoded=5))
+    talk.advanced(state(done=100, cost_total=200, cost_done=100, skipped=100))
     clock.s += 10
-    talk.advanced(Progress(total=12, looked=12, waiting=12))
-    assert [(line.split()[0], line.split(", ")[-1]) for line in capsys.readouterr().err.splitlines()] == [
-        ("5/12", "0:14 left"),
-        ("0/12", "-:-- left"),
-    ]
+    talk.advanced(state(done=101, cost_total=200, cost_done=101, skipped=100, encoded=1))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "100/200 0.0 latents/s, 0 B/s, 0 encoded, 100 reused, 0 rejected, -:-- left"
+    hours = int(second.split(", ")[-1].split(":")[0])
+    assert 20 <= hours <= 40, "99 at 1 in 20 s"
+
+
+def test_each_field_has_its_own_rate(clock, capsys):
+    talk = BuildTalk(quiet=False)
+    clock.s += 1000
+    talk.advanced(state(field="other", total=1, done=1))
+    talk.advanced(state())
+    clock.s += 10
+    talk.advanced(state(done=100, cost_total=200, cost_done=100, encoded=100))
+    assert capsys.readouterr().err.splitlines()[-1].endswith("0:10 left")
 
 
 def test_quiet_shows_warnings_only(clock, capsys):
     talk = BuildTalk(quiet=True)
     clock.s += 60
-    talk.advanced(Progress(total=2, looked=1))
+    talk.advanced(state(total=2, done=1))
     talk.warned("out of memory at batch 8")
     talk.close()
     assert capsys.readouterr().err == "warning: out of memory at batch 8\n"
@@ -64,9 +85,10 @@ def test_time_left(seconds, text):
 
 def test_before_anything_is_looked_at_nothing_is_divided_by_zero(clock, capsys):
     talk = BuildTalk(quiet=False)
+    talk.advanced(state(total=10))
     clock.s += 11
-    talk.advanced(Progress(total=10))
-    assert capsys.readouterr().err.startswith("0/10 0.0 img/s")
+    talk.advanced(state(total=10))
+    assert capsys.readouterr().err.startswith("0/10 0.0 latents/s")
 
 
 def on_a_terminal(command):
@@ -96,7 +118,7 @@ def test_a_bar_on_a_terminal_that_is_taken_away(data, tmp_path):
     status, seen, out = on_a_terminal([*command, "--out", tmp_path / "c", "--batch-size", "1"])
     assert status == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
-    assert re.search(r"━.* \d+/12 \d+\.\d img/s, .*/s, \d+ encoded, 0 reused, 0 quarantined, \d:\d\d left", plain)
+    assert re.search(r"━.* \d+/12 \d+\.\d latents/s, .*/s, \d+ encoded, 0 reused, 0 rejected, \d:\d\d left", plain)
     assert "\x1b[?25l" in seen, "the cursor is hidden while the bar moves"
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l"), "and shown again"
     after = seen[seen.rindex("\x1b[?25h") :]
@@ -110,12 +132,12 @@ def test_a_warning_makes_the_bar_go_away_first(capsys, monkeypatch):
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     talk = BuildTalk(quiet=False)
     time.sleep(0.12)
-    talk.advanced(Progress(total=4, looked=1))
+    talk.advanced(state(total=4, done=1))
     assert talk._bar is not None
     talk.warned("slow")
     assert talk._bar is None
     time.sleep(0.12)
-    talk.advanced(Progress(total=4, looked=2))
+    talk.advanced(state(total=4, done=2))
     assert talk._bar is not None
     talk.close()
     talk.close()
@@ -127,9 +149,12 @@ def test_the_time_left_is_never_cut_off(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     talk = BuildTalk(quiet=False)
+    talk.committed["latents"] = state()
     talk._shown -= 1
     talk._started -= 100
-    talk.advanced(Progress(total=2000, looked=500, encoded=450, cached=45, quarantined=5, payload_bytes=5_000_000))
+    talk.advanced(
+        state(total=2000, done=500, cost_total=4, cost_done=1, encoded=495, failed=5, written_bytes=5_000_000)
+    )
     (task,) = talk._bar.tasks
     talk.close()
     assert task.description.endswith("5:00 left")

@@ -10,7 +10,7 @@ import pytest
 from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
 
 from latentcache.cli import reports
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
 
 
 def left(folder, name="report.json"):
@@ -64,7 +64,7 @@ def test_a_verify_leaves_one_and_touches_nothing_else(run, cache, data):
 
 
 def test_a_verify_that_fails_leaves_its_error(run, cache):
-    (cache / "generations" / "000001" / "key.npy").unlink()
+    (cache / "snapshots" / "000001" / "key.npy").unlink()
     done = run("verify", cache, "--json")
     assert of(cache, "verify")[0]["error"] == done.error
 
@@ -144,7 +144,7 @@ def test_reports_are_no_part_of_a_cache(run, cache, data):
     damage_payload(cache)
     run("verify", cache, "--full")
     whole = run("info", cache, "--json").json["counts"]
-    assert CacheLayout(cache).reports.is_dir()
+    assert CachePaths(cache).reports.is_dir()
     (cache / "reports" / "verify" / "report.json").write_text("nonsense")
     assert run("info", cache, "--json").json["counts"] == whole
     assert run("build", data, "--out", cache).status == 0

@@ -4,8 +4,8 @@ from made_documents import CORPORA, FACTS, cache_of
 from read_formats import read_datatrove
 
 from latentcache.errors import ExportError
-from latentcache.interop.datatrove import DATATROVE, check_ends, metadata
-from latentcache.interop.documents import export_documents
+from latentcache.export.datatrove import DATATROVE, check_ends, metadata
+from latentcache.export.documents import export_documents
 
 FILE = "train/00000_tokens.ds"
 

@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.interop.exported import check_export, export_command, file_checksum, is_export
+from latentcache.export.exported import check_export, export_command, file_checksum, is_export
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_facts_without_which_it_cannot_be_made_again(rows, name):
 def test_folders_of_an_earlier_release(rows):
     """Without sizes, settings and recipe: what is there is compared."""
     facts = json.loads((rows / "latentcache.json").read_text())
-    for name in ("bytes", "recipe", "generation", "documents", "cache_from_here", "overflow", "padding_side"):
+    for name in ("bytes", "recipe", "snapshot", "documents", "cache_from_here", "overflow", "padding_side"):
         del facts[name]
     (rows / "latentcache.json").write_text(json.dumps(facts))
     assert check_export(rows, full=True).report.exit_code() == 0

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from latentcache.errors import ExportError
-from latentcache.interop.fixed_rows import checked
+from latentcache.export.fixed_rows import checked
 
 LENGTH = 16
 

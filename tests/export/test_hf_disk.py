@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop import fixed_rows, hf_disk
-from latentcache.interop.hf_disk import COLUMNS, HfDiskSettings, export_hf_disk, segments
+from latentcache.export import fixed_rows, hf_disk
+from latentcache.export.hf_disk import COLUMNS, HfDiskSettings, export_hf_disk, segments
 
 LENGTH = 16
 #: Interpreters with other versions of datasets, between colons; without them only the installed version is tested.
@@ -125,7 +125,7 @@ def test_lengths_that_no_trainer_keeps(tmp_path):
     [({"trainer": "nobody"}, "no trainer"), ({"trainer": "trl", "left_padded": True}, "left"),
      ({"trainer": "axolotl", "view": "packed"}, "packed rows")],
 )  # fmt: skip
-def test_what_a_trainer_would_get_wrong_is_refused(tmp_path, words, what):
+def test_what_a_trainer_would_get_wrong_is_rejected(tmp_path, words, what):
     with pytest.raises(UsageError, match=what):
         settings(tmp_path, **words)
 

@@ -9,10 +9,10 @@ from small_tokens import build, opened, tamper, texts, write_texts
 
 from latentcache import open_tokens
 from latentcache.errors import CorruptEntryError, ExportError, PlanError, UsageError
-from latentcache.interop import documents
-from latentcache.interop.datatrove import DATATROVE
-from latentcache.interop.documents import export_documents, refuse_masked
-from latentcache.interop.megatron import MEGATRON
+from latentcache.export import documents
+from latentcache.export.datatrove import DATATROVE
+from latentcache.export.documents import export_documents, refuse_masked
+from latentcache.export.megatron import MEGATRON
 
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
 

@@ -8,8 +8,8 @@ from made_documents import CORPORA, FACTS, cache_of
 from read_formats import read_mds
 
 from latentcache.errors import ExportError, UsageError
-from latentcache.interop import fixed_rows, mds
-from latentcache.interop.mds import MdsSettings, bare, export_mds, sample, sample_sizes
+from latentcache.export import fixed_rows, mds
+from latentcache.export.mds import MdsSettings, bare, export_mds, sample, sample_sizes
 
 
 class Rows:
@@ -124,6 +124,6 @@ def test_an_id_of_another_tokenizer(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_packed_rows_are_refused(tmp_path):
+def test_packed_rows_are_rejected(tmp_path):
     with pytest.raises(UsageError, match="packed rows for mds"):
         MdsSettings(out=tmp_path, view="packed", dtype="uint16", num_ids=300, facts={})

@@ -7,8 +7,8 @@ from made_documents import CORPORA, FACTS, cache_of
 from read_formats import read_megatron
 
 from latentcache.errors import ExportError
-from latentcache.interop.documents import Written, export_documents
-from latentcache.interop.megatron import MEGATRON, check_index
+from latentcache.export.documents import Written, export_documents
+from latentcache.export.megatron import MEGATRON, check_index
 
 
 def export(ids, out, num_ids=300):

@@ -12,10 +12,10 @@ import sys
 import pytest
 from made_documents import FACTS, cache_of
 
-from latentcache.interop.datatrove import DATATROVE
-from latentcache.interop.documents import export_documents
-from latentcache.interop.mds import MdsSettings, export_mds
-from latentcache.interop.megatron import MEGATRON
+from latentcache.export.datatrove import DATATROVE
+from latentcache.export.documents import export_documents
+from latentcache.export.mds import MdsSettings, export_mds
+from latentcache.export.megatron import MEGATRON
 
 READERS = os.environ.get("LATENTCACHE_READERS", "")
 DOCUMENTS = [[number % 251] * (number % 13 + 1) for number in range(40)]
@@ -48,7 +48,7 @@ def anything(name):
     if name.startswith('__'):
         raise AttributeError(name)
     return type(name, (), {})
-for name in ('', '.datasets', '.datasets.folder', '.transforms', '.transforms.functional'):  # wanted for pictures
+for name in ('', '.datasets', '.datasets.folder', '.transforms', '.transforms.functional'):  # wanted for images
     stub = types.ModuleType('torchvision' + name)
     stub.__path__, stub.__spec__ = [], importlib.machinery.ModuleSpec('torchvision' + name, None)
     stub.__getattr__ = anything

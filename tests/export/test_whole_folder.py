@@ -4,9 +4,9 @@ import json
 import pytest
 
 from latentcache.errors import CacheReadOnlyError, DiskFullError, ExportError, UsageError
-from latentcache.interop import whole_folder as whole_folder_module
-from latentcache.interop.exported import file_checksum
-from latentcache.interop.whole_folder import put, seal, whole_folder
+from latentcache.export import whole_folder as whole_folder_module
+from latentcache.export.exported import file_checksum
+from latentcache.export.whole_folder import put, seal, whole_folder
 
 
 def test_a_folder_has_its_name_once_it_is_whole(tmp_path):

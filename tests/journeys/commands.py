@@ -1,4 +1,4 @@
-"""Real processes of ``python -m latentcache``, and pictures for them."""
+"""Real processes of ``python -m latentcache``, and images for them."""
 
 import hashlib
 import io
@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image
 
 from latentcache.cli.app import main
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
 
 ROOT = Path(__file__).resolve().parents[2]
-#: A build that is slow enough to be disturbed: a commit per picture, its key in the event file.
+#: A build that is slow enough to be disturbed: a commit per image, its key in the event file.
 RECIPE = ("--resolution", "64", "--bucket-step", "32")
 
 
@@ -41,18 +41,18 @@ class Done:
 
 
 def noise(seed, height=48, width=48, form="PNG"):
-    """The bytes of a picture."""
+    """The bytes of a image."""
     pixels, buffer = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8), io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=form)
     return buffer.getvalue()
 
 
 def draw_folder(folder, count):
-    """Small pictures of two shapes with captions."""
+    """Small images of two shapes with captions."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         (folder / f"{number:04}.png").write_bytes(noise(number, 48 + 16 * (number % 2), 48))
-        (folder / f"{number:04}.txt").write_text(f"picture {number}")
+        (folder / f"{number:04}.txt").write_text(f"image {number}")
     return folder
 
 
@@ -91,7 +91,7 @@ def start_followed(cache, *words):
     """A build with ``--stream`` in a process of its own, far enough that it can be followed."""
     command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    announced = CacheLayout(cache).coming / "manifest.json"
+    announced = CachePaths(cache).coming / "manifest.json"
     wait_for(announced.exists, process, timeout=60.0)
     assert announced.exists(), "the build ended first"
     return process

@@ -17,10 +17,10 @@ from commands import RECIPE, acknowledged, draw_folder, entries, look
 
 from latentcache import failpoint
 from latentcache.cli.app import main
-from latentcache.store.generation import load_generation
+from latentcache.store.snapshot import open_snapshot
 from latentcache.store.shard import ShardWriter
 
-NUM_PICTURES = 18
+NUM_IMAGES = 18
 _HARMLESS = {"ok", "touched", "missing", "orphan", "provenance", "quarantined"}
 
 
@@ -58,12 +58,12 @@ class Reference:
         self.folder = Path(folder).resolve()
         # A map that has to grow twice; no builder would begin so small.
         ShardWriter.__init__.__kwdefaults__["map_bytes"] = 64 << 10
-        self.data = draw_folder(self.folder / "data", NUM_PICTURES)
-        self.half = draw_folder(self.folder / "half", NUM_PICTURES // 2)
+        self.data = draw_folder(self.folder / "data", NUM_IMAGES)
+        self.half = draw_folder(self.folder / "half", NUM_IMAGES // 2)
         place = self.place("reference").fresh()
         self.passed = _counted(place)
         self.content = content(place.cache)
-        assert len(acknowledged(place.events)) == NUM_PICTURES
+        assert len(acknowledged(place.events)) == NUM_IMAGES
 
     def place(self, name):
         return Place(self.folder / name, self.data)
@@ -131,12 +131,12 @@ def heal(place, reference):
     done = look(*place.words())
     assert done.code == 0, done.talk
     counts = done.json["counts"]
-    assert counts["encoded"] + counts["cached"] == NUM_PICTURES, counts
-    assert counts["encoded"] <= NUM_PICTURES - len(keys), "acknowledged entries were encoded again"
+    assert counts["encoded"] + counts["cached"] == NUM_IMAGES, counts
+    assert counts["encoded"] <= NUM_IMAGES - len(keys), "acknowledged entries were encoded again"
     assert counts["cached"] >= before, (counts, before)
     check(place)
     last = look("verify", place.cache, "--full", "--json").json
-    assert (last["exit_code"], last["counts"]["ok"]) == (0, NUM_PICTURES), last
+    assert (last["exit_code"], last["counts"]["ok"]) == (0, NUM_IMAGES), last
     assert content(place.cache) == reference.content
     assert look("info", place.cache, "--json").json["complete"] is True
     # Reports are not made durable, and gc takes away what is left of one.
@@ -147,7 +147,7 @@ def heal(place, reference):
 
 def content(cache):
     """All that a cache says, but for numbers and times of its making: entries, samples and rows."""
-    made = load_generation(cache)
+    made = open_snapshot(cache)
     rows, samples = made.rows, made.samples
     return {
         "entries": {key: checksum for key, (checksum, _) in entries(cache).items()},
@@ -155,7 +155,7 @@ def content(cache):
         "sizes": samples.original_size.tolist(),
         "rows": [column.tolist() for column in (rows.key, rows.sample, rows.crop, rows.resize, rows.pixel_hash)],
         "buckets": [made.buckets[number] for number in rows.bucket],
-        "refused": made.refused,
+        "rejected": made.rejected,
         "recipe": made.recipe.as_json(),
     }
 

@@ -52,7 +52,7 @@ def kind_of(path):
     """One word for all files of a kind, so that each kind is met equally often."""
     if path.parent.name == "plans":
         return f"plans/{path.suffix}"
-    return f"{path.parent.name}/{path.name}" if path.name == "refused.json" else path.name
+    return f"{path.parent.name}/{path.name}" if path.name == "rejected.json" else path.name
 
 
 def served(cache, **options):
@@ -195,14 +195,14 @@ WAYS = (
     _older,
 )
 _STATUSES = {0, 1, 3}
-PICTURES = ((lambda cache: served(cache), lambda cache: served(cache, mapped=True)), "bad.png", ())
-"""The ways to read, what the build refused, and more words for a build."""
+IMAGES = ((lambda cache: served(cache), lambda cache: served(cache, mapped=True)), "bad.png", ())
+"""The ways to read, what the build rejected, and more words for a build."""
 TOKENS = ((served_tokens,), "a.jsonl", ("--workers", "0"))
 
 
-def check(cache, whole, data, kind=PICTURES):
+def check(cache, whole, data, kind=IMAGES):
     """Look at a damaged cache with every command; ``whole`` is what reading gave before."""
-    ways, refused, words = kind
+    ways, rejected, words = kind
     fast, full = say("verify", cache), say("verify", cache, "--full")
     assert fast.code in _STATUSES, fast
     assert full.code in _STATUSES, full
@@ -225,7 +225,7 @@ def check(cache, whole, data, kind=PICTURES):
     if built.code > 1:
         return  # it says how: that is checked of every error
     quarantined = {item["path"] for item in built.json["items"]}
-    assert quarantined == {refused}, "what was allowed may be lost with the manifest, and nothing else"
+    assert quarantined == {rejected}, "what was allowed may be lost with the manifest, and nothing else"
     again = say("verify", cache, "--full", "--allow-failed", "1")
     if again.code == 0:
         assert ways[0](cache) == whole

@@ -1,4 +1,4 @@
-"""A folder of hostile files: every name with the cause it must be refused for, or none where it must be built.
+"""A folder of hostile files: every name with the cause it must be rejected for, or none where it must be built.
 
 All of it is made here, about 1 MB; bombs are made of a header and a stream of zeros. Run as a program it reads and
 decodes a folder under limits of memory and processor time, and says in JSON what came of each file.
@@ -23,7 +23,7 @@ SEED = 7
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "avif": "AVIF", "bmp": "BMP", "gif": "GIF", "tif": "TIFF"}
 #: Where a file is cut; a name ends in the number of its cut.
 CUTS = (lambda n: n - 2, lambda n: n - n // 10, lambda n: n // 2, lambda n: n // 8, lambda n: 20)
-#: Cuts that leave a whole picture: the last bytes of these formats hold no pixels.
+#: Cuts that leave a whole image: the last bytes of these formats hold no pixels.
 HARMLESS_CUTS = {"cut0.gif"}
 
 
@@ -33,10 +33,10 @@ def pixels(height=64, width=80, channels=3, seed=SEED, dtype=np.uint8):
     return np.random.default_rng(seed).integers(0, top, shape, dtype=dtype)
 
 
-def saved(form, picture=None, **options):
-    """The bytes of a picture."""
+def saved(form, image=None, **options):
+    """The bytes of a image."""
     buffer = io.BytesIO()
-    (picture or Image.fromarray(pixels())).save(buffer, format=form, **options)
+    (image or Image.fromarray(pixels())).save(buffer, format=form, **options)
     return buffer.getvalue()
 
 
@@ -44,15 +44,15 @@ def png_chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(height, width, *chunks, depth=8, colour=2, idat=b""):
+def png(height, width, *chunks, depth=8, color=2, idat=b""):
     """A PNG of any claimed size."""
-    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     body = b"".join(png_chunk(*chunk) for chunk in chunks) + png_chunk(b"IDAT", idat or zlib.compress(b""))
     return b"\x89PNG\r\n\x1a\n" + head + body + png_chunk(b"IEND", b"")
 
 
 def flat_png(height, width):
-    """A whole PNG of one colour, whatever its size, from a few kilobytes."""
+    """A whole PNG of one color, whatever its size, from a few kilobytes."""
     packer = zlib.compressobj(9)
     row = bytes(1 + 3 * width)
     return png(height, width, idat=b"".join(packer.compress(row) for _ in range(height)) + packer.flush())
@@ -158,7 +158,7 @@ def damaged():
 
 
 def of_no_use():
-    """Whole pictures, or their headers, that cannot be trained on."""
+    """Whole images, or their headers, that cannot be trained on."""
     floats = Image.fromarray(pixels(channels=1).astype(np.float32) / 255)
     wide = Image.fromarray(pixels(channels=1).astype(np.int32) * 10_000_000)
     return {
@@ -182,7 +182,7 @@ def of_no_use():
 
 
 def odd():
-    """Pictures that look wrong and are right."""
+    """Images that look wrong and are right."""
     rgb = Image.fromarray(pixels())
     exif, junk = Image.Exif(), b"Exif\0\0II*\0" + b"\xff" * 40
     exif[0x0112] = 99
@@ -266,7 +266,7 @@ def make(folder):
 
 
 def _special(folder):
-    """What is no regular file. A folder with the name of a picture is a folder like any other."""
+    """What is no regular file. A folder with the name of a image is a folder like any other."""
     os.mkfifo(folder / "pipe.jpg")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "socket.jpg"))

@@ -1,4 +1,4 @@
-"""What the stub encoder must have stored for a few pictures, worked out without the code that builds caches."""
+"""What the stub encoder must have stored for a few images, worked out without the code that builds caches."""
 
 import io
 from functools import cache

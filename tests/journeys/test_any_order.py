@@ -26,9 +26,9 @@ from latentcache.store import salvage as salvage_module
 from latentcache.store.catalog import load_catalog
 from latentcache.store.copying import PLACE_DTYPE, copy_entries
 from latentcache.store.entry import HEADER_BYTES
-from latentcache.store.generation import load_generation
+from latentcache.store.snapshot import open_snapshot
 from latentcache.store.inventory import stored_entries
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
 from latentcache.store.shard import ShardWriter
 from latentcache.verify.collect import collect
 from latentcache.verify.repair import repair_cache
@@ -38,7 +38,7 @@ from latentcache.verify.selection import Depth
 NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]
 CONTENTS = sorted(TWINS)
 names, contents = st.sampled_from(NAMES), st.sampled_from(CONTENTS)
-#: Where a build of a few pictures passes; the others need larger ones or other commands.
+#: Where a build of a few images passes; the others need larger ones or other commands.
 PASSED = ["lock-taken", "temporary-written", "after-fsync", "after-rename", "folder-synced", "plan-written"]
 PASSED += ["result-received", "before-put", "after-put", "after-commit"]
 crashes = st.tuples(st.sampled_from(PASSED), st.integers(1, 4))
@@ -176,18 +176,18 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), bit=st.integers(0, 7))
     @precondition(lambda self: self.built and not self.damaged and not self.lost)
     def flip(self, which, bit):
-        """One bit of one payload of the current generation."""
-        generation = load_generation(self.cache)
-        row = which % len(generation.rows.key)
-        file = self.cache / "shards" / generation.shards[int(generation.rows.shard[row])] / "data.mdb"
+        """One bit of one payload of the current snapshot."""
+        snapshot = open_snapshot(self.cache)
+        row = which % len(snapshot.rows.key)
+        file = self.cache / "shards" / snapshot.shards[int(snapshot.rows.shard[row])] / "data.mdb"
         file.chmod(0o644)
-        place = int(generation.rows.offset[row]) + HEADER_BYTES + which
+        place = int(snapshot.rows.offset[row]) + HEADER_BYTES + which
         with file.open("r+b") as shard:
             shard.seek(place)
             byte = shard.read(1)[0]
             shard.seek(place)
             shard.write(bytes([byte ^ (1 << bit)]))
-        self.damaged.add(generation.rows.key[row].tobytes())
+        self.damaged.add(snapshot.rows.key[row].tobytes())
         self.flipped |= self.damaged
 
     @rule()
@@ -211,7 +211,7 @@ class AnyOrder(RuleBasedStateMachine):
     def killed_repair(self, where):
         """A repair that dies: the cache is the old one or the new one, and a repair goes on."""
         killed(where, lambda: repaired(self.cache, self.data))
-        if not load_generation(self.cache).complete:
+        if not open_snapshot(self.cache).complete:
             self.lost |= {name for name, category in self.truth(full=True).items() if category == "corrupt"}
         self.look_again()
 
@@ -276,7 +276,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.built)
     def verify_for_another_recipe(self):
         """Every usable sample is stale where a trainer would ask for another recipe."""
-        wanted = load_generation(self.cache).recipe
+        wanted = open_snapshot(self.cache).recipe
         report = verify_cache(self.cache, requested=wanted)
         assert not any(finding.reason.startswith("recipe:") for finding in report.findings)
 
@@ -301,7 +301,7 @@ class AnyOrder(RuleBasedStateMachine):
         there = {entry.key: entry.intact for entry in stored_entries(self.cache, payloads=True)}
         assert self.committed - self.damaged <= {key for key, intact in there.items() if intact}
         # A repair that died may have taken a shard out of use that the generation still reads.
-        read = {key.tobytes() for key in load_generation(self.cache).rows.key} - set(there)
+        read = {key.tobytes() for key in open_snapshot(self.cache).rows.key} - set(there)
         self.committed = set(there)
         self.damaged = {key for key, intact in there.items() if not intact} | (self.damaged & read)
 
@@ -320,15 +320,15 @@ class AnyOrder(RuleBasedStateMachine):
 
     def published(self):
         """The generation says exactly what lies in the folder, and every entry holds the right bytes."""
-        generation = load_generation(self.cache)
-        rows = generation.rows
-        keys = dict(zip((generation.samples.names[i] for i in rows.sample.tolist()), rows.key, strict=True))
+        snapshot = open_snapshot(self.cache)
+        rows = snapshot.rows
+        keys = dict(zip((snapshot.samples.names[i] for i in rows.sample.tolist()), rows.key, strict=True))
         assert {name: key.tobytes() for name, key in keys.items()} == {
             name: key_of(content, self.recipe) for name, content in self.files.items()
         }
-        captions = dict(zip(generation.samples.names, generation.samples.captions, strict=True))
+        captions = dict(zip(snapshot.samples.names, snapshot.samples.captions, strict=True))
         assert captions == {name: self.captions.get(name, "") for name in self.files}
-        catalog = load_catalog(CacheLayout(self.cache))
+        catalog = load_catalog(CachePaths(self.cache))
         for content in self.files.values():
             key = key_of(content, self.recipe)
             assert key in self.damaged or catalog.payload(catalog.locate(key)) == payload_of(content, self.recipe)

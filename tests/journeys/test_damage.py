@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 import typer
 from commands import ROOT, acknowledged, start_build, wait_for
-from damage import PICTURES, TOKENS, WAYS, check, damage, files_of, kind_of, served, served_tokens
+from damage import IMAGES, TOKENS, WAYS, check, damage, files_of, kind_of, served, served_tokens
 from small_cache import build, draw, draw_four
 from small_tokens import build as build_tokens
 from small_tokens import texts, write_texts
 
-from latentcache.store.durable import write_json
-from latentcache.store.layout import CacheLayout
+from latentcache.store.atomic_io import write_json
+from latentcache.store.paths import CachePaths
 from latentcache.store.manifest import signed
 
 _HERE = Path(__file__).parent
 
 
 def make(folder):
-    """A data folder with a refused file, and a cache of two generations in which a third build died."""
+    """A data folder with a rejected file, and a cache of two generations in which a third build died."""
     data, cache = draw_four(folder / "data"), folder / "whole"
     build(data, cache)
     draw(data / "p4.png", seed=4)
@@ -36,7 +36,7 @@ def make(folder):
 
 
 def make_tokens(folder):
-    """Records of which one is refused, and a cache of two generations with orphans, plans and the marker of a build.
+    """Records of which one is rejected, and a cache of two generations with orphans, plans and the marker of a build.
 
     The second generation has lost the end of its records and got new ones.
     """
@@ -45,7 +45,7 @@ def make_tokens(folder):
     build_tokens(write_texts(data, lines), cache)
     write_texts(data, [*lines[:20], *(f"new {one}" for one in lines[:3]), ("bad",)])
     build_tokens(data, cache, allow_failed="1")
-    layout = CacheLayout(cache)
+    layout = CachePaths(cache)
     whole = served_tokens(cache)
     recipe = json.loads((layout.generation(2) / "manifest.json").read_bytes())["recipe"]
     marker = {"format": 3, "kind": "tokens", "recipe": recipe, "tokenizer": "stub", "chat_template": None}
@@ -54,7 +54,7 @@ def make_tokens(folder):
 
 
 def _killed(data, cache):
-    """Leave what a killed build leaves: a marker, and an open shard with one commit; its pictures are gone again."""
+    """Leave what a killed build leaves: a marker, and an open shard with one commit; its images are gone again."""
     new, events = [draw(data / f"p{number}.png", seed=number) for number in (5, 6)], cache.with_name("events")
     process = start_build(data, cache, "--batch-size", 1, "--bucket-step", 8, delay_ms=200, events=events)
     wait_for(lambda: acknowledged(events), process)
@@ -62,10 +62,10 @@ def _killed(data, cache):
     process.communicate()
     for path in new:
         path.unlink()
-    marker = CacheLayout(cache).building
+    marker = CachePaths(cache).building
     facts = {name: value for name, value in json.loads(marker.read_bytes()).items() if name != "checksum"}
     write_json(marker, signed({**facts, "model": "stub"}))
-    assert CacheLayout(cache).open_shards()
+    assert CachePaths(cache).open_shards()
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))
 
 
-def one(folder, made, seed, kind=PICTURES):
+def one(folder, made, seed, kind=IMAGES):
     """One damaged copy, looked at with every command."""
     data, intact, whole = made
     copy = folder / "cache"
@@ -123,9 +123,9 @@ def test_damage_to_tokens_is_seen_or_does_no_harm(made_tokens, tmp_path, quick):
         one(tmp_path, made_tokens, seed, TOKENS)
 
 
-def run_seeds(first, last, folder, name="pictures"):
+def run_seeds(first, last, folder, name="images"):
     """As a program: many seeds in one process, so that a signal costs a process of its own."""
-    made, kind = (make_tokens(folder), TOKENS) if name == "tokens" else (make(folder), PICTURES)
+    made, kind = (make_tokens(folder), TOKENS) if name == "tokens" else (make(folder), IMAGES)
     for seed in range(first, last):
         sys.stderr.write(f"seed {seed}\n")
         one(folder, made, seed, kind)
@@ -133,7 +133,7 @@ def run_seeds(first, last, folder, name="pictures"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-@pytest.mark.parametrize("name", ["pictures", "tokens"])
+@pytest.mark.parametrize("name", ["images", "tokens"])
 def test_much_damage_and_no_signal(tmp_path, part, name):
     first = 10_000 + part * 150
     command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path), name]

@@ -10,7 +10,7 @@ from small_cache import SMALL, build, draw
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError, UsageError
 from latentcache.loader.cache import open_cache
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
 
 COUNT = 24
 
@@ -48,7 +48,7 @@ def test_training_begins_before_the_build_ends(data, tmp_path):
     for name, (key, latents) in expected.items():
         assert found[name][0] == key
         assert torch.equal(found[name][1], latents)
-    assert not CacheLayout(tmp_path / "cache").coming.exists()
+    assert not CachePaths(tmp_path / "cache").coming.exists()
     open_cache(tmp_path / "cache").loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
 
 

@@ -1,4 +1,4 @@
-"""Training that begins while its documents are still being tokenised, by a build in another process."""
+"""Training that begins while its documents are still being tokenized, by a build in another process."""
 
 import os
 import pickle
@@ -12,10 +12,10 @@ from small_tokens import build, write_texts
 from latentcache.errors import CacheFormatError, NotYetEncodedError
 from latentcache.loader.cache import open_cache
 from latentcache.loader.token_opening import open_tokens
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
 
 COUNT = 10
-#: A unit of work, so that each document is tokenised by itself, and a block of its own.
+#: A unit of work, so that each document is tokenized by itself, and a block of its own.
 LONG = (1 << 20) + 16
 
 
@@ -59,7 +59,7 @@ def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cac
     expected = rows_of(finished)
     assert same(found, served(expected))
     assert torch.equal(first[0], expected[0]["input_ids"])
-    assert not CacheLayout(tmp_path / "cache").coming.exists()
+    assert not CachePaths(tmp_path / "cache").coming.exists()
     expected.loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
     assert len(finished.packed(64)) > COUNT
     assert same(served(pickle.loads(pickle.dumps(view))), found)

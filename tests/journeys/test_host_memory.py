@@ -1,4 +1,4 @@
-"""What a build holds in memory stays within --host-memory, also with pictures of 100 megapixels."""
+"""What a build holds in memory stays within --host-memory, also with images of 100 megapixels."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ SIDE = 10_000
 
 
 def large(folder):
-    """Six pictures of 100 megapixels in five formats; no two are alike, since a build makes equal pixels once."""
+    """Six images of 100 megapixels in five formats; no two are alike, since a build makes equal pixels once."""
     folder.mkdir()
     ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
 
@@ -23,9 +23,9 @@ def large(folder):
     grey(0).convert("RGB").save(folder / "a.jpg", quality=80)
     grey(40).convert("RGB").save(folder / "b.jpg", quality=80, progressive=True)
     grey(80).convert("RGB").save(folder / "c.png", compress_level=1)
-    coloured = grey(120).convert("RGBA")
-    coloured.putalpha(200)
-    coloured.save(folder / "d.png", compress_level=1)
+    colored = grey(120).convert("RGBA")
+    colored.putalpha(200)
+    colored.save(folder / "d.png", compress_level=1)
     grey(160).convert("CMYK").save(folder / "e.jpg", quality=80)
     grey(200).save(folder / "f.tif", compression="tiff_lzw")
     return folder
@@ -59,6 +59,6 @@ def test_resident_memory_stays_within_the_budget(tmp_path, device, budget):
     peak = peak_of_workers(process)
     done = finished(process, 600)
     assert done.json["counts"] == {"samples": 6, "encoded": 6, "cached": 0, "quarantined": 0}
-    told = f"{base // MIB} MiB with small pictures, {peak // MIB} with large ones, a budget of {budget // MIB}"
+    told = f"{base // MIB} MiB with small images, {peak // MIB} with large ones, a budget of {budget // MIB}"
     assert 500 * MIB < peak - base < 1.1 * budget, told
     (tmp_path / "told").write_text(told)

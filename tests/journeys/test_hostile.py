@@ -1,4 +1,4 @@
-"""Every hostile file is refused for its cause, every good one beside it is built, and nothing else happens."""
+"""Every hostile file is rejected for its cause, every good one beside it is built, and nothing else happens."""
 
 import json
 import os
@@ -69,8 +69,8 @@ def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch)
     done = run("build", folder, "--out", tmp_path / "cache", *recipe, "--json", "--quiet", timeout=300)
     assert done.code == 1, done.talk
     assert list((tmp_path / "box" / "tmp").iterdir()) == []
-    refused = {item["path"]: item["reason"] for item in done.json["items"] if item["category"] == "quarantined"}
-    assert refused == {name: cause for name, cause in expected.items() if cause}
+    rejected = {item["path"]: item["reason"] for item in done.json["items"] if item["category"] == "quarantined"}
+    assert rejected == {name: cause for name, cause in expected.items() if cause}
     assert all(item["hint"] for item in done.json["items"])
     built = {
         path
@@ -81,17 +81,17 @@ def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch)
     assert state_of(folder) == before
     found = look("verify", tmp_path / "cache", "--full", "--json").json
     assert found["counts"]["ok"] == len(built)
-    assert found["counts"]["quarantined"] == len(refused)
+    assert found["counts"]["quarantined"] == len(rejected)
     listed = look("info", tmp_path / "cache", "--quarantine", "--json").json
-    assert sum(cause["count"] for cause in listed["causes"]) == len(refused)
+    assert sum(cause["count"] for cause in listed["causes"]) == len(rejected)
     again = look("build", folder, "--out", tmp_path / "cache", "--json").json
     assert again["counts"]["encoded"] == 0
-    assert {item["path"] for item in again["items"] if item["category"] == "quarantined"} == set(refused)
+    assert {item["path"] for item in again["items"] if item["category"] == "quarantined"} == set(rejected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_mutated_files_are_refused_or_read_and_nothing_else(corpus, tmp_path, seed):
+def test_mutated_files_are_rejected_or_read_and_nothing_else(corpus, tmp_path, seed):
     """Two damaged copies of each file: bytes, cuts and pieces of other files."""
     chance, folder = random.Random(seed), tmp_path / "data"
     folder.mkdir()

@@ -7,8 +7,8 @@ import sys
 import pytest
 from commands import ROOT, build, draw_folder, look, noise, run, state_of
 
-from latentcache.store.generation import load_generation
-from latentcache.store.layout import CacheLayout
+from latentcache.store.snapshot import open_snapshot
+from latentcache.store.paths import CachePaths
 
 #: Reads epochs until it is told to stop; says after each whether every byte was what the first epoch had.
 READER = """
@@ -47,19 +47,19 @@ def collect(cache):
 
 def damage(cache):
     """One bit of a payload of the current generation, in a shard that no older generation has."""
-    generation = load_generation(cache)
-    row = next(row for row, s in enumerate(generation.rows.shard) if generation.shards[s] not in first_shards(cache))
-    path = cache / "shards" / generation.shards[generation.rows.shard[row]] / "data.mdb"
+    snapshot = open_snapshot(cache)
+    row = next(row for row, s in enumerate(snapshot.rows.shard) if snapshot.shards[s] not in first_shards(cache))
+    path = cache / "shards" / snapshot.shards[snapshot.rows.shard[row]] / "data.mdb"
     path.chmod(0o644)
     with path.open("r+b") as file:
-        file.seek(int(generation.rows.offset[row]) + 120)
+        file.seek(int(snapshot.rows.offset[row]) + 120)
         byte = file.read(1)[0]
         file.seek(-1, 1)
         file.write(bytes([byte ^ 4]))
 
 
 def first_shards(cache):
-    return load_generation(cache, CacheLayout(cache).generations()[0]).shards
+    return open_snapshot(cache, CachePaths(cache).generations()[0]).shards
 
 
 @pytest.mark.parametrize("prefetch", [2])
@@ -69,7 +69,7 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
     reader = Reader(cache, prefetch)
     try:
         assert reader.is_right()
-        for number in range(7):  # one picture is left as it was
+        for number in range(7):  # one image is left as it was
             (data / f"{number:04}.png").write_bytes(noise(100 + number))
         sources = state_of(data)
         assert build(data, cache).json["counts"]["encoded"] == 7
@@ -78,7 +78,7 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
         assert run("verify", cache, "--repair", "--yes", "--json").json["repair"]["removed"] == 1
         assert reader.is_right()
         found = collect(cache)
-        (held,) = [item for item in found["items"] if item["file"] == "generations/000001"]
+        (held,) = [item for item in found["items"] if item["file"] == "snapshots/000001"]
         assert (held["reason"], held["holders"][0]["pid"]) == ("pinned", reader.process.pid)
         assert reader.is_right()
         assert build(data, cache).json["counts"]["encoded"] == 1
@@ -87,7 +87,7 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
     finally:
         reader.end()
     assert {item["category"] for item in collect(cache)["items"]} <= {"removed", "compacted"}
-    assert len(CacheLayout(cache).generations()) == 1
+    assert len(CachePaths(cache).generations()) == 1
     assert look("verify", cache, "--full", "--json").code == 0
-    assert len(CacheLayout(cache).all_sealed()) == len(load_generation(cache).shards)
+    assert len(CachePaths(cache).all_sealed()) == len(open_snapshot(cache).shards)
     assert state_of(data) == sources

@@ -6,12 +6,12 @@ import time
 import pytest
 from commands import acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
 
-NUM_PICTURES = 48
+NUM_IMAGES = 48
 
 
 def killed_often(tmp_path, num_kills, seed):
     """Build with so many kills; every one is followed by a look at what is there."""
-    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     sources, chance = state_of(data), random.Random(seed)
     for _ in range(num_kills):
         process = start_build(data, cache, delay_ms=10, events=events)
@@ -43,8 +43,8 @@ def ends_like_an_undisturbed_build(tmp_path, data, cache, events, sources):
     last = build(data, cache, events=events)
     assert last.code == 0
     assert last.json["counts"] == {
-        "samples": NUM_PICTURES,
-        "encoded": NUM_PICTURES - len(there),
+        "samples": NUM_IMAGES,
+        "encoded": NUM_IMAGES - len(there),
         "cached": len(there),
         "quarantined": 0,
     }
@@ -52,7 +52,7 @@ def ends_like_an_undisturbed_build(tmp_path, data, cache, events, sources):
     assert keys <= there
     assert build(data, tmp_path / "other").code == 0
     assert entries(cache) == entries(tmp_path / "other")
-    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_PICTURES
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_IMAGES
     assert look("info", cache, "--json").json["complete"] is True
     assert state_of(data) == sources
 
@@ -75,7 +75,7 @@ def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path
     finished(process)
     assert (cache / "builder.lock").exists()
     told = look("info", cache, "--json").json
-    assert (told["complete"], told["generation"], told["counts"]["samples"]) == (False, 0, 30)
+    assert (told["complete"], told["snapshot"], told["counts"]["samples"]) == (False, 0, 30)
     assert told["counts"]["entries"] >= 2
     unfinished = look("verify", cache, "--json")
     assert (unfinished.code, unfinished.json["error"]["slug"]) == (3, "cache-unfinished")

@@ -64,7 +64,7 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
     started = time.monotonic()
     process.send_signal(number)
     done = finished(process, 10)
-    assert time.monotonic() - started < 8, "30 pictures of 400 ms were left"
+    assert time.monotonic() - started < 8, "30 images of 400 ms were left"
     assert done.code == 128 + number
     assert (done.json["command"], done.json["error"]["slug"]) == ("build", "interrupted")
     assert "error[interrupted]" in done.talk
@@ -74,12 +74,12 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path, number):
 
 @pytest.fixture(scope="module")
 def big_folder(tmp_path_factory):
-    """So many pictures that planning takes a while."""
-    folder, picture = tmp_path_factory.mktemp("big") / "data", noise(1)
+    """So many images that planning takes a while."""
+    folder, image = tmp_path_factory.mktemp("big") / "data", noise(1)
     folder.mkdir()
     for number in range(6_000):
         with os.fdopen(os.open(folder / f"{number}.png", os.O_WRONLY | os.O_CREAT), "wb") as file:
-            file.write(picture)
+            file.write(image)
     return folder
 
 

@@ -73,11 +73,11 @@ def test_a_cache_and_its_data_may_move(tmp_path):
     assert build(data, cache).code == 0
     cache.rename(tmp_path / "cache")
     assert build(data, tmp_path / "cache").json["counts"] == counts(6, cached=6)
-    data.rename(tmp_path / "pictures")
-    assert build(tmp_path / "pictures", tmp_path / "cache").json["counts"] == counts(6, cached=6)
+    data.rename(tmp_path / "images")
+    assert build(tmp_path / "images", tmp_path / "cache").json["counts"] == counts(6, cached=6)
     assert look("verify", tmp_path / "cache", "--json").code == 0
     (tmp_path / "b").mkdir()
-    (tmp_path / "pictures").rename(tmp_path / "b" / "pictures")
+    (tmp_path / "images").rename(tmp_path / "b" / "images")
     (tmp_path / "cache").rename(tmp_path / "b" / "cache")
     assert look("verify", tmp_path / "b" / "cache", "--json").code == 0  # both moved together
 
@@ -139,7 +139,7 @@ HOSTILE = {
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """Four good pictures among everything that can be wrong; and what each should be called."""
+    """Four good images among everything that can be wrong; and what each should be called."""
     data = draw_folder(tmp_path / "data", 4)
     expected = {name: cause for name, (_, cause) in HOSTILE.items()}
     for name, (make, _) in HOSTILE.items():

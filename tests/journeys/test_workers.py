@@ -9,7 +9,7 @@ import time
 import pytest
 from commands import acknowledged, build, draw_folder, entries, finished, look, start_build, wait_for
 
-NUM_PICTURES = 48
+NUM_IMAGES = 48
 TWO = ("--device", "cpu*2")
 
 
@@ -43,15 +43,15 @@ def ends_whole(tmp_path, data, cache, events):
     assert last.code == 0, last.talk
     keys = acknowledged(events)
     assert len(set(keys)) == len(keys)
-    assert last.json["counts"]["encoded"] + last.json["counts"]["cached"] == NUM_PICTURES
+    assert last.json["counts"]["encoded"] + last.json["counts"]["cached"] == NUM_IMAGES
     assert build(data, tmp_path / "other").code == 0
     assert entries(cache) == entries(tmp_path / "other")
-    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_PICTURES
+    assert look("verify", cache, "--full", "--json").json["counts"]["ok"] == NUM_IMAGES
     assert not [path for path in cache.rglob("*") if path.suffix in (".tmp", ".open")]
 
 
 def running(tmp_path, wanted=3, **options):
-    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     process = start_build(data, cache, *TWO, delay_ms=20, events=events, **options)
     wait_for(lambda: len(acknowledged(events)) >= wanted, process)
     return process, data, cache, events
@@ -100,7 +100,7 @@ def test_a_signal_ends_all_of_it_in_order(tmp_path, number, group):
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path):
-    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     process = start_build(data, cache, *TWO, delay_ms=400, events=events, start_new_session=True)
     wait_for(lambda: len(workers_of(process)) == 2, process)
     time.sleep(0.8)
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
 @pytest.mark.parametrize("seed", range(20))
 def test_kills_of_builds_and_workers_at_random(tmp_path, seed):
     chance = random.Random(seed)
-    data, cache, events = draw_folder(tmp_path / "data", NUM_PICTURES), tmp_path / "cache", tmp_path / "events"
+    data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
     for _ in range(3):
         process = start_build(data, cache, *TWO, delay_ms=10, events=events, start_new_session=True)
         time.sleep(chance.uniform(0.3, 1.5))

@@ -26,7 +26,7 @@ from disk_model import Disk
 from latentcache import failpoint
 
 _FOREIGN = {"collect-delete", "repair-delete", "scan-shard"}  # not passed by a build
-_PICTURES = {"decoding", "encoding"}  # faults of a picture, not of the system: tests/pipeline/test_pool.py
+_IMAGES = {"decoding", "encoding"}  # faults of a image, not of the system: tests/pipeline/test_pool.py
 #: Exit status where this machine does not let a process be traced.
 CANNOT = 77
 _HISTORIES = ("whole", "resumed 1", "resumed 2", "added")
@@ -38,7 +38,7 @@ def failpoints(reference, which):
     missing = set(failpoint.NAMES) - _FOREIGN - set(reference.passed)
     assert not missing, f"a build does not pass {sorted(missing)}"
     for name, last in reference.passed.items():
-        if name in _PICTURES:
+        if name in _IMAGES:
             continue
         for number in sorted({1, 2, 3, last} if which == "all" else {1 + len(name) % last}):
             for action in ("kill", "raise"):
@@ -96,7 +96,7 @@ def _has_group(child):
 
 def signals(reference, count, seed):
     """At every failpoint, whichever thread passes it, then at random moments."""
-    for turn, name in enumerate(name for name in reference.passed if name not in _PICTURES):
+    for turn, name in enumerate(name for name in reference.passed if name not in _IMAGES):
         number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
         yield f"{number.name} at {name}", lambda _, n=number, p=name: _signalled_at(reference, n, p)
     for number in range(count):

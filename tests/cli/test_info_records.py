@@ -11,7 +11,7 @@ def cache(run, tmp_path):
 
 def test_info_says_what_is_in_it(run, cache):
     found = run("info", cache, "--entries", "--quarantine", "--json").json
-    assert (found["kind"], found["complete"], found["generation"]) == ("tokens", True, 1)
+    assert (found["kind"], found["complete"], found["snapshot"]) == ("tokens", True, 1)
     assert found["counts"] == {"samples": 3, "documents": 2, "entries": 1, "quarantined": 1}
     assert (found["tokens"]["tokens"], found["entries_lost"]) == (12, 0)
     assert found["sources"] == [{"name": "a.jsonl", "documents": 2, "tokens": 12}]
@@ -50,13 +50,13 @@ def test_quarantine_names_the_field(run, tmp_path):
 def test_a_share_says_that_it_is_one(run, tmp_path):
     data = write_texts(tmp_path / "a.jsonl", ["one", "two two"])
     cache = tmp_path / "part"
-    run("build", data, "--tokenizer", "stub", "--shard", "0/2", "--out", cache)
-    assert run("info", cache, "--json").json["share"] == "0/2"
-    assert "share 0/2 of the records" in run("info", cache).out
+    run("build", data, "--tokenizer", "stub", "--part", "0/2", "--out", cache)
+    assert run("info", cache, "--json").json["part"] == "0/2"
+    assert "part 0/2 of the records" in run("info", cache).out
     (cache / "CURRENT").unlink()
-    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "share": "1/2"}')
-    assert run("info", cache, "--json").json["share"] == "1/2"
-    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "share": "0/1"}')
+    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "part": "1/2"}')
+    assert run("info", cache, "--json").json["part"] == "1/2"
+    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "part": "0/1"}')
     found = run("info", cache, "--json").json
-    assert found["share"] == ""
+    assert found["part"] == ""
     assert "of the records" not in run("info", cache).out

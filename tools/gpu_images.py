@@ -1,6 +1,6 @@
 """Draws one share of many large JPEGs; ``bench_gpu`` runs it once per core. Imports no torch, so it starts at once.
 
-python tools/gpu_pictures.py FOLDER COUNT SIDE SHARES SHARE
+python tools/gpu_images.py FOLDER COUNT SIDE SHARES SHARE
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from make_pictures import draw, invent
+from make_images import draw, invent
 
 ASPECTS = ((1, 1), (4, 3), (3, 4))
 

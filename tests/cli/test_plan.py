@@ -5,7 +5,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.loader.cache_mix import combine_caches
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "small_buckets",
+    "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
     "quarantined", "seed", "repeated_names", "dropped_names", "datasets",
 }  # fmt: skip
@@ -24,7 +24,7 @@ def test_the_keys_of_the_object(run, shared):
 @pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (2, 1), (1, 2), (3, 2)])
 def test_a_folder_and_its_cache_have_the_same_plan(run, shared, policy, batch_size, world_size):
     data, cache = shared
-    words = ["--batch-size", batch_size, "--world-size", world_size, "--small-buckets", policy, "--json"]
+    words = ["--batch-size", batch_size, "--world-size", world_size, "--remainder", policy, "--json"]
     of_cache = run("plan", cache, *words).json
     of_data = run("plan", data, *SMALL, *words).json
     assert {**of_cache, "path": ""} == {**of_data, "path": ""}
@@ -46,7 +46,7 @@ def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
 
 
-def test_a_batch_beyond_all_memory_is_refused(run, shared):
+def test_a_batch_beyond_all_memory_is_rejected(run, shared):
     done = run("plan", shared[1], "--batch-size", 10**30, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
     assert "16,777,216" in done.error["why"]
@@ -54,27 +54,25 @@ def test_a_batch_beyond_all_memory_is_refused(run, shared):
 
 def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
     cache = shared[1]
-    done = run("plan", cache, "--batch-size", "8", "--small-buckets", "drop", "--json")
+    done = run("plan", cache, "--batch-size", "8", "--remainder", "drop", "--json")
     assert (done.status, done.json["steps_per_epoch"], done.json["samples_dropped"]) == (1, 0, 4)
     assert done.error["slug"] == "plan-empty"
     assert "0 steps per epoch" in done.error["what"]
     assert "48x80: 2" in done.error["where"]
-    assert "--small-buckets repeat, or a --batch-size of at most 2" in done.error["fix"]
-    assert (
-        "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--small-buckets", "drop").out
-    )
+    assert "--remainder repeat, or a --batch-size of at most 2" in done.error["fix"]
+    assert "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--remainder", "drop").out
 
 
 def test_a_policy_that_refuses(run, shared):
     cache = shared[1]
-    done = run("plan", cache, "--batch-size", "2", "--small-buckets", "error", "--json")
+    done = run("plan", cache, "--batch-size", "2", "--remainder", "error", "--json")
     assert (done.status, done.error["slug"]) == (1, "plan")
     assert "does not divide into full batches" in done.error["what"]
 
 
 def test_an_unknown_policy(run, shared):
     cache = shared[1]
-    done = run("plan", cache, "--batch-size", "2", "--small-buckets", "merge", "--json")
+    done = run("plan", cache, "--batch-size", "2", "--remainder", "merge", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
     assert "repeat, drop, partial, error" in done.error["fix"]
 
@@ -91,7 +89,7 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     (data / "tiny.png").write_bytes(draw(data / "t" / "t.png", (8, 8)).read_bytes())
     done = run("plan", data, *SMALL, "--batch-size", "1")
     assert "4 steps per epoch at batch size 1 on 1 rank: 4 samples used" in done.out
-    assert "3 files refused and not counted: `latentcache build` names them" in done.out
+    assert "3 files rejected and not counted: `latentcache build` names them" in done.out
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
@@ -105,9 +103,9 @@ def test_the_text(run, shared):
 
 
 def test_pictures_are_not_masked(run, shared):
-    done = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "mask", "--json")
+    done = run("plan", shared[1], "--batch-size", "2", "--remainder", "mask", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "for pictures" in done.error["what"]
+    assert "for images" in done.error["what"]
 
 
 def test_left_over_samples_are_named(run, shared):
@@ -116,8 +114,8 @@ def test_left_over_samples_are_named(run, shared):
     assert set(repeated["repeated_names"]) <= {"p0.png", "p1.png", "p2.png", "p3.png"}
     assert repeated["repeated_names"]
     assert repeated["dropped_names"] == []
-    done = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "drop", "--seed", "5")
-    dropped = run("plan", shared[1], "--batch-size", "2", "--small-buckets", "drop", "--seed", "5", "--json").json
+    done = run("plan", shared[1], "--batch-size", "2", "--remainder", "drop", "--seed", "5")
+    dropped = run("plan", shared[1], "--batch-size", "2", "--remainder", "drop", "--seed", "5", "--json").json
     assert len(dropped["dropped_names"]) == dropped["samples_dropped"] == 2
     assert f"dropped in the first epoch of seed 5: {', '.join(dropped['dropped_names'])}\n" in done.out
 
@@ -127,7 +125,7 @@ def test_left_over_samples_are_named(run, shared):
 
 @pytest.fixture
 def two(shared, tmp_path):
-    """Two caches: four pictures in three sizes, and two in two of them."""
+    """Two caches: four images in three sizes, and two in two of them."""
     draw(tmp_path / "more" / "new0.png", (96, 64), seed=98)
     draw(tmp_path / "more" / "new1.png", (80, 80), seed=99)
     build(tmp_path / "more", tmp_path / "more.cache")
@@ -162,7 +160,7 @@ def test_the_plan_of_weights_is_that_of_the_loader(run, two):
 def test_the_text_says_how_often_each_is_served(run, two):
     out = run("plan", *two, "--weight", "3", "--weight", "1", "--batch-size", "1").out.splitlines()
     head = next(number for number, line in enumerate(out) if line.startswith("data set"))
-    assert out[head].split() == ["data", "set", "entries", "samples", "share", "each", "served"]
+    assert out[head].split() == ["data", "set", "entries", "samples", "part", "each", "served"]
     assert out[head + 1].split()[1:] == ["4", "6", "75.0%", "1", "or", "2", "times"]
     assert out[head + 2].split()[1:] == ["2", "2", "25.0%", "1", "time"]
 
@@ -186,7 +184,7 @@ def test_weights_that_cannot_be(run, two, words, said):
     assert said in done.error["what"]
 
 
-def test_caches_of_two_kinds_are_refused(run, two, tmp_path):
+def test_caches_of_two_kinds_are_rejected(run, two, tmp_path):
     build(tmp_path / "more", tmp_path / "other.cache", storage_dtype="float32")
     done = run("plan", two[0], tmp_path / "other.cache", "--batch-size", "1", "--json")
     assert done.status == 2

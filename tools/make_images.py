@@ -1,10 +1,10 @@
-"""Pictures out of nothing, with captions that describe them: input for the demo, the tests and the benchmarks.
+"""Images out of nothing, with captions that describe them: input for the demo, the tests and the benchmarks.
 
 Five aspect ratios in turn; JPEG, PNG and WebP; every third JPEG is stored turned with an EXIF orientation, and
 one PNG in four has transparency. The same arguments give the same pixels and captions on every machine (the
-compressed bytes depend on the installed codecs). Cost: about 60 ms for a picture of 640 x 640 pixels.
+compressed bytes depend on the installed codecs). Cost: about 60 ms for a image of 640 x 640 pixels.
 
-    python tools/make_pictures.py OUT --count 40
+    python tools/make_images.py OUT --count 40
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-#: Width and height in units, in the order in which pictures take them.
+#: Width and height in units, in the order in which images take them.
 ASPECTS: tuple[tuple[int, int], ...] = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
 #: The file formats, likewise. Seven and five share no factor, so that every aspect comes in every format.
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpg", ".png", ".jpg", ".webp", ".jpg", ".png")
@@ -32,7 +32,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "grey": (128, 130, 136),
 }
 SHAPES: tuple[str, ...] = ("circle", "square", "triangle", "ring", "star")
-#: EXIF tag 0x0112 and the turn that takes the upright picture to the stored one.
+#: EXIF tag 0x0112 and the turn that takes the upright image to the stored one.
 ORIENTATION_TAG = 0x0112
 STORED_TURNS: dict[int, Image.Transpose] = {
     3: Image.Transpose.ROTATE_180,
@@ -43,45 +43,45 @@ STORED_TURNS: dict[int, Image.Transpose] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What one picture shows: enough to draw it and to describe it."""
+    """What one image shows: enough to draw it and to describe it."""
 
     width: int
     height: int
     sky: str
     ground: str
     shapes: tuple[tuple[str, str], ...]
-    """(colour, shape) from back to front."""
+    """(color, shape) from back to front."""
     has_text: bool
 
     def caption(self) -> str:
-        """One sentence, as a person would label the picture."""
-        listed = " and ".join(f"{_article(colour)} {colour} {shape}" for colour, shape in self.shapes)
+        """One sentence, as a person would label the image."""
+        listed = " and ".join(f"{_article(color)} {color} {shape}" for color, shape in self.shapes)
         writing = ", with lines of small writing" if self.has_text else ""
         return f"{listed} on {_article(self.sky)} {self.sky} to {self.ground} gradient{writing}"
 
 
-def make_pictures(folder: Path, count: int, seed: int = 0, side: int = 640) -> list[Path]:
-    """Draw ``count`` pictures with captions into ``folder`` (made if missing); existing files are overwritten.
+def make_images(folder: Path, count: int, seed: int = 0, side: int = 640) -> list[Path]:
+    """Draw ``count`` images with captions into ``folder`` (made if missing); existing files are overwritten.
 
     Args:
         folder: Where ``picture_0000.jpg`` and ``picture_0000.txt`` and so on go.
-        count: Number of pictures.
-        seed: Same seed, same pictures.
-        side: Pixels on the side of a square of the same area as each picture.
+        count: Number of images.
+        seed: Same seed, same images.
+        side: Pixels on the side of a square of the same area as each image.
 
     Returns:
-        The picture files, in order.
+        The image files, in order.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [_make_one(folder, index, np.random.default_rng((seed, index)), side) for index in range(count)]
 
 
 def draw(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """The picture of a scene, RGB."""
+    """The image of a scene, RGB."""
     image = Image.fromarray(_gradient(scene, rng))
     pen = ImageDraw.Draw(image)
-    for colour, shape in scene.shapes:
-        _draw_shape(pen, shape, _varied(COLOURS[colour], rng), _placement(scene, rng))
+    for color, shape in scene.shapes:
+        _draw_shape(pen, shape, _varied(COLOURS[color], rng), _placement(scene, rng))
     if scene.has_text:
         _draw_writing(pen, scene, rng)
     grain = rng.normal(0.0, 3.0, (scene.height, scene.width, 1))
@@ -127,8 +127,8 @@ def _save(image: Image.Image, path: Path, index: int) -> None:
         stored.save(path, quality=90, exif=exif)
     elif path.suffix == ".png":
         see_through = index % (2 * len(SUFFIXES)) == 2
-        picture = _with_transparency(image) if see_through else image
-        picture.save(path, compress_level=1)
+        image = _with_transparency(image) if see_through else image
+        image.save(path, compress_level=1)
     else:
         image.save(path, quality=85, method=0)
 
@@ -142,7 +142,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
 
 
 def _gradient(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """(H, W, 3): a smooth slope between two colours with two slow waves across it."""
+    """(H, W, 3): a smooth slope between two colors with two slow waves across it."""
     y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float64)
     y, x = y / scene.height, x / scene.width
     slope = np.clip(y + 0.25 * (x - 0.5) * rng.uniform(-1, 1), 0, 1)[..., None]
@@ -153,13 +153,13 @@ def _gradient(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
     return np.clip(blend, 0, 255).astype(np.uint8)
 
 
-def _varied(colour: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:
-    red, green, blue = (int(np.clip(c + rng.integers(-18, 19), 0, 255)) for c in colour)
+def _varied(color: tuple[int, int, int], rng: np.random.Generator) -> tuple[int, int, int]:
+    red, green, blue = (int(np.clip(c + rng.integers(-18, 19), 0, 255)) for c in color)
     return red, green, blue
 
 
 def _placement(scene: Scene, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Centre x, centre y and radius in pixels, inside the picture."""
+    """Centre x, centre y and radius in pixels, inside the image."""
     radius = min(scene.width, scene.height) * rng.uniform(0.12, 0.3)
     return (
         float(rng.uniform(radius, scene.width - radius)),
@@ -169,17 +169,17 @@ def _placement(scene: Scene, rng: np.random.Generator) -> tuple[float, float, fl
 
 
 def _draw_shape(
-    pen: ImageDraw.ImageDraw, shape: str, colour: tuple[int, int, int], place: tuple[float, float, float]
+    pen: ImageDraw.ImageDraw, shape: str, color: tuple[int, int, int], place: tuple[float, float, float]
 ) -> None:
     x, y, radius = place
     box = (x - radius, y - radius, x + radius, y + radius)
     if shape == "circle":
-        pen.ellipse(box, fill=colour)
+        pen.ellipse(box, fill=color)
     elif shape == "ring":
-        pen.ellipse(box, outline=colour, width=max(int(radius / 4), 2))
+        pen.ellipse(box, outline=color, width=max(int(radius / 4), 2))
     else:
         points, depth = {"square": (4, 1.0), "triangle": (3, 1.0), "star": (10, 0.45)}[shape]
-        pen.polygon(_corners(x, y, radius, points, depth), fill=colour)
+        pen.polygon(_corners(x, y, radius, points, depth), fill=color)
 
 
 def _corners(x: float, y: float, radius: float, points: int, depth: float) -> list[tuple[float, float]]:
@@ -206,14 +206,14 @@ def _draw_writing(pen: ImageDraw.ImageDraw, scene: Scene, rng: np.random.Generat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw pictures with captions, the same ones every time.")
+    parser = argparse.ArgumentParser(description="Draw images with captions, the same ones every time.")
     parser.add_argument("folder", type=Path, metavar="OUT")
-    parser.add_argument("--count", type=int, default=40, help="number of pictures (default: 40)")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same pictures (default: 0)")
+    parser.add_argument("--count", type=int, default=40, help="number of images (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same images (default: 0)")
     parser.add_argument("--side", type=int, default=640, help="side of a square of equal area (default: 640)")
     options = parser.parse_args()
-    paths = make_pictures(options.folder, options.count, options.seed, options.side)
-    print(f"{len(paths)} pictures with captions in {options.folder}")
+    paths = make_images(options.folder, options.count, options.seed, options.side)
+    print(f"{len(paths)} images with captions in {options.folder}")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from small_cache import SMALL, build, damage_payload, draw, draw_four
 from latentcache.verify.findings import CATEGORIES
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "mode", "generation", "counts", "items", "building",
+    "schema", "command", "exit_code", "error", "cache", "mode", "snapshot", "counts", "items", "building",
     "elapsed_s", "repair", "checked", "not_looked_at", "confidence", "recipe_diff", "reencode",
-    "recipe_id", "allow_failed", "share",
+    "recipe_id", "allow_failed", "part",
 }  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
@@ -22,7 +22,7 @@ def test_the_keys_of_the_object(run, shared):
     value = run("verify", cache, "--json").json
     assert set(value) == KEYS
     assert set(value["counts"]) == set(CATEGORIES)
-    assert (value["mode"], value["generation"], value["counts"]["ok"]) == ("fast", 1, 4)
+    assert (value["mode"], value["snapshot"], value["counts"]["ok"]) == ("fast", 1, 4)
     assert value["items"] == []
 
 
@@ -68,7 +68,7 @@ def test_the_text_of_a_clean_cache(run, shared):
 
 @pytest.fixture(scope="module")
 def with_bad(tmp_path_factory):
-    """A cache of four usable pictures and one that was refused."""
+    """A cache of four usable images and one that was rejected."""
     folder = tmp_path_factory.mktemp("with_bad")
     (draw_four(folder / "data") / "bad.png").write_bytes(b"")
     build(folder / "data", folder / "cache")
@@ -217,7 +217,7 @@ def test_a_recipe_from_a_file(run, cache, tmp_path, command):
     if command == "info":
         file.write_text(run("info", cache, "--json").out)
     else:
-        file.write_bytes((cache / "generations" / "000001" / "manifest.json").read_bytes())
+        file.write_bytes((cache / "snapshots" / "000001" / "manifest.json").read_bytes())
     done = run("verify", cache, "--recipe", file, "--json").json
     assert (done["counts"]["ok"], done["recipe_diff"]) == (4, [])
     done = run("verify", cache, "--recipe", file, "--storage-dtype", "float32", "--json").json

@@ -5,15 +5,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from make_pictures import ASPECTS, COLOURS, ORIENTATION_TAG, SHAPES, make_pictures
+from make_images import ASPECTS, COLOURS, ORIENTATION_TAG, SHAPES, make_images
 from PIL import Image, ImageOps
 
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_pictures.py"
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_images.py"
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return make_pictures(tmp_path_factory.mktemp("pictures"), count=35, seed=3, side=96)
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), count=35, seed=3, side=96)
 
 
 def upright(path):
@@ -21,22 +21,22 @@ def upright(path):
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
-def test_every_aspect_comes_in_every_format(pictures):
-    found = {(index % len(ASPECTS), path.suffix) for index, path in enumerate(pictures)}
+def test_every_aspect_comes_in_every_format(images):
+    found = {(index % len(ASPECTS), path.suffix) for index, path in enumerate(images)}
     assert found == {(aspect, suffix) for aspect in range(len(ASPECTS)) for suffix in (".jpg", ".png", ".webp")}
 
 
-def test_an_upright_picture_has_the_aspect_it_was_drawn_in(pictures):
-    for index, path in enumerate(pictures):
+def test_an_upright_picture_has_the_aspect_it_was_drawn_in(images):
+    for index, path in enumerate(images):
         width, height = ASPECTS[index % len(ASPECTS)]
         found = upright(path)
         assert found.width / found.height == pytest.approx(width / height, rel=0.05)
         assert found.width * found.height == pytest.approx(96 * 96, rel=0.15)
 
 
-def test_some_are_stored_turned_and_some_see_through(pictures):
+def test_some_are_stored_turned_and_some_see_through(images):
     turned, modes = Counter(), Counter()
-    for path in pictures:
+    for path in images:
         with Image.open(path) as image:
             turned[image.getexif().get(ORIENTATION_TAG, 1)] += 1
             modes[image.format, image.mode] += 1
@@ -45,33 +45,33 @@ def test_some_are_stored_turned_and_some_see_through(pictures):
     assert modes["PNG", "RGB"] >= 1
 
 
-def test_captions_name_what_was_drawn(pictures):
-    for path in pictures:
+def test_captions_name_what_was_drawn(images):
+    for path in images:
         words = path.with_suffix(".txt").read_text("utf-8").replace(",", "").split()
         assert set(words) & set(COLOURS)
         assert set(words) & set(SHAPES)
 
 
-def test_no_two_pictures_are_alike(pictures):
-    thumbnails = sorted(upright(path).resize((8, 8)).tobytes() for path in pictures)
+def test_no_two_pictures_are_alike(images):
+    thumbnails = sorted(upright(path).resize((8, 8)).tobytes() for path in images)
     assert all(first != second for first, second in pairwise(thumbnails))
 
 
-def test_the_same_seed_draws_the_same(pictures, tmp_path):
-    again = make_pictures(tmp_path / "again", count=8, seed=3, side=96)
-    for first, second in zip(pictures, again, strict=False):
+def test_the_same_seed_draws_the_same(images, tmp_path):
+    again = make_images(tmp_path / "again", count=8, seed=3, side=96)
+    for first, second in zip(images, again, strict=False):
         assert first.name == second.name
         assert upright(first).tobytes() == upright(second).tobytes()
         assert first.with_suffix(".txt").read_bytes() == second.with_suffix(".txt").read_bytes()
 
 
-def test_another_seed_draws_something_else(pictures, tmp_path):
-    (other,) = make_pictures(tmp_path, count=1, seed=4, side=96)
-    assert upright(other).tobytes() != upright(pictures[0]).tobytes()
+def test_another_seed_draws_something_else(images, tmp_path):
+    (other,) = make_images(tmp_path, count=1, seed=4, side=96)
+    assert upright(other).tobytes() != upright(images[0]).tobytes()
 
 
 def test_it_is_a_script(tmp_path):
     command = [sys.executable, TOOL, tmp_path / "out", "--count", "3", "--side", "64"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("3 pictures")
+    assert done.stdout.startswith("3 images")
     assert len(list((tmp_path / "out").iterdir())) == 6

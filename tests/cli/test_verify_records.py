@@ -7,10 +7,10 @@ import pytest
 from made_tokenizers import byte_level, save
 from small_tokens import flip, opened, tamper, texts, write_texts
 
-from latentcache.encoders.stub_tokeniser import StubTokeniser
+from latentcache.encoders.stub_tokenizer import StubTokeniser
 from latentcache.errors import StaleCacheError
 from latentcache.loader.token_opening import open_tokens
-from latentcache.store.durable import write_json
+from latentcache.store.atomic_io import write_json
 from latentcache.store.manifest import signed
 
 LINES = texts(200, longest=4000)
@@ -66,10 +66,10 @@ def test_a_file_that_was_only_touched(run, data, cache):
 
 
 def test_another_tokenizer_names_the_field(run, cache, tmp_path):
-    manifest = cache / "generations" / "000001" / "manifest.json"
+    manifest = cache / "snapshots" / "000001" / "manifest.json"
     recorded = json.loads(manifest.read_bytes())["recipe"]["tokenizer"][:8]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("latentcache.encoders.stub_tokeniser._VERSION", 2)
+        patch.setattr("latentcache.encoders.stub_tokenizer._VERSION", 2)
         status, counts, items = found_by(run, cache)
     assert (status, counts) == (1, {"stale": 200})
     assert (items[0]["reason"], items[0]["found"]) == ("recipe:tokenizer", recorded)
@@ -105,11 +105,11 @@ def test_a_tokenizer_that_was_changed_names_its_parts_as_an_opening_does(run, tm
 def test_damage_is_found_and_repaired_and_built_again(run, data, cache):
     tamper(cache, block=1)
     generation, _ = opened(cache)
-    inside = int((generation.documents.block == 1).sum())
+    inside = int((snapshot.documents.block == 1).sum())
     assert found_by(run, cache)[0] == 0
     status, counts, items = found_by(run, cache, "--full")
     assert (status, counts) == (1, {"ok": 200 - inside, "corrupt": inside})
-    assert items[0]["key"] == generation.blocks.key[1].tobytes().hex()
+    assert items[0]["key"] == snapshot.blocks.key[1].tobytes().hex()
     assert run("verify", cache, "--repair", "--yes").status == 1
     after, _ = opened(cache)
     assert (after.complete, len(after.documents)) == (False, 200 - inside)
@@ -119,7 +119,7 @@ def test_damage_is_found_and_repaired_and_built_again(run, data, cache):
 
 def test_a_damaged_shard(run, data, cache):
     generation, _ = opened(cache)
-    flip(cache / "shards" / generation.shards[0] / "index.npy", -1)
+    flip(cache / "shards" / snapshot.shards[0] / "index.npy", -1)
     status, counts, items = found_by(run, cache)
     assert (status, counts, items[0]["reason"]) == (1, {"corrupt": 200}, "shard")
     assert run("verify", cache, "--repair", "--yes").status == 1
@@ -158,7 +158,7 @@ def test_parts_and_time_and_strangers(run, cache, data):
 
 def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
     """Neither the data folder nor the tokenizer that the manifest names, and no report through a link."""
-    manifest = cache / "generations" / "000001" / "manifest.json"
+    manifest = cache / "snapshots" / "000001" / "manifest.json"
     facts = {name: value for name, value in json.loads(manifest.read_bytes()).items() if name != "checksum"}
     facts["provenance"]["tokenizer"] = str(tmp_path / "secret")
     facts["source"]["root"] = str(tmp_path)
@@ -173,7 +173,7 @@ def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--model", "stub"], ["--device", "cpu"]])
-def test_flags_of_pictures_are_refused(run, cache, words):
+def test_flags_of_pictures_are_rejected(run, cache, words):
     done = run("verify", cache, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
 
@@ -186,7 +186,7 @@ def test_a_tokenizer_says_nothing_of_pictures(run, tmp_path):
 def share(run, data):
     """One of three shares of the same data."""
     cache = data.with_name("part")
-    assert run("build", data, "--tokenizer", "stub", "--workers", "0", "--shard", "1/3", "--out", cache).status == 0
+    assert run("build", data, "--tokenizer", "stub", "--workers", "0", "--part", "1/3", "--out", cache).status == 0
     return cache
 
 
@@ -195,8 +195,8 @@ def test_records_of_other_shares_are_not_missing(run, share, words):
     status, counts, items = found_by(run, share, *words)
     assert (status, items, list(counts)) == (0, [], ["ok"])
     assert 0 < counts["ok"] < 100
-    assert run("verify", share, *words, "--json").json["share"] == "1/3"
-    assert "share 1/3" in run("verify", share, *words).out
+    assert run("verify", share, *words, "--json").json["part"] == "1/3"
+    assert "part 1/3" in run("verify", share, *words).out
 
 
 def test_of_new_records_those_of_the_share_are_missing(run, data, share, cache):
@@ -208,4 +208,4 @@ def test_of_new_records_those_of_the_share_are_missing(run, data, share, cache):
     assert {item["reason"] for item in items} == {"not-built"}
     write_texts(data, ["other"] * 3)
     assert found_by(run, share)[1]["stale"] == held
-    assert run("verify", cache, "--json").json["share"] == ""
+    assert run("verify", cache, "--json").json["part"] == ""

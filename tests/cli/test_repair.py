@@ -4,26 +4,26 @@ import pytest
 from small_cache import build, damage_payload
 
 from latentcache.cli.repair import left_to_do
-from latentcache.store.generation import load_generation
+from latentcache.store.snapshot import open_snapshot
 
-KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "generation", "log"}
+KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "log"}
 
 
 def test_the_object_of_a_repair(run, cache, data):
     name = damage_payload(cache)
-    (shard,) = load_generation(cache).shards
+    (shard,) = open_snapshot(cache).shards
     done = run("verify", cache, "--repair", "--yes", "--json")
     assert (done.status, done.json["mode"], done.json["counts"]["corrupt"]) == (1, "full", 1)
     assert [item["path"] for item in done.json["items"]] == [name]
     found = done.json["repair"]
     assert set(found) == KEYS
-    assert (found["done"], found["removed"], found["saved"], found["generation"]) == (True, 1, 3, 2)
+    assert (found["done"], found["removed"], found["saved"], found["snapshot"]) == (True, 1, 3, 2)
     assert found["removed_bytes"] > 112
     assert found["shards"] == [shard]
     assert (cache / found["log"]).read_text().count("\n") == 1
     assert name in done.err
     info = run("info", cache, "--json").json
-    assert (info["complete"], info["generation"], info["counts"]["entries"]) == (False, 2, 3)
+    assert (info["complete"], info["snapshot"], info["counts"]["entries"]) == (False, 2, 3)
     again = run("verify", cache, "--json")
     assert (again.status, again.json["counts"]["missing"]) == (1, 1)
     assert again.json["items"][0]["reason"] == "entry-lost"
@@ -76,7 +76,7 @@ def test_it_asks_only_on_a_terminal(run, cache, monkeypatch):
     done = run("verify", cache, "--repair", "--json")
     assert done.status == 2
     assert done.error["fix"] == "add --yes"
-    assert load_generation(cache).number == 1
+    assert open_snapshot(cache).number == 1
 
 
 class Terminal(io.StringIO):
@@ -92,7 +92,7 @@ def test_the_answer_counts(run, cache, monkeypatch, answer, number):
     assert done.status == 1
     assert "to be removed: 1 entry" in done.err
     assert name in done.err
-    assert load_generation(cache).number == number
+    assert open_snapshot(cache).number == number
 
 
 @pytest.mark.parametrize("flag", ["--yes", "--drop-stale"])

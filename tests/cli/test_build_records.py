@@ -26,12 +26,12 @@ def test_the_contract_of_counts(run, data):
 
 def test_what_people_see(run, data):
     found = run("build", data, "--tokenizer", "stub", "--workers", "0")
-    assert "2 tokenised, 0 reused, 1 quarantined (more than --allow-failed 0: exit status 1)" in found.out
+    assert "2 tokenized, 0 reused, 1 quarantined (more than --allow-failed 0: exit status 1)" in found.out
     assert "quarantined a.jsonl:3 [" in found.out
     assert "2 documents, 8 tokens, 100.0% with loss" in found.out
     assert "3 records of 1 file" in found.err
     assert "2 documents to tokenise" in found.err
-    assert "dry run: 0 documents would be tokenised, 2 reused" in run("build", data, "--dry-run").out
+    assert "dry run: 0 documents would be tokenized, 2 reused" in run("build", data, "--dry-run").out
 
 
 @pytest.mark.parametrize("flag", ["--json", "--quiet", "--workers=0"])
@@ -54,7 +54,7 @@ def test_a_build_without_the_fast_engine_says_so_and_json_stays_json(run, data, 
         (["--tokenizer", "stub", "--loss", "some"], "usage"),
     ],
 )
-def test_refusals(run, data, words, slug):
+def test_rejections(run, data, words, slug):
     found = run("build", data, *words, "--json")
     assert found.status == 2
     assert found.error["slug"] == slug

@@ -8,7 +8,7 @@ from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "dry_run", "counts", "fields", "items",
-    "allow_failed", "written_bytes", "generation", "published", "recipe_id", "recipe", "plan", "elapsed_s", "speed",
+    "allow_failed", "written_bytes", "snapshot", "published", "recipe_id", "recipe", "plan", "elapsed_s", "speed",
 }  # fmt: skip
 ERROR_KEYS = {"schema", "command", "exit_code", "error"}
 
@@ -34,7 +34,7 @@ def test_an_error_has_only_the_common_keys(run, tmp_path):
 
 def test_plan_first_then_the_summary(run, data):
     done = build(run, data)
-    assert done.err.startswith(f"4 pictures in {data}, cache ")
+    assert done.err.startswith(f"4 images in {data}, cache ")
     for word in (
         "  model    stub",
         "  buckets  ",
@@ -44,7 +44,7 @@ def test_plan_first_then_the_summary(run, data):
     ):
         assert word in done.err
     assert "4 encoded, 0 reused, 0 quarantined in " in done.out
-    assert done.out.endswith("(generation 1) is complete\n")
+    assert done.out.endswith("(snapshot 1) is complete\n")
 
 
 def test_a_second_run_encodes_nothing_and_says_so(run, data):
@@ -53,7 +53,7 @@ def test_a_second_run_encodes_nothing_and_says_so(run, data):
     assert done.out.startswith("nothing to encode: 4 entries reused, 0 quarantined\n")
     again = build(run, data, "--json").json
     assert again["counts"] == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
-    assert (again["published"], again["generation"]) == (False, 1)
+    assert (again["published"], again["snapshot"]) == (False, 1)
 
 
 def test_the_cache_is_beside_the_data(run, data):
@@ -104,7 +104,7 @@ def test_so_many_failures_are_fine(run, data, allowed, status):
 
 
 @pytest.mark.parametrize("allowed", ["few", "101%"])
-def test_a_number_that_is_none_is_refused_before_any_work(run, data, allowed):
+def test_a_number_that_is_none_is_rejected_before_any_work(run, data, allowed):
     done = build(run, data, "--allow-failed", allowed, "--json")
     assert (done.status, done.error["what"]) == (2, f"--allow-failed {allowed!r} is no number")
     assert not data.with_name("cache").exists()
@@ -122,14 +122,14 @@ def test_every_picture_file_is_an_entry_or_an_item(run, data):
     entries = run("info", data.with_name("cache"), "--entries", "--json").json["entries"]
     named = {base64.b64decode(name) for entry in entries for name in entry["paths_b64"]}
     named |= {base64.b64decode(i["path_b64"]) if "path_b64" in i else i["path"].encode() for i in items}
-    pictures = {
+    images = {
         os.path.relpath(os.path.join(folder, name), os.fsencode(data))  # noqa: PTH118
         for folder, _, names in os.walk(os.fsencode(data))
         for name in names
         if name.lower().endswith(b".png")
     }
-    assert named == pictures
-    assert len(pictures) == 9
+    assert named == images
+    assert len(images) == 9
 
 
 def test_more_than_ten_items_of_a_kind_are_counted(run, data):
@@ -142,11 +142,11 @@ def test_more_than_ten_items_of_a_kind_are_counted(run, data):
 
 def test_a_metadata_edit_is_cached_not_encoded(run, data):
     build(run, data)
-    picture = data / "p0.png"
-    raw = picture.read_bytes()
+    image = data / "p0.png"
+    raw = image.read_bytes()
     text = b"tEXtComment\0hello"
     chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
-    picture.write_bytes(raw[:33] + chunk + raw[33:])
+    image.write_bytes(raw[:33] + chunk + raw[33:])
     counts = build(run, data, "--json").json["counts"]
     assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
 
@@ -173,7 +173,7 @@ def test_a_failed_build_is_looked_at_again_on_request(run, data):
 
 
 def test_sources_are_never_touched(run, data):
-    (data / "bad.png").write_bytes(b"no picture")
+    (data / "bad.png").write_bytes(b"no image")
     before = {path.name: (path.stat(), path.read_bytes()) for path in data.iterdir()}
     build(run, data)
     build(run, data, "--retry-failed")
@@ -221,7 +221,7 @@ def test_moments_from_build_to_verify(run, data, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sample", "moments"])
-def test_an_encoder_without_a_posterior_is_refused_before_anything_is_made(run, data, tmp_path, kind):
+def test_an_encoder_without_a_posterior_is_rejected_before_anything_is_made(run, data, tmp_path, kind):
     done = run("build", data, "--out", tmp_path / "cache", "--latents", kind, "--json")
     assert done.status == 2
     assert done.error["slug"] == "no-posterior"
@@ -245,7 +245,7 @@ def test_flips_from_build_to_plan(run, data, tmp_path):
     assert (info["counts"]["entries"], info["counts"]["samples"]) == (8, 4)
     assert sorted(entry["key"][2:4] for entry in info["entries"]) == ["00"] * 4 + ["01"] * 4
     assert all(len(entry["paths"]) == 1 for entry in info["entries"])
-    assert "each picture mirrored as well" in run("info", cache).out
+    assert "each image flipped as well" in run("info", cache).out
     run(*words, "--no-flip")
     back = run("verify", cache, "--json").json
     assert (back["counts"]["ok"], back["counts"]["orphan"], back["exit_code"]) == (4, 4, 0)
