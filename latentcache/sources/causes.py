@@ -1,7 +1,6 @@
-"""What a cause word means: the one table of words for files that are not used, each with what to do about it.
+"""What a reason word means: one table of the words for inputs that are not used, each with what to do about it.
 
-Guarantee: every word that the project puts on a file or a row is in ``HINTS``; words are stable, hints may get
-better. Also names the cause of bytes that no decoder took, from their first bytes.
+Every word that the package puts on a file or a record is in :data:`HINTS`. Words are stable; hints may get better.
 """
 
 from __future__ import annotations
@@ -10,89 +9,90 @@ import errno
 from collections.abc import Mapping
 
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.sample import Refusal
 
-#: Cause word -> what the user can do, one line.
+#: Reason word -> what the user can do, one line.
 HINTS: Mapping[str, str] = {
-    # the bytes are no picture that is read
+    # the bytes are not an image that can be read
     "truncated": "the file is cut short or damaged: download or export it again",
     "empty": "the file has no bytes: download or export it again, or remove it",
     "zeros": "the file holds only zero bytes, as after a failed copy: copy or download it again",
-    "html": "this is a web page saved under a picture's name: download the picture itself",
-    "git-lfs": "this is a pointer, not the picture: run `git lfs pull` in the data folder",
-    "svg": "vector pictures have no pixels: export it as PNG",
-    "heic-needs-plugin": "HEIC is not read: convert it to JPEG or PNG, e.g. `heif-convert in.heic out.png`",
-    "jxl-needs-plugin": "JPEG XL is not read: convert it, e.g. `djxl in.jxl out.png`",
-    "eps": "PostScript is a program and is never run: export it as PNG",
-    "pdf": "PDF is no picture: export its pages as PNG",
-    "unknown": "no known picture format: convert it to PNG or JPEG, or remove it",
-    # it is a picture, but not one to train on as it is
-    "float": "scale the values to 0..255 and save it as an 8-bit or 16-bit picture",
-    "too-small": "use a larger picture, or remove it",
+    "html": "this is a web page with the name of an image: download the image itself",
+    "git-lfs": "this is a Git LFS pointer, not the image: run `git lfs pull` in the data folder",
+    "svg": "vector images have no pixels: export it as PNG",
+    "heic-needs-plugin": "HEIC is not supported: convert it to JPEG or PNG, e.g. `heif-convert in.heic out.png`",
+    "jxl-needs-plugin": "JPEG XL is not supported: convert it, e.g. `djxl in.jxl out.png`",
+    "eps": "PostScript is a program and is not run: export it as PNG",
+    "pdf": "PDF is not an image format: export its pages as PNG",
+    "unknown": "unknown image format: convert it to PNG or JPEG, or remove it",
+    # an image that cannot be trained on as it is
+    "float": "scale the values to 0..255 and save it as an 8-bit or 16-bit image",
+    "too-small": "use a larger image, or remove it",
     "extreme-aspect": "crop it nearer to a square, or add a --bucket of its shape",
     "too-many-pixels": "make it smaller, or raise --max-pixels",
-    "bomb": "it claims more pixels than any decoder should trust: make it smaller, or remove it",
-    "too-large": "the file is larger than any picture that is read: make it smaller, or remove it",
+    "bomb": "its header claims too many pixels to be trusted: make it smaller, or remove it",
+    "too-large": "the file is larger than 1 GiB: make it smaller, or remove it",
     "png-metadata-too-large": "strip its metadata, e.g. `exiftool -all= FILE`, or save it again",
-    # the file system does not give it
-    "not-regular": "this is no regular file (a pipe, socket, device or folder): remove it from the data folder",
+    # the file system
+    "not-regular": "this is not a regular file (a pipe, socket, device or folder): remove it from the data folder",
     "symlink-loop": "the link leads back to itself or to a folder above it: remove the link",
     "not-found": "put the file there, or remove what points to it",
     "outside-root": "copy the file into the data folder and write its path relative to that folder",
     "permission": "give read permission, e.g. `chmod -R u+rX DATA`",
-    "io-error": "the file system cannot give it: check the path and the disk, then run again",
+    "io-error": "the file system cannot read it: check the path and the disk, then run again",
     "changing": "another program is writing the file: run again when it has finished",
     "vanished": "the file was removed during the run: run again",
-    # its words
+    # captions
     "caption-encoding": "save the caption as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
     "caption-unicode": "remove the NUL or the half surrogate pair from the caption",
     "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
     "table-row": "correct this row of the table",
-    # a line or a row of records
+    # records
     "no-json": "correct or remove this line; `sed -n LINEp FILE` shows it",
-    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW` (-f UTF-16 where it is that)",
+    "not-utf8": "save it as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW` (-f UTF-16 if it is UTF-16)",
     "line-too-long": "a record has at most 64 MiB: split it into several",
-    "text-too-large": "a text has at most 64 MiB: use --text-lines for one document a line, or split the file",
+    "text-too-large": "a text has at most 64 MiB: use --text-lines for one document per line, or split the file",
     "record-field": "correct this field, or remove the record",
-    "record-empty": "there is nothing to learn from it: remove the record",
+    "record-empty": "the record has no content: remove it",
     "record-unicode": "remove the half surrogate pair from the text",
-    "role-order": "put the turns into the order in which they were said, or remove the record",
+    "role-order": "put the turns into the order of the conversation, or remove the record",
     "no-answer": "end the conversation with a turn of the assistant, or remove the record",
     "compressed": "unpack it first, e.g. `gunzip -k FILE` or `zstd -d FILE`",
-    "not-records": "expected one JSON object a line, or one list of objects",
+    "not-records": "expected one JSON object per line, or one list of objects",
     "hub-dataset": "download it, e.g. `hf download --repo-type dataset NAME --local-dir FOLDER`, and give its folder",
-    "script-dataset": "a script is never run: save what it gives as JSON lines and name the file as file_name",
+    "script-dataset": "scripts are not run: save the output as JSON lines and name that file as file_name",
     "unread-form": "save it as JSON lines or parquet, and name that file in dataset_info.json",
-    "not-for-sft": "this form of data is not read: leave it out, or write it as prompts with answers",
-    # tokenisation
+    "not-for-sft": "this form of data is not supported: leave it out, or write it as prompts with answers",
+    # tokenization
     "template": "correct the record, or give another template with --chat-template FILE",
-    "template-rewrites": "give a template that marks what is learned with {% generation %}, by --chat-template FILE",
+    "template-rewrites": "give a template that marks loss tokens with {% generation %}: --chat-template FILE",
     "no-template": "give a template with --chat-template FILE",
     "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
     "record-too-large": "split the record into several, or give more memory with --host-memory",
-    "tokenizer-crash": "it ends the process that tokenises it: remove the record; --retry-failed tries it once more",
+    "tokenizer-crash": "it ends the process that tokenizes it: remove the record; --retry-failed tries it once more",
     # the encoder
-    "non-finite": "the model gives no finite latents for it, in float32 neither: remove the picture",
+    "non-finite": "the model gives NaN or infinity for it, also in float32: remove the image",
     "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
-    "out-of-memory": "it does not fit into memory alone: use a smaller picture or --resolution",
+    "out-of-memory": "it does not fit into memory alone: use a smaller image or --resolution",
     "decoder-crash": "it ends the process that decodes it: save it again; --retry-failed tries it once more",
     "encoder-crash": "it ends the process that encodes it: remove it; --retry-failed tries it once more",
     "decoder-error": "the decoder failed on it: open it in an editor and save it again",
-    # notes: nothing is refused
+    # notes: nothing is rejected
     "hidden": "names that begin with a dot are not used: rename it to use it",
     "cache-folder": "a cache inside the data folder is not read as data",
-    "nested-link": "links inside a linked folder are not followed: the pictures are used under their own names",
+    "nested-link": "links inside a linked folder are not followed: the files are used under their own names",
     "caption-conflict": "remove one of the two caption files, or make them equal",
+    "caption-unused": "no image beside it has this name: rename it, or remove it",
     "unlisted": "add a row to the table to use it",
     "nested-table": "move it to the top of the data folder with paths from there, or build its folder on its own",
     "duplicate-row": "remove one of the rows",
-    "sidecar-unused": "the table decides the captions: remove it to use the files beside the pictures",
+    "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",
     "text-unused": "the folder has records in JSON or parquet: give the text files their own folder to use them",
-    "table-unused": "this form is not read: save it as JSON lines or parquet",
+    "table-unused": "this format is not supported: save it as JSON lines or parquet",
     "all-samples": "num_samples draws at random and is not followed: all records are used",
-    "link": "links are not followed here: put the file or folder itself into the data folder",
+    "unused": "no reader takes these files: convert them if they are data",
     "backslash": "write the paths with / to make the table work on every system",
 }
 _GENERIC = "look at the file; replace or remove it"
@@ -108,7 +108,7 @@ _ERRNO_CAUSES: Mapping[int, str] = {
     errno.EISDIR: "not-regular",
 }
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
-#: First bytes -> cause, for formats that are not read. JPEG XL has a bare and a boxed form (ISO/IEC 18181-2).
+#: First bytes -> reason, for formats that are not supported. JPEG XL has a bare and a boxed form (ISO/IEC 18181-2).
 _MAGIC: Mapping[bytes, str] = {
     b"version https://git-lfs": "git-lfs",
     b"\xff\x0a": "jxl-needs-plugin",
@@ -116,24 +116,24 @@ _MAGIC: Mapping[bytes, str] = {
     b"%!PS": "eps",
     b"\xc5\xd0\xd3\xc6": "eps",
 }
-#: First bytes of the formats that are read: a file that begins so and cannot be decoded is damaged.
+#: First bytes of supported formats: a file that begins so and cannot be decoded is damaged.
 _READ_MAGIC = (b"\xff\xd8", b"\x89PNG", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 
 
 def hint_for(cause: str) -> str:
-    """What to do about a cause, one line; a general word for a cause that is not in the table."""
+    """What to do about a reason, one line; a general sentence for a word that is not in the table."""
     return HINTS.get(cause, _GENERIC)
 
 
 def cause_of(error: OSError) -> str:
-    """The cause word of an error of the operating system; ``io-error`` where there is no better one."""
+    """The reason word of an error of the operating system; ``io-error`` if there is no better one."""
     return _ERRNO_CAUSES.get(error.errno or 0, "io-error")
 
 
 def sniff_cause(data: bytes) -> str:
-    """Why no decoder took these bytes, as a cause word.
+    """Why no decoder took these bytes, as a reason word.
 
-    ``truncated`` means that they begin like a format that is read; ``unknown`` that nothing is known of them.
+    ``truncated`` means that they begin like a supported format; ``unknown`` that they begin like nothing known.
     """
     if not data:
         return "empty"
@@ -149,15 +149,16 @@ def sniff_cause(data: bytes) -> str:
     return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
 
 
-def refusal(name: str, cause: str, detail: str = "", *, stat: StatMemo | None = None) -> Refusal:
-    """A refusal or note with the hint of its cause."""
-    return Refusal(name=name, cause=cause, detail=detail, hint=hint_for(cause), stat=stat)
+def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None = None, count: int = 1) -> Rejected:
+    """A rejected file, or a note, with the hint of its reason."""
+    memo = () if stat is None else (*stat.identity, stat.seen_ns)
+    return Rejected(name=name, reason=cause, detail=detail, hint=hint_for(cause), stat=memo, count=count)
 
 
-def as_refusal(name: str, error: UnusableSampleError, *, stat: StatMemo | None = None) -> Refusal:
+def as_rejected(name: str, error: UnusableSampleError) -> Rejected:
     """The same, from the exception that a read or a decode raised."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
-    return Refusal(name=name, cause=error.slug, detail=detail, hint=error.fix, stat=stat)
+    return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix)
 
 
 def _sniff_iso(data: bytes) -> str:
@@ -170,7 +171,7 @@ def _sniff_iso(data: bytes) -> str:
 
 
 def _sniff_text(data: bytes) -> str:
-    """Markup: a web page, a vector picture or neither."""
+    """Markup: a web page, a vector image or neither."""
     head = data[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not head.startswith(b"<"):
         return "unknown"

@@ -1,9 +1,9 @@
 """From the fields of a line to a record: text, alpaca, sharegpt and OpenAI messages.
 
 Rules are those of LLaMA-Factory's converters where it has one: an instruction and an input are joined by a line
-end, answers in a history are learned as well, sharegpt turns alternate strictly. What it skips with a warning is
-refused here with the field. Beyond it: ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a turn
-say whether it carries loss; tool calls reach the template as objects.
+end, answers in a history are learned as well, sharegpt turns alternate strictly. Records that it skips with a warning
+are rejected here with the field. Beyond it: ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a turn
+say if it carries loss; tool calls reach the template as objects.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.lines import fault, parse_json
-from latentcache.sources.record_format import RecordFormat
-from latentcache.sources.records import Message, Record, chat_record, text_record
-from latentcache.sources.rows import listed, shown
+from latentcache.sources.lines import fault, listed, parse_json, shown
+from latentcache.sources.records import Message, Record, RecordFormat, chat_record, text_record
 
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
@@ -27,7 +25,7 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
     """One parsed line as a record.
 
     Raises:
-        UnusableSampleError: ``slug`` is the cause, ``where`` the field: ``record-field``, ``record-empty``,
+        UnusableSampleError: ``slug`` is the reason, ``where`` the field: ``record-field``, ``record-empty``,
             ``record-unicode``, ``role-order``, ``no-answer``.
     """
     if not isinstance(record, dict):
@@ -112,7 +110,7 @@ def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message
 
 
 def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Roles as they are; the template says which orders it takes beyond what cannot be meant."""
+    """Roles as they are; which orders are allowed is left to the template, within reason."""
     turns = _turns(record, form)
     names = {form.function_tag: "assistant", form.user_tag: "user", form.assistant_tag: "assistant"}
     names |= {form.observation_tag: "tool", form.system_tag: "system", "developer": "developer"}
@@ -184,7 +182,7 @@ def _content(turn: Mapping[str, Any], form: RecordFormat, number: int) -> str:
 
 
 def _learned(turn: Mapping[str, Any], form: RecordFormat, number: int) -> bool:
-    """Whether a turn of the assistant carries loss: unless ``weight`` is 0 or ``train`` is false."""
+    """True if a turn of the assistant carries loss: unless ``weight`` is 0 or ``train`` is false."""
     where = f"{form.messages}[{number}]"
     weight, train = turn.get("weight"), turn.get("train")
     if weight is not None and weight not in (0, 1):
@@ -214,10 +212,7 @@ def _tools(record: Mapping[str, Any], name: str) -> str:
 def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
     """Calls with their arguments as objects: OpenAI has them as text, templates write them as JSON.
 
-    Args:
-        calls: As they stand.
-        where: Their field.
-        inside: Where in a call the record has name and arguments.
+    ``inside`` is where in a call the record has name and arguments.
     """
     if not isinstance(calls, list):
         raise fault("record-field", f"expected a list of calls, found {shown(calls)}", where)
@@ -235,7 +230,7 @@ def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
 
 
 def _json_in(text: str, where: str) -> Any:
-    """What a field holds as JSON; its line is well formed, so a fault of it is the field's."""
+    """The JSON in a field; its line is well formed, so the field is at fault."""
     try:
         return parse_json(text)
     except UnusableSampleError as error:
@@ -244,7 +239,7 @@ def _json_in(text: str, where: str) -> Any:
 
 
 def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
-    """The first field with half a surrogate pair; one that holds it as an escape in JSON only where no other does."""
+    """The first field with half a surrogate pair, else the first with one as an escape in JSON."""
     columns = {
         "text": (form.text,),
         "alpaca": (form.system, form.history, form.prompt, form.query, form.response, form.tools),
@@ -294,6 +289,3 @@ def _optional_list(record: Mapping[str, Any], name: str) -> list[Any]:
 
 def _found(record: Mapping[str, Any], name: str) -> str:
     return shown(record[name]) if name in record else f"the fields {listed(list(record)) or 'none'}"
-
-
-__all__ = ["PASSED", "UnusableSampleError", "map_record"]

@@ -1,256 +1,99 @@
-"""What DATA holds for a token cache: the only place that guesses among files of records.
+"""Which files of DATA hold records.
 
-Decided by what is there, in this order: a folder that ``datasets`` saved (``state.json`` or ``dataset_dict.json``),
-a folder with LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of
-their names; where there are none, its text files. A text file is one document, or one for each line where asked.
-Names that begin with a dot, caches and links are not followed. Cost: one listing of each folder.
+Decided by what is there, in this order: a folder that ``datasets`` saved (``state.json`` or ``dataset_dict.json``), a
+folder with LLaMA-Factory's ``dataset_info.json``, else all files of records below the folder in the byte order of their
+names; if there are none, its text files. A text file is one document, or one for each line if asked. Cost: one
+listing of each folder.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
-from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UnusableSampleError, UsageError
-from latentcache.sources.causes import as_refusal, refusal
-from latentcache.sources.dataset_info import INFO_NAME, is_dataset_info, read_dataset_info
-from latentcache.sources.record_files import RecordFile, read_file
-from latentcache.sources.record_format import TEXT, RecordFormat
-from latentcache.sources.records import Record, RecordLog, RecordScan
-from latentcache.sources.sample import Refusal
-from latentcache.sources.saved import is_saved, saved_files
-from latentcache.sources.share import Share
-from latentcache.sources.sorting import CACHE_SUFFIX, extension_of
+import numpy as np
+from numpy.typing import NDArray
 
-#: Extension in lower case -> kind of file.
-KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}
-#: Forms of records that are not read where they lie loose.
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Rejected
+from latentcache.sources.causes import rejected
+from latentcache.sources.datasets import (
+    DICT_NAME,
+    INFO_NAME,
+    STATE_NAME,
+    is_dataset_info,
+    is_saved,
+    read_dataset_info,
+    saved_files,
+)
+from latentcache.sources.known import strings_of
+from latentcache.sources.record_files import KINDS, Way
+from latentcache.sources.records import TEXT, RecordFormat
+from latentcache.sources.walk import Notes, Walk, extension_of, pack_identity
+
+#: Formats of records that are not read where they are loose.
 _UNREAD = (".csv", ".tsv", ".arrow")
-_PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
-_CACHE_MARKS = frozenset(("CURRENT", "generations"))
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4")
+_WANTED = frozenset((*KINDS, *_UNREAD, *PACKED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordOptions:
-    """What a user says about the records."""
+class RecordFiles:
+    """The F files to read, and the rest."""
 
-    form: RecordFormat | None = None
-    """Of every record; by default each file's first record tells. A dataset_info.json has the word where it is."""
-    text_lines: bool = False
-    """Whether each line of a text file is a document."""
-    datasets: tuple[str, ...] = ()
-    """Names in a dataset_info.json; all that lie on this disk by default."""
-    share: Share | None = None
-    """Of the records, told by their content; all of them by default."""
+    root: Path
+    names: Strings
+    """Below the root."""
+    way: NDArray[np.intp]
+    """(F,) position in ``ways``."""
+    ways: tuple[Way, ...]
+    stats: NDArray[np.uint64]
+    """(F, 5) see ``walk.Level``; zeros for a file without a state."""
+    alone: bool = False
+    """True if DATA is this one file."""
+    rejected: tuple[Rejected, ...] = ()
+    notes: tuple[Rejected, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listing:
-    files: tuple[RecordFile, ...]
-    refused: tuple[Refusal, ...] = ()
-    notes: tuple[Refusal, ...] = ()
-
-
-def scan_records(data: Path, options: RecordOptions | None = None) -> RecordScan:
-    """The records of a file or a folder, not read yet.
+def find_records(
+    data: Path, *, datasets: tuple[str, ...], text_lines: bool, form: RecordFormat | None
+) -> RecordFiles:
+    """The files of records in a file or folder, not opened yet.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
         EmptySourceError: There is no file of records in it.
         SourceError: Its dataset_info.json cannot be read, or pyarrow is needed and not installed.
-        UsageError: A kind of file that is not read, or a data set that is not there.
+        UsageError: A kind of file that is not read, or a data set that does not exist.
     """
-    options = options or RecordOptions()
-    root, listing = _list(data, options)
-    if not listing.files and not listing.refused:
-        raise _nothing(data)
-    if any(file.kind in ("parquet", "arrow") for file in listing.files):
-        _need_pyarrow(data)
-    alone = data.is_file()
-
-    def read(log: RecordLog, without: Collection[str], first: bool) -> Iterator[Record]:
-        log.refused += listing.refused
-        log.notes += listing.notes
-        for file in listing.files:
-            if file.name not in without:
-                yield from islice(_read(file, log, alone=alone), 1 if first else None)
-
-    return RecordScan(root, read, tuple(file.unread() for file in listing.files), share=options.share)
-
-
-def is_corpus(data: Path) -> bool:
-    """Whether DATA is meant for a token cache: a file of records, or a folder of them; no where nobody can tell."""
-    try:
-        if data.is_file():
-            return extension_of(data.name) in KINDS or data.name == INFO_NAME
-        return data.is_dir() and (is_saved(data) or is_dataset_info(data))
-    except OSError:  # whoever reads it has the words for it
-        return False
-
-
-def _list(data: Path, options: RecordOptions) -> tuple[Path, _Listing]:
-    """The folder that names are relative to, and the files."""
     if not data.exists():
         raise SourceNotFoundError(f"there is no data at {data}", where=str(data.absolute()), fix="check the path")
     if data.name == INFO_NAME:
         data = data.parent
     if data.is_file():
-        return data.parent, _Listing(files=(_single(data, options),))
-    if options.datasets and not is_dataset_info(data):
-        raise UsageError(
-            f"{data} has no {INFO_NAME}", where=str(data), fix=f"leave --dataset out, or put {INFO_NAME} there"
-        )
-    if is_saved(data):
-        files = (
-            RecordFile(path=path, name=name, kind="arrow", form=options.form) for path, name in saved_files(data)
-        )
-        return data, _Listing(files=tuple(files))
-    return data, _by_info(data, options) if is_dataset_info(data) else _by_walk(data, options)
-
-
-def _single(path: Path, options: RecordOptions) -> RecordFile:
-    kind = KINDS.get(extension_of(path.name))
-    if kind is None:
-        packed = extension_of(path.name) in _PACKED
-        raise UsageError(
-            f"{path.name} is no file of records that is read",
-            where=str(path),
-            why="it is packed" if packed else f"expected one of {', '.join(KINDS)}",
-            fix="unpack it first, e.g. `gunzip -k` or `zstd -d`" if packed else "name it after what it holds",
-        )
-    return RecordFile(path=path, name=path.name, kind=kind, form=options.form, text_lines=options.text_lines)
-
-
-def _read(file: RecordFile, log: RecordLog, *, alone: bool) -> Iterator[Record]:
-    """One file; one among others that cannot be read is refused.
-
-    Raises:
-        SourceError: It is the only one, or it failed after records of it were given.
-    """
-    given = False
-    try:
-        for record in _records(file, log):
-            given = True
-            yield record
-    except UnusableSampleError as error:
-        if alone or given:
-            raise SourceError(f"{file.name}: {error.what}", where=str(file.path), fix=error.fix) from error
-        log.refused.append(as_refusal(file.name, error))
-
-
-def _records(file: RecordFile, log: RecordLog) -> Iterator[Record]:
-    if file.kind not in ("parquet", "arrow"):
-        return read_file(file, log)
-    # An extra that most data sets do not need.
-    from latentcache.sources.columnar import read_columnar
-
-    return read_columnar(file, log)
-
-
-def _by_info(folder: Path, options: RecordOptions) -> _Listing:
-    datasets, refused, notes = read_dataset_info(folder, options.datasets)
-    files: list[RecordFile] = []
-    for dataset in datasets:
-        path = folder / dataset.file
-        named = _named_folder if path.is_dir() else _named_file
-        listing = named(path, folder, dataset.form)
-        files += listing.files
-        refused += listing.refused
-        notes += listing.notes
-    return _Listing(files=tuple(files), refused=tuple(refused), notes=tuple(notes))
-
-
-def _named_file(path: Path, folder: Path, form: RecordFormat) -> _Listing:
-    """A file that an entry names; one of a form that is not read is refused as a whole."""
-    name, extension = path.relative_to(folder).as_posix(), extension_of(path.name)
-    kind = KINDS.get(extension)
-    if extension in _PACKED:
-        return _Listing(files=(), refused=(refusal(name, "compressed", f"{name} is packed"),))
-    if kind is None:
-        detail = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
-        return _Listing(files=(), refused=(refusal(name, "unread-form", f"{name}: {detail}"),))
-    if kind == "text" and (form.form, form.text) != (TEXT.form, TEXT.text):
-        detail = f"{name} holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
-        return _Listing(files=(), refused=(refusal(name, "unread-form", detail),))
-    # Each line of a text is a row to LLaMA-Factory.
-    return _Listing(files=(RecordFile(path=path, name=name, kind=kind, form=form, text_lines=True),))
-
-
-def _named_folder(path: Path, folder: Path, form: RecordFormat) -> _Listing:
-    """The files of a folder that an entry names; what lies beside its records, as a README does, is noted."""
-    walk, place = _walk(path), path.relative_to(folder).as_posix()
-    each = [_named_file(path / name, folder, form) for name in walk.names]
-    refused = [item for listing in each for item in listing.refused]
-    notes = [replace(note, name=f"{place}/{note.name}") for note in walk.notes]
-    notes += [refusal(item.name, "table-unused", item.detail) for item in refused if item.cause == "unread-form"]
-    return _Listing(
-        files=tuple(file for listing in each for file in listing.files),
-        refused=tuple(item for item in refused if item.cause != "unread-form"),
-        notes=tuple(notes),
-    )
-
-
-@dataclass(slots=True)
-class _Walk:
-    names: list[str]
-    others: Counter[str]
-    notes: list[Refusal]
-
-
-def _walk(folder: Path) -> _Walk:
-    """Names of files below a folder, in byte order."""
-    walk = _Walk([], Counter(), [])
-    for where, folders, files in os.walk(folder):
-        prefix = Path(where).relative_to(folder).as_posix() + "/"
-        prefix = "" if prefix == "./" else prefix
-        kept = [name for name in folders if not _is_left_out(Path(where, name), prefix, walk)]
-        folders[:] = kept
-        walk.names += [prefix + name for name in files if not _is_left_out(Path(where, name), prefix, walk)]
-    walk.names.sort(key=os.fsencode)
-    return walk
-
-
-def _is_left_out(path: Path, prefix: str, walk: _Walk) -> bool:
-    """Whether a name is not followed; a word on it where it could have been meant."""
-    is_folder = path.is_dir()
-    if path.name.startswith("."):
-        return True
-    if path.is_symlink():
-        if is_folder or extension_of(path.name) in KINDS:
-            walk.notes.append(refusal(prefix + path.name, "link", f"the link leads to {path.readlink()}"))
-        return True
-    if is_folder and (path.name.endswith(CACHE_SUFFIX) or {entry.name for entry in path.iterdir()} >= _CACHE_MARKS):
-        walk.notes.append(refusal(prefix + path.name + "/", "cache-folder", "it is a cache"))
-        return True
-    return False
-
-
-def _by_walk(folder: Path, options: RecordOptions) -> _Listing:
-    """All files of records; text files only where there are none."""
-    walk = _walk(folder)
-    kinds = {name: KINDS.get(extension_of(name), "") for name in walk.names}
-    records = [name for name, kind in kinds.items() if kind in ("json", "parquet")]
-    texts = [name for name, kind in kinds.items() if kind == "text"]
-    if records and texts:
-        walk.notes += [refusal(name, "text-unused", f"{name} lies beside records") for name in texts]
-    unread = [name for name in walk.names if extension_of(name) in _UNREAD]
-    walk.notes += [refusal(name, "table-unused", f"{name} is of a form that is not read") for name in unread]
-    files = tuple(
-        RecordFile(path=folder / name, name=name, kind=kinds[name], form=options.form, text_lines=options.text_lines)
-        for name in records or texts
-    )
-    packed = [name for name in walk.names if extension_of(name) in _PACKED]
-    refused = tuple(refusal(name, "compressed", f"{name} is packed") for name in packed)
-    return _Listing(files=files, refused=refused, notes=tuple(walk.notes))
-
-
-def _need_pyarrow(data: Path) -> None:
-    if find_spec("pyarrow") is None:
+        way = Way(kind=_kind_of_single(data), form=form, text_lines=text_lines)
+        files = replace(_named(data.parent, [(data.name, way)]), alone=True)
+    elif datasets and not is_dataset_info(data):
+        fix = f"leave --dataset out, or put {INFO_NAME} there"
+        raise UsageError(f"{data} has no {INFO_NAME}", where=str(data), fix=fix)
+    elif is_saved(data):
+        arrow = Way(kind="arrow", form=form)
+        files = _with_unused(_named(data, [(name, arrow) for name in saved_files(data)]))
+    elif is_dataset_info(data):
+        files = _with_unused(_by_info(data, datasets))
+    else:
+        files = _by_walk(data, Way(kind="", form=form, text_lines=text_lines))
+    if not len(files) and not files.rejected:
+        raise _nothing(data)
+    if any(way.kind in ("parquet", "arrow") for way in files.ways) and find_spec("pyarrow") is None:
         raise SourceError(
             "pyarrow is not installed, and these files need it",
             where=str(data),
@@ -258,10 +101,152 @@ def _need_pyarrow(data: Path) -> None:
             fix="pip install 'latentcache[hf]'",
             slug="extra-missing",
         )
+    return files
+
+
+def is_records_file(data: Path) -> bool:
+    """True if DATA is meant as records by its name or its form: a file of records, or a described folder."""
+    try:
+        if data.is_file():
+            return extension_of(data.name) in KINDS or data.name == INFO_NAME
+        return data.is_dir() and (is_saved(data) or is_dataset_info(data))
+    except OSError:  # whoever reads it reports it
+        return False
+
+
+def _kind_of_single(path: Path) -> str:
+    kind = KINDS.get(extension_of(path.name))
+    if kind is None:
+        packed = extension_of(path.name) in PACKED
+        raise UsageError(
+            f"{path.name} is not a supported file of records",
+            where=str(path),
+            why="it is packed" if packed else f"expected one of {', '.join(KINDS)}",
+            fix="unpack it first, e.g. `gunzip -k` or `zstd -d`" if packed else "rename it by its format",
+        )
+    return kind
+
+
+def _named(
+    root: Path, files: Sequence[tuple[str, Way]], bad: Sequence[Rejected] = (), notes: Sequence[Rejected] = ()
+) -> RecordFiles:
+    """Files that were named one by one."""
+    ways = list(dict.fromkeys(way for _, way in files))
+    stats = np.zeros((len(files), 5), dtype=np.uint64)
+    for number, (name, _) in enumerate(files):
+        try:
+            stats[number] = pack_identity((root / name).stat())
+        except OSError:
+            continue  # reading it gives the reason
+    return RecordFiles(
+        root=root,
+        names=Strings.of(name for name, _ in files),
+        way=np.array([ways.index(way) for _, way in files], dtype=np.intp),
+        ways=tuple(ways),
+        stats=stats,
+        rejected=tuple(bad),
+        notes=tuple(notes),
+    )
+
+
+def _with_unused(files: RecordFiles) -> RecordFiles:
+    """With notes on files below the root that nothing names."""
+    state = [f"{folder}{STATE_NAME}" for folder in {name.rpartition("/")[0] + "/" for name in files.names}]
+    said = [item.name for item in (*files.rejected, *files.notes)]
+    used = {*files.names, *said, *state, INFO_NAME, DICT_NAME, STATE_NAME}
+    walk = Walk(files.root, frozenset(), used=used)
+    for _ in walk:
+        pass
+    walk.note_unused()
+    return replace(files, notes=(*files.notes, *walk.notes.all()))
+
+
+def _by_info(folder: Path, names: tuple[str, ...]) -> RecordFiles:
+    datasets, bad, notes = read_dataset_info(folder, names)
+    files: list[tuple[str, Way]] = []
+    for dataset in datasets:
+        path = folder / dataset.file
+        if not path.is_dir():
+            _take(path.relative_to(folder).as_posix(), dataset.form, files, bad, bad)
+            continue
+        walk = Walk(path, _WANTED)
+        place = path.relative_to(folder).as_posix()
+        for name in _names(walk):
+            _take(f"{place}/{name}", dataset.form, files, bad, notes)
+        walk.note_unused()
+        notes += [replace(note, name=f"{place}/{note.name}") for note in walk.notes.all()]
+        bad += [replace(item, name=f"{place}/{item.name}") for item in walk.rejected]
+    return _named(folder, files, bad, notes)
+
+
+def _names(walk: Walk) -> Iterable[str]:
+    for level, start, stop in walk:
+        yield from (level.prefix + name for name in level.names[start:stop])
+
+
+def _take(
+    name: str, form: RecordFormat, files: list[tuple[str, Way]], bad: list[Rejected], unread: list[Rejected]
+) -> None:
+    """A file that an entry names, or that is in a folder that it names; ``unread`` takes one of another format."""
+    extension = extension_of(name)
+    kind = KINDS.get(extension)
+    if extension in PACKED:
+        bad.append(rejected(name, "compressed", f"{name} is packed"))
+        return
+    if kind is None:
+        why = f"expected one of {', '.join(KINDS)}; found {extension or 'no extension'}"
+    elif kind == "text" and (form.form, form.text) != (TEXT.form, TEXT.text):
+        why = f"it holds texts, whose one column is text, and its entry in {INFO_NAME} names others"
+    else:
+        files.append((name, Way(kind=kind, form=form, text_lines=True)))  # to LLaMA-Factory, each line is a row
+        return
+    unread.append(rejected(name, "unread-form" if unread is bad else "table-unused", f"{name}: {why}"))
+
+
+def _by_walk(folder: Path, common: Way) -> RecordFiles:
+    """All files of records; text files only if there are none."""
+    walk = Walk(folder, _WANTED)
+    names: list[Sequence[str]] = []
+    stats = [np.empty((0, 5), dtype=np.uint64)]
+    kinds: list[str] = []
+    for level, start, stop in walk:
+        some = level.names[start:stop]
+        names.append([level.prefix + name for name in some])
+        stats.append(level.stats[start:stop])
+        kinds += [KINDS.get(extension_of(name), extension_of(name)) for name in some]
+    walk.note_unused()
+    kind = np.array(kinds, dtype=np.str_)
+    every = strings_of(names)
+    chosen = np.flatnonzero(np.isin(kind, ("json", "parquet")))
+    is_text = not len(chosen)
+    chosen = np.flatnonzero(kind == "text") if is_text else chosen
+    _note_others(walk.notes, every, kind, is_text)
+    packed = [
+        rejected(name, "compressed", f"{name} is packed")
+        for name in every.take(np.flatnonzero(np.isin(kind, PACKED)))
+    ]
+    ways = ["text"] if is_text else ["json", "parquet"]
+    used = [way for way in ways if (kind[chosen] == way).any()]
+    return RecordFiles(
+        root=folder,
+        names=every.select(chosen) if len(chosen) < len(every) else every,
+        way=np.searchsorted(np.array(used, dtype=np.str_), kind[chosen]) if used else np.empty(0, dtype=np.intp),
+        ways=tuple(replace(common, kind=way) for way in used),
+        stats=np.concatenate(stats)[chosen],
+        rejected=(*walk.rejected, *packed),
+        notes=walk.notes.all(),
+    )
+
+
+def _note_others(notes: Notes, names: Strings, kind: NDArray[np.str_], is_text: bool) -> None:
+    for name in names.take(np.flatnonzero(np.isin(kind, _UNREAD))):
+        notes.add(rejected(name, "table-unused", f"{name} is of a format that is not supported"))
+    for name in [] if is_text else names.take(np.flatnonzero(kind == "text")):
+        notes.add(rejected(name, "text-unused", f"{name} is beside records"))
 
 
 def _nothing(data: Path) -> EmptySourceError:
-    found = Counter(extension_of(name) or "no extension" for name in _walk(data).names)
+    found = Counter(extension_of(name) or "no extension" for _, _, files in os.walk(data) for name in files)
     counts = ", ".join(f"{count} {extension}" for extension, count in found.most_common(5))
     return EmptySourceError(
         "the data folder holds no records",

@@ -1,9 +1,8 @@
-"""Big files of text, read once from front to back: their lines, their stat memo and their hash come of the same read.
+"""Large text files read once from front to back, and the one strict JSON of this package.
 
-Guarantee: memory is bounded by the longest line that is allowed, whatever the size of the file; the memo describes
-the bytes that were hashed; a file that changes meanwhile is an error when its end is reached. A byte order mark of
-UTF-8 is taken off, one of UTF-16 is an error. Lines end with LF; a CR before it is taken off. Cost, hashing,
-parsing and mapping of 8 kB texts included: 2.4 s of CPU per GB (docs/log.md, 2026-11-20).
+Memory is bounded by the longest allowed line. Stat memo and hash come from the same read; a file that changes
+meanwhile is an error when its end is reached. Lines end with LF; a CR before it is removed. Cost, hashing, parsing
+and mapping of 8 kB texts included: 2.4 s of CPU per GB.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import codecs
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import xxhash
@@ -23,13 +21,13 @@ from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import hint_for
 from latentcache.sources.reading import open_source, unusable
-from latentcache.sources.rows import shown
 
 #: Longest line, and largest text that is one document, in bytes.
 MAX_LINE_BYTES = 64 << 20
+UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHUNK_BYTES = 1 << 20
-_UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstandard"), (b"PK\x03\x04", "zip"), (b"BZh", "bzip2"))
+_SHOWN = 200
 
 
 class LineReader:
@@ -37,20 +35,21 @@ class LineReader:
 
     Args:
         path: A regular file.
-        max_bytes: A longer line is given as None; its bytes are hashed and let go.
+        max_bytes: A longer line is given as None.
 
     Raises:
-        UnusableSampleError: It cannot be opened, is compressed, or begins with a UTF-16 byte order mark.
+        UnusableSampleError: The file cannot be opened, is compressed, or begins with a UTF-16 byte order mark.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LINE_BYTES) -> None:
         self._path, self._max = path, max_bytes
-        self._hash = xxhash.xxh3_128()
-        self._size = 0
+        self._hash, self._size = xxhash.xxh3_128(), 0
         self._file = open_source(path)
         self._before = os.fstat(self._file.fileno())
         try:
-            self._first = self._check_start(self._read())
+            first = self._read()
+            self.has_bom = first.startswith(codecs.BOM_UTF8)
+            self.head = self._checked(first)
         except BaseException:
             self._file.close()
             raise
@@ -58,24 +57,27 @@ class LineReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    @property
-    def head(self) -> bytes:
-        """The first bytes, at most 1 MiB, without a byte order mark."""
-        return self._first
-
     def chunks(self) -> Iterator[bytes]:
-        """All bytes but the byte order mark, in pieces of about 1 MiB."""
-        yield self._first
+        """All bytes but the byte order mark, in pieces of about 1 MiB; ``head`` is the first."""
+        yield self.head
         while chunk := self._read():
             yield chunk
 
+    def all_bytes(self, most: int, error: UnusableSampleError) -> bytes:
+        """All bytes but the byte order mark; raises ``error`` if there are more than ``most``."""
+        pieces, size = [], 0
+        for piece in self.chunks():
+            size += len(piece)
+            if size > most:
+                raise error
+            pieces.append(piece)
+        return b"".join(pieces)
+
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """(number from 1, bytes without the line end) of every line, also empty ones; None where it is too long."""
+        """(number from 1, bytes without the line end) of every line, also empty ones; None if it is too long."""
         number, rest, skipping = 1, b"", False
         for chunk in self.chunks():
             first, *others = chunk.split(b"\n")
@@ -111,13 +113,8 @@ class LineReader:
         self._size += len(chunk)
         return chunk
 
-    def _check_start(self, chunk: bytes) -> bytes:
-        """The first chunk without a byte order mark.
-
-        Raises:
-            UnusableSampleError: ``not-utf8`` or ``compressed``.
-        """
-        if chunk.startswith(_UTF16_BOMS):
+    def _checked(self, chunk: bytes) -> bytes:
+        if chunk.startswith(UTF16_BOMS):
             raise unusable("not-utf8", self._path, "it begins with the byte order mark of UTF-16, expected UTF-8")
         for magic, name in _PACKED:
             if chunk.startswith(magic):
@@ -125,23 +122,25 @@ class LineReader:
         return chunk.removeprefix(codecs.BOM_UTF8)
 
 
-def has_bom(path: Path) -> bool:
-    """Whether a file begins with the byte order mark of UTF-8."""
-    with open_source(path) as file:
-        return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-
-
 def fault(cause: str, detail: str, field: str = "") -> UnusableSampleError:
     """The error of one record; ``where`` is its field."""
     return UnusableSampleError(detail, where=field, fix=hint_for(cause), slug=cause)
 
 
-def decode(raw: bytes) -> str:
-    """UTF-8 as text.
+def shown(value: object) -> str:
+    """A value for a message, cut to a sane length."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
-    Raises:
-        UnusableSampleError: ``not-utf8``, with the byte.
-    """
+
+def listed(columns: Sequence[str]) -> str:
+    """Column names for a message, cut to a sane length."""
+    text = ", ".join(column if column.isprintable() else repr(column) for column in columns)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def decode(raw: bytes) -> str:
+    """UTF-8 as text; raises ``not-utf8`` with the byte."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -155,16 +154,16 @@ def parse_json(text: str) -> Any:
     Raises:
         UnusableSampleError: ``no-json``: not well formed, a name twice in one object, NaN or Infinity, too deep.
     """
-    return _strictly(DECODER.decode, text)
+    return _strictly(_DECODER.decode, text)
 
 
 def parse_json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at a place, and where it ends; raises as :func:`parse_json`."""
-    value, end = _strictly(lambda whole: DECODER.raw_decode(whole, start), text)
+    """The JSON value that begins at ``start``, and where it ends; raises as :func:`parse_json`."""
+    value, end = _strictly(lambda whole: _DECODER.raw_decode(whole, start), text)
     return value, int(end)
 
 
-def _strictly(decoder: Any, text: str) -> Any:
+def _strictly(decoder: Callable[[str], Any], text: str) -> Any:
     try:
         return decoder(text)
     except json.JSONDecodeError as error:
@@ -172,13 +171,13 @@ def _strictly(decoder: Any, text: str) -> Any:
     except RecursionError as error:
         raise fault("no-json", "it is nested too deeply") from error
     except ValueError as error:
-        # Python's own words on long numbers advise a setting of the interpreter.
-        why = "it holds a whole number of thousands of digits" if "integer string" in str(error) else str(error)
+        # Python's own message on long numbers advises a setting of the interpreter.
+        why = "it holds an integer of thousands of digits" if "integer string" in str(error) else str(error)
         raise fault("no-json", why) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names differ: of two equal names the json module keeps the last in silence."""
+    """An object whose names differ: the json module silently keeps the last of two equal names."""
     record = dict(pairs)
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
@@ -191,4 +190,4 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON value")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

@@ -1,9 +1,8 @@
-"""The only place that opens source files.
+"""Opens source files; no other module of this package does.
 
-Guarantee: nothing but a regular file is ever opened, so a pipe or a device never hangs a build or has its state
-changed; a file is read whole into one buffer, and its memo describes exactly these bytes; a file that changes
-while it is read is read once more and then refused. Access times are left alone where the system allows it.
-Cost: six system calls per file beside the bytes.
+Only regular files are opened, so that a pipe or a device never blocks. A file is read whole into one buffer, and its
+memo describes exactly these bytes; a file that changes while it is read is read once more and then rejected. Access
+times are left alone where the system allows it. Cost: six system calls per file beside the bytes.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import BinaryIO
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import cause_of, hint_for, sniff_cause
+from latentcache.sources.causes import cause_of, hint_for
 
-__all__ = ["MAX_SOURCE_BYTES", "hint_for", "open_source", "read_source", "sniff_cause", "stat_source", "unusable"]
-
-#: Files above this are refused before they are read: 100 megapixels of 16-bit RGBA have 800 MB.
+#: Larger files are rejected before they are read: 100 megapixels of 16-bit RGBA have 800 MB.
 MAX_SOURCE_BYTES = 1 << 30
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_ATIME = getattr(os, "O_NOATIME", 0)
@@ -38,10 +35,10 @@ def read_source(path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES) -> tuple
 
     Args:
         path: The file; symbolic links are followed.
-        max_bytes: A larger file is refused unread.
+        max_bytes: A larger file is rejected unread.
 
     Raises:
-        UnusableSampleError: ``slug`` is the cause: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
+        UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
             ``empty``, ``symlink-loop``, ``changing``, ``too-large``, ``out-of-memory``.
     """
     try:
@@ -60,7 +57,7 @@ def read_source(path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES) -> tuple
 
 
 def open_source(path: Path | str) -> BinaryIO:
-    """A regular file, opened for a look at its header; the caller closes it.
+    """A regular file, opened to read its header; the caller closes it.
 
     Raises:
         UnusableSampleError: As :func:`read_source`, without ``changing``.
@@ -96,17 +93,17 @@ def stat_source(path: Path | str) -> StatMemo:
 
 
 def unusable(cause: str, path: Path | str, what: str) -> UnusableSampleError:
-    """The error of one file, with the hint of its cause."""
+    """The error of one file, with the hint of its reason."""
     return UnusableSampleError(what, where=str(path), fix=hint_for(cause), slug=cause)
 
 
 def kind_of(mode: int) -> str:
-    """What a file is that is not regular, in words."""
-    return next((words for test, words in _KINDS if test(mode)), "no regular file")
+    """What a file that is not regular is, such as ``a named pipe``."""
+    return next((words for test, words in _KINDS if test(mode)), "a special file")
 
 
 def _read_once(path: Path | str, max_bytes: int) -> tuple[bytes, StatMemo | None]:
-    """The bytes and their memo, or no memo when the file changed meanwhile."""
+    """The bytes and their memo, or no memo if the file changed meanwhile."""
     _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
     descriptor = _open(path)
     try:
@@ -136,7 +133,7 @@ def _read_bytes(descriptor: int, size: int) -> bytes:
 
 
 def _open(path: Path | str) -> int:
-    """Without touching the access time where that is allowed (the owner and root only)."""
+    """Without touching the access time if the system allows that (owner and root only)."""
     try:
         return os.open(path, _FLAGS | _NO_ATIME)
     except PermissionError:
@@ -144,11 +141,7 @@ def _open(path: Path | str) -> int:
 
 
 def _regular(result: os.stat_result, path: Path | str) -> None:
-    """Refuse what is no regular file.
-
-    Raises:
-        UnusableSampleError: ``not-regular``.
-    """
+    """Raise ``not-regular`` for anything but a regular file."""
     if not stat.S_ISREG(result.st_mode):
         raise unusable("not-regular", path, f"it is {kind_of(result.st_mode)}, not a regular file")
 

@@ -1,194 +1,215 @@
-"""Records of one file: lines of JSON, a list in JSON, text, or rows of a table of columns.
+"""Records of one file: lines of JSON, a list in JSON, text, or rows of parquet and Arrow files.
 
-Guarantee: every line that is not blank gives a record or a refusal with its line and field; a bad one never stops
-those beside it. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB).
+Every line that is not blank gives a record or a rejection with its line and field; a bad line never stops those beside
+it. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow files one
+batch is in memory; their bytes are hashed first, and a file that changes in between is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import refusal
+from latentcache.sources.causes import rejected
 from latentcache.sources.chat import map_record
-from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, has_bom, parse_json, parse_json_at
-from latentcache.sources.reading import MAX_SOURCE_BYTES, unusable
-from latentcache.sources.record_format import EXPECTED, RECORD_RULE, TEXT, RecordFormat, detect_format
-from latentcache.sources.records import Record, RecordLog, RecordSource, UnreadFile
-from latentcache.sources.rows import listed
-from latentcache.sources.sample import Refusal
+from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, listed, parse_json, parse_json_at
+from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
+from latentcache.sources.records import EXPECTED, RECORD_RULE, TEXT, Record, RecordFormat, detect_format
 
-#: A pass ends with an error after so many refusals: this is another kind of file, and memory is not for listing it.
-MAX_REFUSED = 100_000
+#: A scan ends with an error after so many rejected records: this is another kind of file.
+MAX_REJECTED = 100_000
+#: Extension in lower case -> kind of file.
+KINDS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".text": "text"}
 _BLANK = b" \t\r\n"
+_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFile:
-    """One file to read."""
+class Way:
+    """How a file of records is read."""
+
+    kind: str
+    """json, text, parquet or arrow."""
+    form: RecordFormat | None = None
+    """Known from a dataset_info.json or asked for; None: the first record tells."""
+    text_lines: bool = False
+    """True if each line of a text is a document, rather than the whole file."""
+
+    def reading(self, part: str) -> bytes:
+        """16 bytes: equal file bytes that are read alike, for one part, make equal records."""
+        form = None if self.form is None else self.form.as_json()
+        said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE, "part": part}
+        return json_hash(said)
+
+
+@dataclass(slots=True)
+class RecordReader:
+    """The records of one file, read once by iterating. ``stat`` and ``content`` are known at the end."""
 
     path: Path
     name: str
-    """As sources are named."""
-    kind: str
-    """json, text, or a kind of ``columnar``."""
-    form: RecordFormat | None = None
-    """Known from a dataset_info.json or asked for; else the first record tells."""
-    text_lines: bool = False
-    """Whether each line of a text is a document, rather than the whole file."""
+    way: Way
+    rejected: list[Rejected] = field(default_factory=list)
+    """Takes the records that are rejected; may be shared by several readers."""
+    notes: list[Rejected] = field(default_factory=list)
+    stat: StatMemo | None = None
+    content: bytes = b""
+    _form: RecordFormat | None = None
 
-    def unread(self) -> UnreadFile:
-        """The file by its name, and how it is read."""
-        form = None if self.form is None else asdict(self.form)
-        said = {"kind": self.kind, "form": form, "text_lines": self.text_lines, "rule": RECORD_RULE}
-        only_texts = self.kind == "text" or (self.form is not None and self.form.form == "text")
-        return UnreadFile(name=self.name, path=self.path, reading=json_hash(said), only_texts=only_texts)
-
-
-class FileCounter:
-    """Counts and refuses the records of one file.
-
-    Args:
-        file: The file.
-        log: Where refusals go.
-    """
-
-    def __init__(self, file: RecordFile, log: RecordLog) -> None:
-        self._file, self._log = file, log
-        self._form = file.form
-        self.records = self.refused = 0
-
-    def record(self, line: int, value: Any) -> Iterator[Record]:
-        """The record of one parsed line, or nothing and a refusal."""
-        try:
-            record = map_record(value, self._known_form(value), source=self._file.name, line=line)
-        except UnusableSampleError as error:
-            self.refuse(line, error)
-            return
-        self.records += 1
-        yield record
-
-    def refuse(self, line: int, error: UnusableSampleError) -> None:
-        """Log one record that cannot be used.
+    def __iter__(self) -> Iterator[Record]:
+        """Every usable record.
 
         Raises:
-            SourceError: There are too many of them.
+            UnusableSampleError: The file as a whole cannot be read.
+            SourceError: Too many of its records are rejected, or a parquet or Arrow file is damaged.
         """
-        self.refused += 1
-        if len(self._log.refused) >= MAX_REFUSED:
+        self._form = self.way.form
+        with LineReader(self.path) as reader:
+            if reader.has_bom:
+                self.notes.append(rejected(self.name, "bom", f"{self.name} begins with a UTF-8 BOM"))
+            if self.way.kind in ("parquet", "arrow"):
+                for _ in reader.chunks():
+                    pass
+                self.stat, self.content = reader.finish()
+            elif self.way.kind == "text":
+                yield from self._text_lines(reader) if self.way.text_lines else self._whole_text(reader)
+            elif reader.head.lstrip(_BLANK).startswith(b"["):
+                yield from self._json_list(reader)
+            else:
+                yield from self._json_lines(reader)
+            if self.stat is None:
+                self.stat, self.content = reader.finish()
+                return
+        yield from self._columnar()
+        if not self.stat.same_stat(stat_source(self.path)):
+            raise unusable("changing", self.path, "its size or time changed while it was read")
+
+    def _record(self, line: int, value: Any) -> Iterator[Record]:
+        """The record of one parsed line, or nothing and a rejection."""
+        try:
+            yield map_record(value, self._known_form(value), source=self.name, line=line)
+        except UnusableSampleError as error:
+            self._reject(line, error)
+
+    def _reject(self, line: int, error: UnusableSampleError) -> None:
+        if len(self.rejected) >= MAX_REJECTED:
             raise SourceError(
-                f"more than {MAX_REFUSED} records cannot be used",
-                where=f"{self._file.path}:{line}",
+                f"more than {MAX_REJECTED} records are rejected",
+                where=f"{self.path}:{line}",
                 why=f"the latest: {error.what}",
                 fix="check that these are the files you mean, and their form",
             )
-        item = Refusal(
-            name=self._file.name,
-            cause=error.slug,
-            detail=error.what,
-            hint=error.fix.replace("LINE", str(line)),
-            line=line,
-            field=error.where,
+        hint = error.fix.replace("LINE", str(line))
+        self.rejected.append(
+            Rejected(name=self.name, reason=error.slug, detail=error.what, hint=hint, line=line, field=error.where)
         )
-        self._log.refused.append(item)
-
-    def finish(self, stat: StatMemo, content: bytes) -> None:
-        """Log the file as read."""
-        source = RecordSource(
-            name=self._file.name,
-            stat=stat,
-            content=content,
-            records=self.records,
-            refused=self.refused,
-            reading=self._file.unread().reading,
-        )
-        self._log.sources.append(source)
 
     def _known_form(self, value: Any) -> RecordFormat:
         if self._form is None:
-            found = detect_format(value) if isinstance(value, dict) else None
-            if found is None:
-                fields = listed(list(value)) if isinstance(value, dict) else type(value).__name__
-                raise fault("record-field", f"expected {EXPECTED}; found {fields or 'no fields'}")
-            self._form = found
+            self._form = detect_format(value) if isinstance(value, dict) else None
+        if self._form is None:
+            fields = listed(list(value)) if isinstance(value, dict) else type(value).__name__
+            raise fault("record-field", f"expected {EXPECTED}; found {fields or 'no fields'}")
         return self._form
 
+    def _lines(self, reader: LineReader) -> Iterator[tuple[int, str]]:
+        """Every line with something on it as text; others are rejected."""
+        for line, raw in reader.lines():
+            if raw is not None and not raw.strip(_BLANK):
+                continue
+            try:
+                if raw is None:
+                    raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
+                yield line, decode(raw)
+            except UnusableSampleError as error:
+                self._reject(line, error)
 
-def read_file(file: RecordFile, log: RecordLog) -> Iterator[Record]:
-    """The records of a file of JSON or text; the rest is logged.
+    def _json_lines(self, reader: LineReader) -> Iterator[Record]:
+        if reader.head.lstrip(_BLANK).split(b"\n", 1)[0].strip(_BLANK) == b"{":  # pretty-printed
+            raise unusable("not-records", self.path, "it is one JSON object over several lines")
+        for line, text in self._lines(reader):
+            try:
+                value = parse_json(text)
+            except UnusableSampleError as error:
+                self._reject(line, error)
+                continue
+            yield from self._record(line, value)
 
-    Raises:
-        UnusableSampleError: The file as a whole cannot be read; nothing of it is logged as a source.
-        SourceError: Too many of its records cannot be used.
-    """
-    if has_bom(file.path):
-        log.notes.append(refusal(file.name, "bom", f"{file.name} begins with a UTF-8 BOM"))
-    counter = FileCounter(file, log)
-    with LineReader(file.path) as reader:
-        if file.kind == "text":
-            yield from _text_lines(reader, counter) if file.text_lines else _whole_text(reader, counter, file)
-        elif reader.head.lstrip(_BLANK).startswith(b"["):
-            yield from _json_list(reader, counter, file)
-        else:
-            yield from _json_lines(reader, counter, file)
-        counter.finish(*reader.finish())
+    def _text_lines(self, reader: LineReader) -> Iterator[Record]:
+        for line, text in self._lines(reader):
+            yield from self._record(line, {TEXT.text: text})
 
-
-def _json_lines(reader: LineReader, counter: FileCounter, file: RecordFile) -> Iterator[Record]:
-    if _is_one_object(reader.head):
-        raise unusable("not-records", file.path, "it is one JSON object over several lines")
-    for line, raw in reader.lines():
-        if raw is not None and not raw.strip(_BLANK):
-            continue
+    def _whole_text(self, reader: LineReader) -> Iterator[Record]:
+        too_large = unusable("text-too-large", self.path, "it has more than 64 MiB")
         try:
-            value = parse_json(decode(_not_too_long(raw)))
+            text = decode(reader.all_bytes(MAX_LINE_BYTES, too_large))
         except UnusableSampleError as error:
-            counter.refuse(line, error)
-            continue
-        yield from counter.record(line, value)
+            if error is too_large:
+                raise
+            self._reject(1, error)
+            return
+        yield from self._record(1, {TEXT.text: text})
 
+    def _json_list(self, reader: LineReader) -> Iterator[Record]:
+        """The items of a list; a list that is not well formed ends with an error: there is no place to go on."""
+        words = "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it"
+        text = decode(reader.all_bytes(MAX_SOURCE_BYTES, unusable("too-large", self.path, words)))
+        place, line = _skip(text, text.index("[") + 1), 1
+        counted, first = 0, True
+        while text[place : place + 1] != "]":
+            if not first and text[place : place + 1] != ",":
+                at = line + text.count("\n", counted, place)
+                raise fault("no-json", f"expected , or ] after an item in line {at}")
+            place = place if first else _skip(text, place + 1)
+            line, counted = line + text.count("\n", counted, place), place
+            try:
+                value, place = parse_json_at(text, place)
+            except UnusableSampleError as error:
+                raise fault(error.slug, f"the list is broken in or after line {line}: {error.what}") from error
+            yield from self._record(line, value)
+            place, first = _skip(text, place), False
+        if text[place + 1 :].strip():
+            raise fault("no-json", "there is something after the end of the list")
 
-def _is_one_object(head: bytes) -> bool:
-    """Whether a file begins with an object that does not end on its line, as pretty-printed JSON does."""
-    return head.lstrip(_BLANK).split(b"\n", 1)[0].strip(_BLANK) == b"{"
+    def _columnar(self) -> Iterator[Record]:
+        # An extra that most data sets do not need.
+        import pyarrow
 
-
-def _json_list(reader: LineReader, counter: FileCounter, file: RecordFile) -> Iterator[Record]:
-    """The items of a list; a list that is not well formed ends with an error, as there is no place to go on."""
-    pieces, size = [], 0
-    for piece in reader.chunks():
-        size += len(piece)
-        if size > MAX_SOURCE_BYTES:
-            raise unusable("too-large", file.path, "a JSON list has at most 1 GiB; `jq -c '.[]'` makes lines of it")
-        pieces.append(piece)
-    text = decode(b"".join(pieces))
-    pieces.clear()
-    yield from _items(text, counter)
-
-
-def _items(text: str, counter: FileCounter) -> Iterator[Record]:
-    place, line = _skip(text, text.index("[") + 1), 1
-    counted, first = 0, True
-    while text[place : place + 1] != "]":
-        if not first and text[place : place + 1] != ",":
-            raise fault(
-                "no-json", f"expected , or ] after an item in line {line + text.count(chr(10), counted, place)}"
-            )
-        place = place if first else _skip(text, place + 1)
-        line, counted = line + text.count("\n", counted, place), place
         try:
-            value, place = parse_json_at(text, place)
-        except UnusableSampleError as error:
-            raise fault(error.slug, f"the list is broken in or after line {line}: {error.what}") from error
-        yield from counter.record(line, value)
-        place, first = _skip(text, place), False
-    if text[place + 1 :].strip():
-        raise fault("no-json", "there is something after the end of the list")
+            rows = _parquet_rows(self.path) if self.way.kind == "parquet" else _arrow_rows(self.path)
+            for number, row in enumerate(rows, start=1):
+                yield from self._record(number, row)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise SourceError(
+                f"{self.path.name} cannot be read as {self.way.kind}",
+                where=str(self.path),
+                why=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                fix="download or export it again",
+            ) from error
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as table:
+        for batch in table.iter_batches(batch_size=_ROWS):
+            yield from batch.to_pylist()
+
+
+def _arrow_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.ipc
+
+    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        for batch in stream:
+            for start in range(0, batch.num_rows, _ROWS):
+                yield from batch.slice(start, _ROWS).to_pylist()
 
 
 def _skip(text: str, place: int) -> int:
@@ -196,46 +217,3 @@ def _skip(text: str, place: int) -> int:
     while text[place : place + 1].isspace():
         place += 1
     return place
-
-
-def _text_lines(reader: LineReader, counter: FileCounter) -> Iterator[Record]:
-    for line, raw in reader.lines():
-        if raw is not None and not raw.strip(_BLANK):
-            continue
-        try:
-            text = decode(_not_too_long(raw))
-        except UnusableSampleError as error:
-            counter.refuse(line, error)
-            continue
-        yield from counter.record(line, {TEXT.text: text})
-
-
-def _whole_text(reader: LineReader, counter: FileCounter, file: RecordFile) -> Iterator[Record]:
-    pieces, size = [], 0
-    for piece in reader.chunks():
-        size += len(piece)
-        if size > MAX_LINE_BYTES:
-            raise unusable("text-too-large", file.path, "it has more than 64 MiB")
-        pieces.append(piece)
-    try:
-        text = decode(b"".join(pieces))
-    except UnusableSampleError as error:
-        counter.refuse(1, error)
-        return
-    yield from counter.record(1, {TEXT.text: text})
-
-
-def _not_too_long(raw: bytes | None) -> bytes:
-    if raw is None:
-        raise fault("line-too-long", f"the line has more than {MAX_LINE_BYTES} bytes")
-    return raw
-
-
-def read_rows(
-    file: RecordFile, rows: Iterable[dict[str, Any]], stat: StatMemo, content: bytes, log: RecordLog
-) -> Iterator[Record]:
-    """The records of rows that were read elsewhere, numbered from 1."""
-    counter = FileCounter(file, log)
-    for number, row in enumerate(rows, start=1):
-        yield from counter.record(number, row)
-    counter.finish(stat, content)

@@ -1,235 +1,375 @@
-"""Which picture files a folder holds, found in one pass over its directories.
+"""One pass over the folders of DATA: every file is listed, rejected or noted, and the walk always ends.
 
-Guarantee: every picture file below the root is listed, refused or noted, none twice under one name; the walk
-always ends, see ``sorting``; results are in the byte order of names. Files are never opened.
-Cost: one scandir per folder and one stat per picture. Memory, where pictures are taken as they come: the names of the
-pictures in one folder and in those above it.
+Links: a link to a place inside the root is followed under the link's name; a link out of the root, to nothing or to a
+folder above itself is rejected; links inside a linked folder to other folders are noted. Names that begin with a dot
+are noted. Caches are noted and not entered. Files are never opened. Cost: one scandir per folder and one stat per
+wanted file.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import stat
+from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import SourceError
-from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import cause_of, refusal
-from latentcache.sources.sample import Refusal, StatColumns, unpack_identity
-from latentcache.sources.sorting import CACHE_MARKS, READ_EXTENSIONS, Folder, Level, Said, sort_out, stateless
+from latentcache.fields.table import Rejected
+from latentcache.sources.causes import cause_of, rejected
+from latentcache.sources.reading import kind_of
 
-#: Pictures that are given at once.
-_TOGETHER = 1 << 13
+#: Ending of the folders that `latentcache build` makes by default.
+CACHE_SUFFIX = ".latentcache"
+#: Metadata tables, read in the data folder itself.
+TABLE_NAMES = ("metadata.csv", "metadata.jsonl")
+_CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
+#: Notes of one reason that are given one by one; the rest is one note with a count.
+_NOTES_EACH = 100
+_WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
-    """Some pictures of one folder, in the byte order of their names, and the caption files beside them."""
+class Notes:
+    """Notes by reason: the first ones one by one, the rest counted."""
 
-    root: Path
-    names: Sequence[str]
+    def __init__(self) -> None:
+        self._first: dict[str, list[Rejected]] = defaultdict(list)
+        self._more: dict[str, tuple[Rejected, int]] = {}
+
+    def add(self, item: Rejected) -> None:
+        """One more note."""
+        kept = self._first[item.reason]
+        if len(kept) < _NOTES_EACH:
+            kept.append(item)
+        else:
+            first, count = self._more.get(item.reason, (item, 0))
+            self._more[item.reason] = first, count + item.count
+
+    def all(self) -> tuple[Rejected, ...]:
+        """In the byte order of names; those that were only counted at the end."""
+        more = [
+            rejected(first.name, reason, f"{count} more, such as {first.name}: {first.detail}", count=count)
+            for reason, (first, count) in self._more.items()
+        ]
+        return (*in_order([item for kept in self._first.values() for item in kept]), *more)
+
+
+@dataclass(slots=True)
+class Level:
+    """The wanted files of one folder."""
+
+    prefix: str
+    """Of the names in it: empty for the root, else with ``/`` at the end."""
+    names: list[str]
+    """Without the prefix, in byte order."""
     stats: NDArray[np.uint64]
-    """(P, 5), see ``sample.SampleColumns``."""
-    texts: Mapping[str, str]
-    outside_texts: Set[str]
+    """(n, 5) size, mtime_ns, ctime_ns, inode, device; times before 1970 wrap into 64 bits."""
+    links_out: AbstractSet[str]
+    """Of ``names``, those that lead out of the root; only of ``loose`` endings."""
+    mark: Any = None
+    """The consumer's own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    path: str
+    prefix: str
+    linked: bool = False
+
+
+@dataclass(slots=True)
+class _Listed:
+    """One folder while it is sorted out."""
+
+    folder: _Folder
+    names: list[str] = field(default_factory=list)
+    odd: dict[str, os.stat_result] = field(default_factory=dict)
+    """Of links: the state of what they lead to."""
+    links_out: set[str] = field(default_factory=set)
+    folders: list[_Folder] = field(default_factory=list)
+
+
 class Walk:
-    """What a folder holds. Names are relative to the root with ``/``, see ``sample``."""
+    """The files below a folder whose names end in wanted extensions; to be gone through once.
 
-    root: Path
-    names: Sequence[str]
-    """Of the pictures."""
-    stats: NDArray[np.uint64]
-    """(P, 5) the stat of each, see ``sample.SampleColumns``."""
-    texts: Mapping[str, str]
-    """Caption files: path with the extension in lower case -> path as it is."""
-    outside_texts: frozenset[str]
-    """Those that are links to a place outside the root."""
-    others: Mapping[str, int]
-    """Files that are no pictures: extension in lower case -> how many."""
-    refused: tuple[Refusal, ...]
-    notes: tuple[Refusal, ...]
-
-    @property
-    def pictures(self) -> Iterator[tuple[str, StatMemo]]:
-        """Every picture with its stat."""
-        return zip(self.names, map(unpack_identity, self.stats.tolist()), strict=True)
-
-
-class PictureWalk:
-    """The pictures below a folder in the byte order of their names, some at a time; to be gone through once.
-
-    What there is to say of the rest is known in the end.
+    Iterating gives (level, start, stop): a span of ``level.names``. Spans come in the byte order of whole names
+    (``a-b.png``, ``a.png``, ``a/...``), so a folder with subfolders comes in several. ``rejected`` and ``notes`` are
+    whole at the end.
 
     Args:
         root: The folder.
+        wanted: Extensions in lower case with their dot.
+        loose: Of these, the ones whose links may be broken or lead out of the root (captions; the user of the file
+            says so).
+        used: Names of other files that are read, and so are not unused.
+
+    Raises:
+        SourceError: The folder itself cannot be listed (when iterated).
     """
 
-    def __init__(self, root: Path) -> None:
-        start = os.fspath(root)
-        self.root = root
-        self._said = Said(start, os.path.realpath(start))
+    def __init__(
+        self,
+        root: Path,
+        wanted: AbstractSet[str],
+        *,
+        loose: AbstractSet[str] = frozenset(),
+        used: AbstractSet[str] = frozenset(),
+    ) -> None:
+        self.root, self._wanted, self._loose, self._used = root, wanted, loose, used
+        # In the one case in which they are written, mostly: saves a call per file.
+        self._plain = frozenset((*wanted, *map(str.upper, wanted)))
+        self._start, self._real = os.fspath(root), os.path.realpath(root)
+        self.others: Counter[str] = Counter()
+        """Files of other extensions: extension -> how many."""
+        self.notes, self.rejected = Notes(), list[Rejected]()
+        self._examples: dict[str, list[str]] = defaultdict(list)
+        self._loops: dict[tuple[int, int], tuple[bool, Rejected]] = {}
 
-    @property
-    def others(self) -> Mapping[str, int]:
-        """Files that are no pictures: extension in lower case -> how many."""
-        return self._said.others
-
-    @property
-    def refused(self) -> list[Refusal]:
-        """In no order."""
-        return [*self._said.refused, *(item for _, item in self._said.loops.values())]
-
-    @property
-    def notes(self) -> list[Refusal]:
-        """In no order."""
-        return self._said.notes
-
-    def __iter__(self) -> Iterator[Pictures]:
-        """Goes through them.
-
-        Raises:
-            SourceError: The folder itself cannot be listed; what is below it is refused under its name.
-        """
-        open_folders = [self._inside(Folder(self._said.root, ""))]
+    def __iter__(self) -> Iterator[tuple[Level, int, int]]:
+        """Goes through them."""
+        open_folders = [self._inside(_Folder(self._start, ""))]
         while open_folders:
             item = next(open_folders[-1], None)
             if item is None:
                 open_folders.pop()
-            elif isinstance(item, Folder):
+            elif isinstance(item, _Folder):
                 open_folders.append(self._inside(item))
             else:
                 yield item
+        self.rejected += [item for _, item in self._loops.values()]
 
-    def _inside(self, folder: Folder) -> Iterator[Pictures | Folder]:
-        """What is in one folder, with the folders in it where their names come: ``a-b.png``, ``a.png``, ``a/``."""
-        level = Level()
-        names = _listed(folder, level, self._said)
-        in_bytes = not all(map(str.isascii, names)) or any(not f.prefix.isascii() for f in level.folders)
+    def note_unused(self) -> None:
+        """Note the files of other extensions, one note for each extension."""
+        for extension, count in self.others.items():
+            names = self._examples[extension]
+            words = f"{count} file{'s' * (count > 1)} {f'ending in {extension}' if extension else 'without ending'}"
+            detail = f"{words}: {', '.join(names)}{', ...' * (count > len(names))}"
+            self.notes.add(rejected(names[0], "unused", detail, count=count))
+
+    def _inside(self, folder: _Folder) -> Iterator[tuple[Level, int, int] | _Folder]:
+        """One folder, with the folders in it at the place of their names."""
+        found = self._listed(folder)
+        level = self._stated(found)
+        names, done, cut = level.names, 0, len(folder.prefix)
+        in_bytes = not all(map(str.isascii, (*names, *(below.prefix for below in found.folders))))
         order = os.fsencode if in_bytes else str
-        names.sort(key=order if in_bytes else None)
-        done, cut = 0, len(folder.prefix)
-        for below in sorted(level.folders, key=lambda item: order(item.prefix)):
+        for below in sorted(found.folders, key=lambda item: order(item.prefix)):
             end = bisect_left(names, order(below.prefix[cut:]), lo=done, key=order)
-            yield from self._stated(names[done:end], folder, level)
+            if end > done or level.mark is None:
+                yield level, done, end
             yield below
             done = end
-        yield from self._stated(names[done:] if done else names, folder, level)
+        if done < len(names) or not found.folders:
+            yield level, done, len(names)
 
-    def _stated(self, names: Sequence[str], folder: Folder, level: Level) -> Iterator[Pictures]:
-        """Pictures of one folder with their stats."""
-        odd, path, prefix, lstat = level.pictures, folder.path + "/", folder.prefix, os.lstat
-        at_least = 1 if level.texts else 0  # captions without pictures are given, too
-        for start in range(0, max(len(names), at_least), _TOGETHER):
-            columns = StatColumns()
-            for name in names[start : start + _TOGETHER]:
-                try:
-                    columns.add(prefix + name, odd.get(name) or lstat(path + name))
-                except OSError as error:
-                    self._said.refused.append(stateless(prefix + name, error))
-            yield Pictures(
-                root=self.root,
-                names=columns.names,
-                stats=columns.stats,
-                texts=level.texts,
-                outside_texts=level.outside_texts,
-            )
+    def _stated(self, found: _Listed) -> Level:
+        """The files of a folder in byte order with their stats."""
+        names = found.names
+        names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
+        path, lstat, numbers = found.folder.path + "/", os.lstat, array("Q")
+        odd, gone = found.odd, set()
+        for name in names:
+            try:
+                state = odd.get(name) or lstat(path + name)
+            except OSError as error:
+                gone.add(name)
+                self.rejected.append(_stateless(found.folder.prefix + name, error))
+                continue
+            try:
+                numbers.extend((state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev))
+            except OverflowError:  # a time before 1970
+                del numbers[5 * (len(numbers) // 5) :]
+                numbers.extend(pack_identity(state))
+        if gone:
+            names = [name for name in names if name not in gone]
+        stats = np.frombuffer(numbers, dtype=np.uint64).reshape(-1, 5)
+        return Level(found.folder.prefix, names, stats, found.links_out)
+
+    def _listed(self, folder: _Folder) -> _Listed:
+        found, rest, plain = _Listed(folder), list[os.DirEntry[str]](), self._plain
+        names = found.names
+        try:
+            with os.scandir(folder.path) as listing:
+                for entry in listing:
+                    name = entry.name
+                    if name[name.rfind(".") :] in plain and name[0] != "." and _is_file(entry):
+                        names.append(name)
+                    else:
+                        rest.append(entry)
+        except OSError as error:
+            if not folder.prefix:
+                raise unlistable(folder.path, error) from error
+            detail = f"the folder cannot be listed: {error.strerror}"
+            self.rejected.append(rejected(folder.prefix, cause_of(error), detail))
+            return _Listed(folder)
+        own = {entry.name for entry in rest} if folder.prefix else set()
+        if "shards" in own and own & _CACHE_MARKS:
+            self.notes.add(rejected(folder.prefix, "cache-folder", "it holds a cache"))
+            return _Listed(folder)
+        for entry in sorted(rest, key=attrgetter("name")):
+            try:
+                self._sort_out(entry, folder.prefix + entry.name, found)
+            except OSError as error:
+                self.rejected.append(_stateless(folder.prefix + entry.name, error))
+        return found
+
+    def _sort_out(self, entry: os.DirEntry[str], name: str, found: _Listed) -> None:
+        """One name that is not plainly a wanted file."""
+        extension = extension_of(entry.name)
+        if entry.name.startswith("."):
+            self._hidden(entry, name, extension)
+        elif entry.is_symlink():
+            self._link(entry, name, extension, found)
+        elif entry.is_dir(follow_symlinks=False):
+            if entry.name.endswith(CACHE_SUFFIX):
+                self.notes.add(rejected(name + "/", "cache-folder", f"its name ends in {CACHE_SUFFIX}"))
+            else:
+                found.folders.append(_Folder(entry.path, name + "/", found.folder.linked))
+        elif extension not in self._wanted:
+            self._other(name, extension)
+        elif entry.is_file(follow_symlinks=False):
+            found.names.append(entry.name)
+        else:
+            self._not_regular(name, entry.stat(follow_symlinks=False).st_mode)
+
+    def _hidden(self, entry: os.DirEntry[str], name: str, extension: str) -> None:
+        """A name that begins with a dot: of a folder, how many files are in it."""
+        if not entry.is_symlink() and entry.is_dir(follow_symlinks=False):
+            count = sum(len(files) for _, _, files in os.walk(entry.path))
+            if count:
+                detail = f"its name begins with a dot; {count} file{'s' * (count > 1)} in it"
+                self.notes.add(rejected(name + "/", "hidden", detail, count=count))
+        elif extension in self._wanted:
+            self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
+        else:
+            self._other(name, extension)
+
+    def _link(self, entry: os.DirEntry[str], name: str, extension: str, found: _Listed) -> None:
+        """A symbolic link: followed if it ends inside the root."""
+        try:
+            target = entry.stat()
+        except OSError as error:
+            self._broken(entry, name, extension, error, found)
+            return
+        inside, leads_to = is_inside(entry.path, self._real), f"the link leads to {os.readlink(entry.path)}"  # noqa: PTH115
+        if stat.S_ISDIR(target.st_mode):
+            if inside:
+                self._linked_folder(entry, name, leads_to, found)
+            else:
+                self.rejected.append(rejected(name, "outside-root", leads_to))
+        elif extension not in self._wanted:
+            self._other(name, extension)
+        elif not inside and extension not in self._loose:
+            self.rejected.append(rejected(name, "outside-root", leads_to))
+        elif not stat.S_ISREG(target.st_mode):
+            self._not_regular(name, target.st_mode)
+        else:
+            found.names.append(entry.name)
+            found.odd[entry.name] = target
+            if not inside:
+                found.links_out.add(entry.name)
+
+    def _broken(self, entry: os.DirEntry[str], name: str, extension: str, error: OSError, found: _Listed) -> None:
+        """A link that leads nowhere: rejected if a file is meant, a note if it could be a folder."""
+        if extension in self._loose:
+            found.names.append(entry.name)
+            found.odd[entry.name] = entry.stat(follow_symlinks=False)
+            return
+        item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
+        if extension in self._wanted or error.errno != errno.ENOENT:
+            self.rejected.append(item)
+        else:
+            self.notes.add(item)
+
+    def _linked_folder(self, entry: os.DirEntry[str], name: str, leads_to: str, found: _Listed) -> None:
+        """Follow a link to a folder inside the root once, unless that would never end."""
+        folder = found.folder
+        target, link = entry.stat(), entry.stat(follow_symlinks=False)
+        if (target.st_dev, target.st_ino) in self._folders_above(folder):
+            known, item = self._loops.get((link.st_dev, link.st_ino)), f"{leads_to}, a folder above it"
+            if known is None or (known[0] and not folder.linked):
+                self._loops[link.st_dev, link.st_ino] = folder.linked, rejected(name, "symlink-loop", item)
+        elif folder.linked:
+            self.notes.add(rejected(name, "nested-link", leads_to))
+        else:
+            found.folders.append(_Folder(entry.path, name + "/", linked=True))
+
+    def _folders_above(self, folder: _Folder) -> set[tuple[int, int]]:
+        """Device and inode of a folder and of all above it, up to the root."""
+        parts = folder.prefix.split("/")[:-1]
+        paths = ["/".join([self._start, *parts[:depth]]) for depth in range(len(parts) + 1)]
+        results = [os.stat(path) for path in paths]  # noqa: PTH116 - the names are strings here
+        return {(result.st_dev, result.st_ino) for result in results}
+
+    def _other(self, name: str, extension: str) -> None:
+        folder, _, file = name.rpartition("/")
+        if name in self._used:
+            return
+        if folder and file in TABLE_NAMES:
+            self.notes.add(rejected(name, "nested-table", f"only a table in {self._start} itself is read"))
+            return
+        self.others[extension] += 1
+        if len(self._examples[extension]) < 3:
+            self._examples[extension].append(name)
+
+    def _not_regular(self, name: str, mode: int) -> None:
+        self.rejected.append(rejected(name, "not-regular", f"it is {kind_of(mode)}, not a regular file"))
 
 
-def walk_pictures(root: Path) -> Walk:
-    """Find the picture files and caption files below a folder.
-
-    Raises:
-        SourceError: The folder itself cannot be listed; what is below it is refused under its name.
-    """
-    walk, names, stats = PictureWalk(root), list[str](), [np.empty((0, 5), dtype=np.uint64)]
-    texts, outside = dict[str, str](), set[str]()
-    for some in walk:
-        names += some.names
-        stats.append(some.stats)
-        texts |= some.texts
-        outside |= some.outside_texts
-    return Walk(
-        root=root,
-        names=names,
-        stats=np.concatenate(stats),
-        texts=texts,
-        outside_texts=frozenset(outside),
-        others=walk.others,
-        refused=in_order(walk.refused),
-        notes=in_order(walk.notes),
-    )
+def extension_of(name: str) -> str:
+    """The extension in lower case with its dot; empty when there is none."""
+    dot = name.rfind(".")
+    return name[dot:].lower() if dot >= 0 else ""
 
 
-def in_order(refusals: list[Refusal]) -> tuple[Refusal, ...]:
+def is_inside(path: str, real_root: str) -> bool:
+    """True if a path, its links resolved, is in a folder whose own path has no links."""
+    real = os.path.realpath(path)
+    return real == real_root or real.startswith(real_root.rstrip("/") + "/")
+
+
+def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
     """In the byte order of names."""
-    return tuple(sorted(refusals, key=lambda item: os.fsencode(item.name)))
+    return tuple(sorted(items, key=lambda item: os.fsencode(item.name)))
 
 
-def check_listable(root: Path) -> None:
-    """Refuse a folder that cannot be listed.
-
-    Raises:
-        SourceError: It cannot.
-    """
-    try:
-        os.scandir(root).close()
-    except OSError as error:
-        raise _unlistable(os.fspath(root), error) from error
+def pack_identity(state: os.stat_result) -> tuple[int, ...]:
+    """Size, mtime, ctime, inode and device as unsigned 64-bit numbers."""
+    values = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
+    return tuple([value & _WORD for value in values])
 
 
-def _listed(folder: Folder, level: Level, said: Said) -> list[str]:
-    """List one folder and sort out what is in it; gives the names of its pictures in no order."""
-    plain, rest = list[str](), list[os.DirEntry[str]]()
-    try:
-        with os.scandir(folder.path) as listing:
-            for entry in listing:
-                name = entry.name
-                if (
-                    folder.hidden
-                    or name[name.rfind(".") :] not in READ_EXTENSIONS
-                    or name[0] == "."
-                    or not _is_file(entry)
-                ):
-                    rest.append(entry)
-                else:
-                    plain.append(name)
-    except OSError as error:
-        if not folder.prefix:
-            raise _unlistable(folder.path, error) from error
-        detail = f"the folder cannot be listed: {error.strerror}"
-        item = refusal(folder.prefix, cause_of(error), detail)
-        (said.notes if folder.hidden else said.refused).append(item)
-        return []
-    if folder.prefix and CACHE_MARKS.issubset(entry.name for entry in rest):
-        said.notes.append(refusal(folder.prefix, "cache-folder", "it holds CURRENT and generations/"))
-        return []
-    for entry in sorted(rest, key=attrgetter("name")):
-        sort_out(entry, folder, level, said)
-    return plain + list(level.pictures) if level.pictures else plain
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Whether a name is surely a plain file; what the system does not say of it is said later, in words."""
-    try:
-        return entry.is_file(follow_symlinks=False)
-    except OSError:
-        return False
-
-
-def _unlistable(path: str, error: OSError) -> SourceError:
+def unlistable(path: str, error: OSError) -> SourceError:
+    """The error of a data folder that cannot be listed."""
     return SourceError(
         f"the data folder cannot be listed: {path}",
         where=path,
         why=str(error.strerror),
         fix=f"check it with `ls -la {shlex.quote(path)}`",
     )
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """True if a name is surely a plain file; other states are sorted out one by one."""
+    try:
+        return entry.is_file(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _stateless(name: str, error: OSError) -> Rejected:
+    """A name of which the system does not say what it is."""
+    if isinstance(error, FileNotFoundError):
+        return rejected(name, "vanished", "it was removed while the folder was listed")
+    return rejected(name, cause_of(error), f"its state cannot be read: {error.strerror}")

@@ -1,0 +1,227 @@
+"""What the last snapshot says of the same files: matched by name, believed where the stat memo is trusted.
+
+All in columns: about 1 us per file. A file is trusted if size, times, inode and device are those of its memo and it
+was not written within two seconds of being hashed (``identity.stat``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
+from latentcache.identity import stat as stat_rule
+from latentcache.identity.content import HASH_BYTES
+
+_SLICE = 1 << 14
+
+
+def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
+    """(n,) position of each of ``names`` in ``others``; -1 if it is absent, the first one if it is there twice."""
+    front = _equal_front(names, others)
+    place = np.full(len(names), -1, dtype=np.int64)
+    place[:front] = np.arange(front)
+    if front < len(names) and front < len(others):
+        back = _equal_back(names, others, front)
+        place[len(names) - back :] = np.arange(len(others) - back, len(others))
+        _by_hash(names, range(front, len(names) - back), others, range(front, len(others) - back), place)
+    return place
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(start, min(start + _SLICE, count)) for start in range(0, count, _SLICE)]
+
+
+def _take(names: Strings, first: int, last: int) -> list[str]:
+    return names.take(np.arange(first, last))
+
+
+def _equal_front(names: Strings, others: Strings) -> int:
+    """How many names are equal from the front, in whole blocks but for the end."""
+    least = min(len(names), len(others))
+    for block in _blocks(least):
+        if _take(names, block.start, block.stop) != _take(others, block.start, block.stop):
+            return block.start
+    return least
+
+
+def _equal_back(names: Strings, others: Strings, front: int) -> int:
+    back, least = 0, min(len(names), len(others)) - front
+    while back < least:
+        step = min(_SLICE, least - back)
+        mine = _take(names, len(names) - back - step, len(names) - back)
+        if mine != _take(others, len(others) - back - step, len(others) - back):
+            break
+        back += step
+    return back
+
+
+def _by_hash(names: Strings, mine: range, others: Strings, theirs: range, place: NDArray[np.int64]) -> None:
+    """Match two ranges of names by 64-bit hashes, then by the names themselves."""
+    wanted, there = _hashes(names, mine), _hashes(others, theirs)
+    if not len(wanted) or not len(there):
+        return
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
+    found = order[at]
+    met = np.flatnonzero(there[found] == wanted)
+    for block in _blocks(len(met)):
+        rows, places = met[block] + mine.start, found[met[block]] + theirs.start
+        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
+        place[rows[equal]] = places[equal]
+
+
+def _hashes(names: Strings, which: range) -> NDArray[np.uint64]:
+    found = np.empty(len(which), dtype=np.uint64)
+    digest = xxhash.xxh3_64_intdigest
+    for block in _blocks(len(which)):
+        some = _take(names, which.start + block.start, which.start + block.stop)
+        found[block] = [digest(name.encode("utf-8", "surrogateescape")) for name in some]
+    return found
+
+
+def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """(n,) True for memos (n, 6) of files that may have changed unseen since they were hashed."""
+    times = memos.view(np.int64)
+    young: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < stat_rule.RACY_NS
+    return young
+
+
+class Known:
+    """The files of a snapshot against the files of now.
+
+    Args:
+        table: The snapshot's samples; None: nothing is known.
+        names: (F,) files of now.
+        stats: (F, 5) their stats.
+        rejected: Of the same snapshot; one with stat and content tells the content of a file that has no sample.
+    """
+
+    def __init__(
+        self, table: SampleTable | None, names: Strings, stats: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
+    ) -> None:
+        self.table, count = table, len(names)
+        self.place = np.full(count, -1, dtype=np.int64)
+        """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
+        self.stat = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
+        self.stat[:, :5] = stats
+        """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
+        self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
+        """(F, 16) content of trusted files, else zeros."""
+        if table is not None and len(table.files):
+            self.place = match_names(names, table.files.names)
+            for block in _blocks(count):
+                self._trust(table, block)
+        self._rejected(names, rejected)
+
+    @property
+    def all_trusted(self) -> bool:
+        """True if the files are those of the snapshot, one by one, and all are trusted."""
+        return self.table is not None and self._is_range(self.place, len(self.table.files))
+
+    def distrust(self, files: NDArray[np.bool_]) -> None:
+        """Forget files (F,)."""
+        self.place[files] = -1
+        self.stat[files, 5] = 0
+        self.content[files] = 0
+
+    def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
+        table = self.table
+        rows = np.full(len(files), -1, dtype=np.int64)
+        if table is None or input_name not in table.inputs or not len(table):
+            return rows
+        held = table.inputs[input_name]
+        of_file = np.full(len(table.files) + 1, -1, dtype=np.int64)  # the last: for -1
+        file = np.asarray(held.file)
+        whole = np.arange(len(file)) if held.line is None else np.flatnonzero(np.asarray(held.line) == 0)
+        of_file[file[whole]] = whole
+        of_file[-1] = -1
+        place = np.where(files >= 0, self.place[files], -1)
+        rows[:] = of_file[place]
+        return rows
+
+    def columns(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The snapshot's columns for its rows (n,); zeros for -1."""
+        return {name: take_rows(column, rows) for name, column in (self.table.columns if self.table else {}).items()}
+
+    def is_whole(self, rows: NDArray[np.int64]) -> bool:
+        """True if these rows are all rows of the snapshot, in their order."""
+        return self.table is not None and self._is_range(rows, len(self.table))
+
+    @staticmethod
+    def _is_range(rows: NDArray[np.int64], count: int) -> bool:
+        return len(rows) == count and bool((rows == np.arange(count)).all())
+
+    def _trust(self, table: SampleTable, block: slice) -> None:
+        place = self.place[block]
+        there = np.flatnonzero(place >= 0)
+        if not len(there):
+            return
+        memos = np.ascontiguousarray(_rows(table.files.stat, place[there]))
+        good = (memos[:, :5] == self.stat[block][there, :5]).all(axis=1) & ~racy(memos)
+        place[there[~good]] = -1
+        there = there[good] + block.start
+        self.stat[there, 5] = memos[good, 5]
+        self.content[there] = _rows(table.files.content, self.place[there])
+
+    def _rejected(self, names: Strings, rejected: Sequence[Rejected]) -> None:
+        """Contents of files that were read and rejected."""
+        read = [item for item in rejected if item.content and len(item.stat) == STAT_WIDTH and not item.line]
+        if not read:
+            return
+        place = match_names(Strings.of([item.name for item in read]), names)
+        for item, file in zip(read, place.tolist(), strict=True):
+            memo = np.array([[value & 0xFFFF_FFFF_FFFF_FFFF for value in item.stat]], dtype=np.uint64)
+            if (
+                file >= 0
+                and not self.stat[file, 5]
+                and (memo[0, :5] == self.stat[file, :5]).all()
+                and not racy(memo)[0]
+            ):
+                self.stat[file, 5] = memo[0, 5]
+                self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
+
+
+def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Rows of a column, zeros for -1."""
+    found = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)
+    there = np.flatnonzero(rows >= 0)
+    if len(there):
+        found[there] = _rows(column, rows[there])
+    return found
+
+
+def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
+    """Rows of a column that may be lazy: a run of rows is one read."""
+    first, last = int(places[0]), int(places[-1]) + 1
+    if last - first == len(places) and bool((np.diff(places) == 1).all()):
+        return np.asarray(column[first:last])
+    return np.asarray(column[places])
+
+
+def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
+    """One column of strings from lists of them, without a bytes object for each."""
+    data, ends = [], [np.empty(0, dtype=np.int64)]
+    for part in parts:
+        text = "".join(part)
+        if text.isascii():
+            data.append(text.encode("ascii"))
+            lengths = np.fromiter(map(len, part), dtype=np.int64, count=len(part))
+        else:
+            each = [one.encode("utf-8", "surrogateescape") for one in part]
+            data.append(b"".join(each))
+            lengths = np.fromiter(map(len, each), dtype=np.int64, count=len(part))
+        ends.append(lengths)
+    return Strings(np.frombuffer(b"".join(data), dtype=np.uint8), np.cumsum(np.concatenate(ends)))
+
+
+def merged_columns(*several: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Columns of one name in all of them, one after the other."""
+    names = [name for name in several[0] if all(name in one for one in several)]
+    return {name: np.concatenate([np.asarray(one[name]) for one in several]) for name in names}

@@ -1,0 +1,55 @@
+"""A part of a data set: what one node of several builds.
+
+Parts of one count are disjoint, and together they are the whole. No node has to ask another. Records belong to a part
+by their content, so equal records are in one part, and a line that moves stays. Images belong to a part by their
+name, because their content may be known on one node and not on another. Parts are as even as chance makes them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import xxhash
+
+from latentcache.errors import UsageError
+
+_FORM = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
+_FIX = "--part 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Part ``index`` of ``of``; 0 of 1 is the whole."""
+
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            why = "parts are counted from 0, and each is below their count"
+            raise UsageError(f"--part {self.index}/{self.of}: there is no such part", why=why, fix=_FIX)
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.of}"
+
+    @classmethod
+    def parse(cls, words: str) -> Part:
+        """``0/4`` as a part.
+
+        Raises:
+            UsageError: It is no pair of numbers, or there is no such part.
+        """
+        found = _FORM.fullmatch(words)
+        if found is None:
+            raise UsageError(f"--part {words!r}: expected two integers", why="such as 0/4", fix=_FIX)
+        return cls(index=int(found[1]), of=int(found[2]))
+
+    def holds(self, content: bytes) -> bool:
+        """True if a record with this content hash (16 bytes) is in this part."""
+        # The last eight bytes: the first eight split validation off.
+        return int.from_bytes(content[8:], "little") % self.of == self.index
+
+    def holds_name(self, name: str) -> bool:
+        """True if the image of this name is in this part."""
+        return xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape")) % self.of == self.index

@@ -1,0 +1,359 @@
+"""The records of DATA in columns: files that may have changed are read, others are believed.
+
+Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
+30 bytes of memory per record; files that are small enough together stay in memory, others are read again when their
+records are encoded.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import SourceError, UnusableSampleError
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES
+from latentcache.sources.causes import as_rejected
+from latentcache.sources.corpus import RecordFiles
+from latentcache.sources.known import Known, match_names, strings_of
+from latentcache.sources.part import Part
+from latentcache.sources.record_files import RecordReader
+from latentcache.sources.records import Record, record_size
+from latentcache.sources.walk import Notes, in_order
+
+#: Text that is kept rather than read and parsed twice: 64 to 256 MiB. It saves a tenth of a build with a fast tokenizer.
+KEEP_CHARACTERS = 64 << 20
+#: Memory of a record beside its text, about: the record, each turn, each field of a turn. Measured with tracemalloc.
+_RECORD_WEIGHT, _TURN_WEIGHT, _FIELD_WEIGHT = 512, 200, 200
+_OFTEN = 4096
+_BLOCK = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordListing:
+    """What files of records hold."""
+
+    files: RecordFiles
+    samples: SampleTable
+    rejected: tuple[Rejected, ...]
+    notes: tuple[Rejected, ...]
+    unread: NDArray[np.bool_]
+    all_trusted: bool
+    records_read: int
+    kept: Mapping[int, Sequence[Record]]
+    """File -> its records, for some files."""
+
+    def records(self, rows: NDArray[np.integer]) -> Iterator[tuple[int, Record]]:
+        """(row, record) of ascending rows; only files that hold one of them are read.
+
+        Raises:
+            ValueError: The rows do not ascend.
+            SourceError: A file is not what it was when it was scanned.
+        """
+        held = self.samples.inputs["record"]
+        if len(rows) > 1 and not (np.diff(rows) > 0).all():
+            raise ValueError("rows of records must ascend")
+        files = np.asarray(held.file)[rows]
+        for start, stop in _runs(files):
+            yield from self._of_file(int(files[start]), rows[start:stop], held)
+
+    def _of_file(self, file: int, rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, Record]]:
+        name = self.files.names[file]
+        assert held.line is not None
+        wanted = iter(zip(rows.tolist(), held.line[rows].tolist(), held.content[rows], strict=True))
+        row, line, content = next(wanted)
+        try:
+            for record in self.kept.get(file) or self._reader(file, name):
+                if record.line < line:
+                    continue
+                if record.line > line or record.content != content.tobytes():
+                    break
+                yield row, record
+                following = next(wanted, None)
+                if following is None:
+                    return
+                row, line, content = following
+        except UnusableSampleError as error:
+            raise _changed(name) from error
+        raise _changed(name)
+
+    def _reader(self, file: int, name: str) -> RecordReader:
+        return RecordReader(self.files.root / name, name, self.files.ways[int(self.files.way[file])])
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows as they are read."""
+
+    content: bytearray = field(default_factory=bytearray)
+    file: array[int] = field(default_factory=lambda: array("i"))
+    line: array[int] = field(default_factory=lambda: array("I"))
+    characters: array[int] = field(default_factory=lambda: array("I"))
+    is_chat: array[int] = field(default_factory=lambda: array("B"))
+
+    def add(self, file: int, record: Record) -> None:
+        self.content += record.content
+        self.file.append(file)
+        self.line.append(record.line)
+        self.characters.append(min(record_size(record), 0xFFFF_FFFF))
+        self.is_chat.append(record.messages is not None)
+
+    def cut(self, count: int) -> None:
+        del self.content[HASH_BYTES * count :]
+        for column in (self.file, self.line, self.characters, self.is_chat):
+            del column[count:]
+
+    def columns(self) -> dict[str, NDArray[np.generic]]:
+        return {
+            "content": np.frombuffer(bytes(self.content), dtype=np.uint8).reshape(-1, HASH_BYTES),
+            "file": np.array(self.file, dtype=np.int32),
+            "line": np.array(self.line, dtype=np.uint32),
+            "characters": np.array(self.characters, dtype=np.uint32),
+            "is_chat": np.array(self.is_chat, dtype=np.uint8),
+        }
+
+
+class _Kept:
+    """Records of the first files, until there are too many: of a file all are kept or none."""
+
+    def __init__(self, characters: int) -> None:
+        self.files: dict[int, list[Record]] = {}
+        self._left = characters
+
+    def take(self, file: int, record: Record) -> None:
+        """The next record of the scan."""
+        if self._left <= 0:
+            return
+        turns = record.messages or ()
+        weight = _RECORD_WEIGHT + _TURN_WEIGHT * len(turns) + _FIELD_WEIGHT * sum(len(turn.fields) for turn in turns)
+        self._left -= record_size(record) + weight
+        self.files.setdefault(file, []).append(record)
+        if self._left <= 0:
+            del self.files[file]
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordScan:
+    """What a scan of records is asked for; see ``scan.scan``."""
+
+    part: Part | None = None
+    known: SampleTable | None = None
+    rejected: Sequence[Rejected] = ()
+    reread: NDArray[np.bool_] | None = None
+    keep: int = KEEP_CHARACTERS
+    progress: Callable[[int], None] = lambda count: None
+    stopping: Callable[[], bool] = bool
+    _read: int = 0
+
+    def __call__(self, files: RecordFiles) -> RecordListing:
+        """All records of these files.
+
+        Raises:
+            SourceError: A file cannot be read and is the only one, or failed after some of its records.
+        """
+        readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
+        reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
+        held = self._held(files, reading)
+        trusted, believed, again = held.all_trusted, held.place >= 0, list[Rejected]()
+        rows, kept, notes = _Rows(), _Kept(self.keep), Notes()
+        for item in files.notes:
+            notes.add(item)
+        unread = np.zeros(len(files), dtype=np.bool_)
+        for file in np.flatnonzero(~believed).tolist():
+            unread[file] = not self._file(file, files, held, rows, kept, again, notes)
+        known, old = self._known_rows(held, files, believed)
+        table = _joined(files, held, reading, known, rows.columns())
+        return RecordListing(
+            files=files,
+            samples=table,
+            rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
+            notes=notes.all(),
+            unread=unread,
+            all_trusted=trusted,
+            records_read=self._read,
+            kept=kept.files,
+        )
+
+    def _held(self, files: RecordFiles, reading: NDArray[np.uint8]) -> Known:
+        held = Known(self.known, files.names, files.stats)
+        there = np.flatnonzero(held.place >= 0)
+        if self.known is not None and len(there):
+            before = self.known.files.reading
+            alike = before is not None and (np.asarray(before)[held.place[there]] == reading[there]).all(axis=1)
+            other = np.ones(len(files), dtype=np.bool_)
+            other[there] = ~np.broadcast_to(alike, len(there))
+            if self.reread is not None:
+                other[there] |= self.reread[held.place[there]]
+            # The form of a file of which every record was rejected is not known.
+            count = np.bincount(self.known.inputs["record"].file, minlength=len(self.known.files))
+            bare = there[count[held.place[there]] == 0]
+            bad = {item.name for item in self.rejected if item.content}
+            other[bare] |= np.array([name in bad for name in files.names.take(bare)], dtype=np.bool_)
+            held.distrust(other)
+        return held
+
+    def _file(
+        self,
+        file: int,
+        files: RecordFiles,
+        held: Known,
+        rows: _Rows,
+        kept: _Kept,
+        bad: list[Rejected],
+        notes: Notes,
+    ) -> bool:
+        """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
+        if self.stopping():
+            return False
+        name, first = files.names[file], len(rows.line)
+        reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
+        try:
+            for record in reader:
+                if self.part is None or self.part.holds(record.content):
+                    rows.add(file, record)
+                    kept.take(file, record)
+                self._read += 1
+                if not self._read % _OFTEN:
+                    self.progress(self._read)
+                    if self.stopping():
+                        rows.cut(first)
+                        kept.files.pop(file, None)
+                        return False
+        except UnusableSampleError as error:
+            if files.alone or len(rows.line) > first:
+                raise SourceError(f"{name}: {error.what}", where=str(reader.path), fix=error.fix) from error
+            bad.append(as_rejected(name, error))
+            return True
+        for note in reader.notes:
+            notes.add(note)
+        assert reader.stat is not None
+        memo = [value & (1 << 64) - 1 for value in (*reader.stat.identity, reader.stat.seen_ns)]
+        held.stat[file] = np.array(memo, dtype=np.uint64)
+        held.content[file] = np.frombuffer(reader.content, dtype=np.uint8)
+        return True
+
+    def _known_rows(
+        self, held: Known, files: RecordFiles, believed: NDArray[np.bool_]
+    ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
+        """Rows of files that are believed, in their order, and rejected lines of those files."""
+        empty: dict[str, NDArray[np.generic]] = {}
+        if self.known is None or not believed.any():
+            return empty, []
+        old = self.known.inputs["record"]
+        assert old.line is not None
+        file = np.asarray(old.file)
+        order = np.arange(len(file)) if (np.diff(file) >= 0).all() else np.argsort(file, kind="stable")
+        own = np.flatnonzero(believed)
+        first = np.searchsorted(file, held.place[own], sorter=order)
+        count = np.searchsorted(file, held.place[own], side="right", sorter=order) - first
+        shift = np.repeat(first - np.cumsum(count) + count, count)
+        rows = order[np.arange(int(count.sum())) + shift]
+        whole = held.is_whole(rows)
+        columns = {name: np.asarray(self.known.columns[name]) for name in ("characters", "is_chat")}
+        known: dict[str, NDArray[np.generic]] = {
+            "content": np.asarray(old.content) if whole else np.asarray(old.content)[rows],
+            "file": np.repeat(own, count).astype(np.int32),
+            "line": np.asarray(old.line) if whole else np.asarray(old.line)[rows],
+            **{name: column if whole else column[rows] for name, column in columns.items()},
+        }
+        return self._with_rejected(known, files, own)
+
+    def _with_rejected(
+        self, known: dict[str, NDArray[np.generic]], files: RecordFiles, own: NDArray[np.intp]
+    ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
+        """Rejected records of believed files: those with a content are rows, the others stay rejected."""
+        if not self.rejected:
+            return known, []
+        place = dict(zip(files.names.take(own), own.tolist(), strict=True))
+        mine = [item for item in self.rejected if item.name in place and item.line]
+        lines = [item for item in mine if not item.content]
+        rows = {(place[item.name], item.line): item.content for item in mine if item.content}
+        if not rows:
+            return known, lines
+        keys = np.array([file << 32 | line for file, line in rows], dtype=np.int64)
+        there = known["file"].astype(np.int64) << 32 | known["line"].astype(np.int64)
+        new = ~np.isin(keys, there)
+        contents = np.frombuffer(b"".join(rows.values()), dtype=np.uint8).reshape(-1, HASH_BYTES)
+        file = (keys[new] >> 32).astype(np.int32)
+        at = np.searchsorted(known["file"], file)
+        sample = np.minimum(at, max(len(there) - 1, 0))
+        is_chat = known["is_chat"][sample] if len(there) else np.zeros(len(file), dtype=np.uint8)
+        more = {
+            "content": contents[new],
+            "file": file,
+            "line": (keys[new] & 0xFFFF_FFFF).astype(np.uint32),
+            "characters": np.zeros(len(file), dtype=np.uint32),
+            "is_chat": is_chat,
+        }
+        return {name: np.concatenate([known[name], more[name]]) for name in known}, lines
+
+
+def _joined(
+    files: RecordFiles,
+    held: Known,
+    reading: NDArray[np.uint8],
+    known: Mapping[str, NDArray[np.generic]],
+    read: Mapping[str, NDArray[np.generic]],
+) -> SampleTable:
+    """Rows that are known and rows that were read, by file and line."""
+    parts = [part for part in (known, read) if part and len(part["line"])] or [read]
+    rows = {
+        name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in read
+    }
+    place = rows["file"].astype(np.int64) << 32 | rows["line"].astype(np.int64)
+    if not (np.diff(place) > 0).all():
+        order = np.argsort(place, kind="stable")
+        rows = {name: column[order] for name, column in rows.items()}
+    file, line = rows["file"], rows["line"]
+    before = held.table
+    same = before is not None and held.all_trusted and len(before) == len(line) and parts[0] is known
+    content = np.ascontiguousarray(rows["content"], dtype=np.uint8)
+    return SampleTable(
+        names=before.names if same and before is not None else _row_names(files.names, file, line),
+        files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
+        inputs={"record": Input(content=content, file=file.astype(np.int32), line=line.astype(np.uint32))},
+        columns={"characters": rows["characters"], "is_chat": rows["is_chat"]},
+    )
+
+
+def _row_names(names: Strings, file: NDArray[np.generic], line: NDArray[np.generic]) -> Strings:
+    """``file:line`` of every row."""
+
+    def blocks() -> Iterator[list[str]]:
+        for start in range(0, len(file), _BLOCK):
+            numbers, place = np.unique(file[start : start + _BLOCK], return_inverse=True)
+            own = names.take(numbers.astype(np.intp))
+            lines = line[start : start + _BLOCK].tolist()
+            yield [f"{own[number]}:{one}" for number, one in zip(place.tolist(), lines, strict=True)]
+
+    return strings_of(blocks())
+
+
+def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]:
+    """Rejected lines in the order of files and lines."""
+    by_name: dict[str, list[Rejected]] = defaultdict(list)
+    for item in items:
+        by_name[item.name].append(item)
+    place = match_names(Strings.of(by_name), names).tolist()
+    ordered = sorted(zip(place, by_name.values(), strict=True), key=lambda pair: pair[0])
+    return tuple(item for _, some in ordered for item in sorted(some, key=lambda one: one.line))
+
+
+def _runs(values: NDArray[np.integer]) -> Iterator[tuple[int, int]]:
+    """(start, stop) of runs of equal values."""
+    bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    return ((start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start)
+
+
+def _changed(name: str) -> SourceError:
+    return SourceError(
+        "a file was changed while the cache was built from it",
+        where=name,
+        fix="run the same command again when no program writes to it: committed work is kept",
+    )

@@ -1,0 +1,277 @@
+"""What DATA holds, as one table of samples: the only module that decides what DATA is.
+
+Files whose stat memo the last snapshot proves are not opened. Every file below DATA is in the samples' files, in
+``rejected`` or in ``notes``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.sources.corpus import find_records, is_records_file
+from latentcache.sources.images import ImageScan, holds_images
+from latentcache.sources.part import Part
+from latentcache.sources.reading import kind_of
+from latentcache.sources.record_scan import KEEP_CHARACTERS, RecordListing, RecordScan
+from latentcache.sources.records import RecordFormat, record_json
+from latentcache.sources.table import find_table
+
+IMAGES, RECORDS = "images", "records"
+_BLOCK = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a user says about DATA. The manifest keeps it."""
+
+    kind: str = ""
+    """``images`` or ``records``; empty: decided by DATA."""
+    captions: bool = True
+    """False: caption files stay closed, and captions are empty. A table is read in any case."""
+    datasets: tuple[str, ...] = ()
+    """Names in a dataset_info.json; all that are on this disk by default."""
+    text_lines: bool = False
+    """True: each line of a text file is a document."""
+    form: RecordFormat | None = None
+    """Of every record; by default each file's first record decides. A dataset_info.json has precedence."""
+    part: Part | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values of what differs from the defaults."""
+        said = {
+            "kind": self.kind,
+            "captions": None if self.captions else False,
+            "datasets": list(self.datasets),
+            "text_lines": self.text_lines,
+            "form": self.form and self.form.as_json(),
+            "part": str(self.part) if self.part else "",
+        }
+        return {name: value for name, value in said.items() if value or value is False and name == "captions"}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
+        """Inverse of :meth:`as_json`. Raises TypeError for a name that this version does not know."""
+        values = dict(data)
+        if "datasets" in values:
+            values["datasets"] = tuple(values["datasets"])
+        if "form" in values:
+            values["form"] = RecordFormat(**values["form"])
+        if "part" in values:
+            values["part"] = Part.parse(values["part"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What DATA holds."""
+
+    root: Path
+    """Absolute; names are below it. Of a single file: its folder."""
+    samples: SampleTable
+    data_kind: str
+    """``images`` or ``records``."""
+    rejected: tuple[Rejected, ...]
+    """By the source, for every field."""
+    notes: tuple[Rejected, ...]
+    caption_source: str
+    """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
+    options: SourceOptions
+    """As given, with the kind that was decided."""
+    unread: NDArray[np.bool_]
+    """(F,) files that there was no time for."""
+    files_unchanged: bool
+    """True if the files are those of the snapshot, one by one, and every memo is trusted."""
+    records_read: int = 0
+    _records: RecordListing | None = field(default=None, repr=False)
+
+    @property
+    def no_caption(self) -> int:
+        """Samples without a caption, or with an empty one; 0 if samples are not images."""
+        caption = self.samples.inputs.get("caption")
+        if caption is None or caption.text is None:
+            return 0
+        return int((np.diff(caption.text.ends, prepend=0) == 0).sum())
+
+    def job_inputs(
+        self, rows: NDArray[np.integer] | Sequence[int], names: Sequence[str]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(row, {input name: JSON value}) of samples, in the order of the rows.
+
+        Args:
+            rows: Rows of :attr:`samples`; ascending if records are asked for.
+            names: ``image``: ``{"path": name}``. ``caption``: ``{"text": ...}``. ``record``: ``records.record_json``.
+
+        Raises:
+            ValueError: Rows of records do not ascend.
+            SourceError: A file is not what it was when it was scanned.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if self._records is not None:
+            for row, record in self._records.records(rows):
+                yield row, {"record": record_json(record)}
+            return
+        for start in range(0, len(rows), _BLOCK):
+            some = rows[start : start + _BLOCK]
+            values = [self._values(name, some) for name in names]
+            for number, row in enumerate(some.tolist()):
+                yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
+
+    def _values(self, name: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
+        held = self.samples.inputs[name]
+        if held.text is not None:
+            return [{"text": text} for text in held.text.take(rows)]
+        return [{"path": path} for path in self.samples.files.names.take(np.asarray(held.file)[rows])]
+
+
+def scan(
+    data: Path,
+    options: SourceOptions | None = None,
+    known: SampleTable | None = None,
+    *,
+    rejected: Sequence[Rejected] = (),
+    reread: NDArray[np.bool_] | None = None,
+    hash_all: bool = False,
+    keep: int = KEEP_CHARACTERS,
+    progress: Callable[[int], None] = lambda count: None,
+    stopping: Callable[[], bool] = bool,
+) -> Listing:
+    """Everything that is known about DATA without decoding or tokenizing.
+
+    Args:
+        data: A folder of images, or a file or folder of records.
+        options: What the user says.
+        known: Samples of the last snapshot of this DATA.
+        rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
+        reread: (F,) files of ``known`` that are opened although their memo is trusted.
+        hash_all: Hash every image of unknown content.
+        keep: Characters of records that may stay in memory for :meth:`Listing.job_inputs`.
+        progress: Called now and then with the number of records read.
+        stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
+
+    Raises:
+        SourceNotFoundError: There is nothing at this path.
+        UsageError: It is not what it was said to be.
+        EmptySourceError: There is nothing that could be used or rejected.
+        TableError: A metadata table cannot be read.
+        SourceError: It cannot be listed or read.
+    """
+    options = options or SourceOptions()
+    kind = options.kind or _kind(data)
+    options = replace(options, kind=kind)
+    if kind == RECORDS:
+        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
+        read = RecordScan(
+            part=options.part,
+            known=known if known is not None and "record" in known.inputs else None,
+            rejected=rejected,
+            reread=reread,
+            keep=keep,
+            progress=progress,
+            stopping=stopping,
+        )
+        found = read(files)
+        return Listing(
+            root=files.root.absolute(),
+            samples=found.samples,
+            data_kind=kind,
+            rejected=found.rejected,
+            notes=found.notes,
+            caption_source="none",
+            options=options,
+            unread=found.unread,
+            files_unchanged=found.all_trusted,
+            records_read=found.records_read,
+            _records=found,
+        )
+    _check_folder(data)
+    images = ImageScan(
+        captions=options.captions,
+        part=options.part,
+        known=known if known is not None and "image" in known.inputs else None,
+        rejected=rejected,
+        reread=reread,
+        hash_all=hash_all,
+        stopping=stopping,
+    )
+    listed = images(data)
+    return Listing(
+        root=data.absolute(),
+        samples=listed.samples,
+        data_kind=kind,
+        rejected=listed.rejected,
+        notes=listed.notes,
+        caption_source=listed.caption_source,
+        options=options,
+        unread=listed.unread,
+        files_unchanged=listed.all_trusted,
+    )
+
+
+def with_contents(
+    samples: SampleTable,
+    name: str,
+    rows: NDArray[np.integer],
+    content: NDArray[np.uint8],
+    stat: NDArray[np.uint64],
+) -> SampleTable:
+    """Samples with what reading their files gave.
+
+    Args:
+        samples: Of a listing.
+        name: The input that was read, a whole file per sample.
+        rows: (n,) samples.
+        content: (n, 16) their content hashes.
+        stat: (n, 6) memos of the files.
+    """
+    held = samples.inputs[name]
+    files, contents = np.asarray(held.file)[rows], np.array(held.content)
+    contents[rows] = content
+    stats, whole = np.array(samples.files.stat), np.array(samples.files.content)
+    stats[files], whole[files] = stat, content
+    inputs = {**samples.inputs, name: replace(held, content=contents)}
+    return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
+
+
+def _kind(data: Path) -> str:
+    """``images`` for a folder with a metadata table or any image, ``records`` for other data."""
+    if is_records_file(data):
+        return RECORDS
+    _check_folder(data)
+    if find_table(data) or holds_images(data):
+        return IMAGES
+    try:
+        find_records(data, datasets=(), text_lines=False, form=None)
+    except EmptySourceError:
+        return IMAGES  # its error says what is there
+    return RECORDS
+
+
+def _check_folder(data: Path) -> None:
+    """Raise SourceNotFoundError, UsageError or SourceError for anything but a folder."""
+    try:
+        mode = data.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        fix = "check the path; `latentcache build DATA` takes a folder of images, or a file or folder of records"
+        raise SourceNotFoundError(
+            f"no such folder: {data}", where=str(data), why=str(error.strerror), fix=fix
+        ) from error
+    except OSError as error:
+        fix = f"check it with `ls -ld {shlex.quote(str(data))}`"
+        raise SourceError(
+            f"the data folder cannot be used: {data}", where=str(data), why=str(error.strerror), fix=fix
+        ) from error
+    if not stat.S_ISDIR(mode):
+        parent = shlex.quote(str(data.parent))
+        why = f"expected a folder of images, found {'a file' if stat.S_ISREG(mode) else kind_of(mode)}"
+        fix = f"give the folder that holds the images: `latentcache build {parent}`"
+        raise UsageError(f"DATA is not a folder: {data}", where=str(data), why=why, fix=fix)
