@@ -344,11 +344,11 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
 def catalog() -> tuple[Slug, ...]:
     """Every error slug with its exit code and meaning, sorted by name."""
     found = {name: Slug(name=name, exit_code=code, meaning=text) for name, (code, text) in SPECIFIC.items()}
-    classes: list[type[LatentcacheError]] = [LatentcacheError]
+    classes: list[type[LatentcacheError]] = LatentcacheError.__subclasses__()
     for cls in classes:
         classes += cls.__subclasses__()
         if cls.__module__ == __name__ and cls is not InterruptedBuildError:
-            meaning = (cls.__doc__ or "").partition("\n")[0]
+            meaning = (cls.__doc__ or "").partition("\n")[0].partition(". ")[0].rstrip(".") + "."
             found[cls.slug] = Slug(name=cls.slug, exit_code=cls.exit_code, meaning=meaning)
     meaning = "A signal ended the command; acknowledged work of a build is committed. 143 after SIGTERM."
     found["interrupted"] = Slug(name="interrupted", exit_code=130, meaning=meaning)

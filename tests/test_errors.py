@@ -2,6 +2,7 @@ import copy
 import inspect
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,12 @@ from latentcache.errors import (
     UnusableSampleError,
 )
 
-CLASSES = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
+CLASSES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if cls.__module__ == errors.__name__ and issubclass(cls, LatentcacheError)
+]
+PACKAGE = Path(errors.__file__).parent
 EXTRA = {CacheLockedError: {"holder": {"pid": 7}}, InterruptedBuildError: {"signal_number": 15}}
 
 
@@ -133,3 +139,15 @@ def test_an_interrupted_build_leaves_as_the_shell_expects(signal_number, status)
 def test_a_caller_who_knows_only_python_can_catch_it(name, builtin):
     with pytest.raises(builtin):
         raise make(getattr(errors, name))
+
+
+def test_the_catalog_lists_every_slug_that_the_package_uses():
+    """A slug is the class's own, or given at the place that raises it."""
+    rows = {one.name: one for one in errors.catalog()}
+    used = {"output"}  # of the command line's own class
+    for path in PACKAGE.rglob("*.py"):
+        used |= set(re.findall(r"""\bslug=["']([a-z-]+)["']""", path.read_text("utf-8")))
+    used |= {f"{name}" for cls in CLASSES for name in [cls.slug] if cls is not LatentcacheError}
+    assert used - set(rows) == set()
+    assert set(errors.SPECIFIC) - used - {"disk-full", "system"} == set()
+    assert all(row.meaning.endswith(".") for row in rows.values())

@@ -1,4 +1,4 @@
-"""The whole tool on forty drawn pictures: build, info, verify, edit one, verify, build, plan, read.
+"""The whole tool on forty drawn images: build, info, verify, edit one, verify, build, plan, read.
 
 Runs the installed command line exactly as a user would and shows each command before its output. Every exit
 status is checked, and so are the counts of the JSON form, asked for once more in silence: the demo fails
@@ -24,8 +24,8 @@ from PIL import Image, ImageOps
 import latentcache
 
 FOLDER = Path("demo")
-PICTURES = FOLDER / "pictures"
-CACHE = FOLDER / "pictures.latentcache"
+IMAGES = FOLDER / "images"
+CACHE = FOLDER / "images.latentcache"
 COUNT = 40
 BATCH_SIZE = 4
 #: The console script beside this interpreter.
@@ -36,16 +36,16 @@ def main() -> None:
     os.chdir(Path(__file__).resolve().parent.parent)
     warnings.formatwarning = lambda message, *_rest, **_more: f"warning: {message}\n"
     shutil.rmtree(FOLDER, ignore_errors=True)
-    say(f"{COUNT} pictures in five aspect ratios, with captions, in {PICTURES}/")
-    paths = make_images(PICTURES, COUNT)
+    say(f"{COUNT} images in five aspect ratios, with captions, in {IMAGES}/")
+    paths = make_images(IMAGES, COUNT)
 
-    show("build", PICTURES)
+    show("build", IMAGES)
     first = entry_keys()
-    expect("pictures in the cache", COUNT, ask("info", CACHE)["counts"]["samples"])
+    expect("images in the cache", COUNT, ask("info", CACHE)["counts"]["samples"])
     expect("entries after the first build", COUNT, len(first))
     show("info", CACHE)
     show("verify", CACHE)
-    expect("true pictures", COUNT, ask("verify", CACHE)["counts"]["ok"])
+    expect("up-to-date images", COUNT, ask("verify", CACHE)["counts"]["ok"])
 
     edited = paths[7]
     edit(edited)
@@ -53,23 +53,23 @@ def main() -> None:
     show("verify", CACHE, status=1)
     check_one_stale(ask("verify", CACHE, status=1), edited)
 
-    show("build", PICTURES)
+    show("build", IMAGES)
     second = entry_keys()
     expect("entries made by the second build", 1, len(second - first))
     expect("entries reused by the second build", COUNT - 1, len(needed_keys(first & second, edited.name)))
     show("verify", CACHE)
-    again = ask("build", PICTURES)["counts"]
+    again = ask("build", IMAGES)["counts"]
     expect("encoded by a build with nothing to do", 0, again["encoded"])
     expect("reused by a build with nothing to do", COUNT, again["cached"])
 
     show("plan", CACHE, "--batch-size", BATCH_SIZE)
     plan = ask("plan", CACHE, "--batch-size", BATCH_SIZE)
     read_one_epoch(plan["steps_per_epoch"])
-    say("All of it was true. What to try next:")
+    say("All checks passed. What to try next:")
     print(
-        f"  {display()} build YOUR_PICTURES\n"
-        "      any folder of pictures; the cache lies beside it as YOUR_PICTURES.latentcache\n"
-        f"  {display()} build YOUR_PICTURES --model PATH\n"
+        f"  {display()} build YOUR_IMAGES\n"
+        "      any folder of images; the cache is beside it: YOUR_IMAGES.latentcache\n"
+        f"  {display()} build YOUR_IMAGES --model PATH\n"
         "      with a diffusers VAE to train on: a folder, a pipeline folder or a .safetensors file\n"
         f"  {display()} verify {CACHE} --full\n"
         "      reads every byte, not only what changed\n"
@@ -102,24 +102,24 @@ def entry_keys() -> set[str]:
 
 
 def needed_keys(keys: set[str], edited: str) -> set[str]:
-    """Those of ``keys`` that belong to pictures other than the edited one."""
+    """Those of ``keys`` that belong to images other than the edited one."""
     entries = ask("info", CACHE, "--entries")["entries"]
     return {e["key"] for e in entries if e["key"] in keys and e["paths"] and edited not in e["paths"]}
 
 
 def edit(path: Path) -> None:
-    """Mirror one picture and save it under its name."""
+    """Flip one image and save it under its name."""
     with Image.open(path) as image:
-        mirrored = ImageOps.mirror(ImageOps.exif_transpose(image))
-    mirrored.save(path)
+        flipped = ImageOps.mirror(ImageOps.exif_transpose(image))
+    flipped.save(path)
 
 
 def check_one_stale(answer: dict[str, Any], edited: Path) -> None:
     counts, items = answer["counts"], answer["items"]
-    expect("stale pictures", 1, counts["stale"])
-    expect("pictures still true", COUNT - 1, counts["ok"])
+    expect("stale images", 1, counts["stale"])
+    expect("images still true", COUNT - 1, counts["ok"])
     stale = [(item["path"], item["reason"]) for item in items if item["category"] == "stale"]
-    expect("the stale picture and why", [(edited.name, "source-changed")], stale)
+    expect("the stale image and why", [(edited.name, "source-changed")], stale)
 
 
 def read_one_epoch(steps: int) -> None:
@@ -136,7 +136,7 @@ def read_one_epoch(steps: int) -> None:
         print(f"  {batches} batches of latents {shape}")
     expect("batches read", len(loader), sum(shapes.values()))
     expect("batches planned", steps, len(loader))
-    expect("pictures seen", COUNT, len(names))
+    expect("images seen", COUNT, len(names))
 
 
 def expect(what: str, expected: object, found: object, *, more: str = "") -> None:

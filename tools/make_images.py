@@ -2,7 +2,7 @@
 
 Five aspect ratios in turn; JPEG, PNG and WebP; every third JPEG is stored turned with an EXIF orientation, and
 one PNG in four has transparency. The same arguments give the same pixels and captions on every machine (the
-compressed bytes depend on the installed codecs). Cost: about 60 ms for a image of 640 x 640 pixels.
+compressed bytes depend on the installed codecs). Cost: about 60 ms for an image of 640 x 640 pixels.
 
     python tools/make_images.py OUT --count 40
 """
@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw
 ASPECTS: tuple[tuple[int, int], ...] = ((1, 1), (4, 3), (3, 4), (16, 9), (9, 16))
 #: The file formats, likewise. Seven and five share no factor, so that every aspect comes in every format.
 SUFFIXES: tuple[str, ...] = (".jpg", ".jpg", ".png", ".jpg", ".webp", ".jpg", ".png")
-COLOURS: dict[str, tuple[int, int, int]] = {
+COLORS: dict[str, tuple[int, int, int]] = {
     "red": (200, 52, 48),
     "orange": (230, 140, 40),
     "yellow": (236, 208, 74),
@@ -64,7 +64,7 @@ def make_images(folder: Path, count: int, seed: int = 0, side: int = 640) -> lis
     """Draw ``count`` images with captions into ``folder`` (made if missing); existing files are overwritten.
 
     Args:
-        folder: Where ``picture_0000.jpg`` and ``picture_0000.txt`` and so on go.
+        folder: Where ``image_0000.jpg`` and ``image_0000.txt`` and so on go.
         count: Number of images.
         seed: Same seed, same images.
         side: Pixels on the side of a square of the same area as each image.
@@ -81,7 +81,7 @@ def draw(scene: Scene, rng: np.random.Generator) -> Image.Image:
     image = Image.fromarray(_gradient(scene, rng))
     pen = ImageDraw.Draw(image)
     for color, shape in scene.shapes:
-        _draw_shape(pen, shape, _varied(COLOURS[color], rng), _placement(scene, rng))
+        _draw_shape(pen, shape, _varied(COLORS[color], rng), _placement(scene, rng))
     if scene.has_text:
         _draw_writing(pen, scene, rng)
     grain = rng.normal(0.0, 3.0, (scene.height, scene.width, 1))
@@ -91,7 +91,7 @@ def draw(scene: Scene, rng: np.random.Generator) -> Image.Image:
 def invent(aspect: tuple[int, int], side: int, rng: np.random.Generator) -> Scene:
     """A scene of the given aspect ratio, its area within a few per cent of ``side`` squared."""
     scale = side * rng.uniform(0.96, 1.04) / (aspect[0] * aspect[1]) ** 0.5
-    names = list(COLOURS)
+    names = list(COLORS)
     sky, ground = (names[i] for i in rng.choice(len(names), 2, replace=False))
     shapes = tuple(
         (names[rng.integers(len(names))], SHAPES[rng.integers(len(SHAPES))]) for _ in range(rng.integers(1, 4))
@@ -112,7 +112,7 @@ def _article(word: str) -> str:
 
 def _make_one(folder: Path, index: int, rng: np.random.Generator, side: int) -> Path:
     scene = invent(ASPECTS[index % len(ASPECTS)], side, rng)
-    path = folder / f"picture_{index:04d}{SUFFIXES[index % len(SUFFIXES)]}"
+    path = folder / f"image_{index:04d}{SUFFIXES[index % len(SUFFIXES)]}"
     _save(draw(scene, rng), path, index)
     path.with_suffix(".txt").write_text(scene.caption() + "\n", encoding="utf-8")
     return path
@@ -146,7 +146,7 @@ def _gradient(scene: Scene, rng: np.random.Generator) -> NDArray[np.uint8]:
     y, x = np.mgrid[0 : scene.height, 0 : scene.width].astype(np.float64)
     y, x = y / scene.height, x / scene.width
     slope = np.clip(y + 0.25 * (x - 0.5) * rng.uniform(-1, 1), 0, 1)[..., None]
-    top, bottom = (np.array(_varied(COLOURS[name], rng), dtype=np.float64) for name in (scene.sky, scene.ground))
+    top, bottom = (np.array(_varied(COLORS[name], rng), dtype=np.float64) for name in (scene.sky, scene.ground))
     phase = rng.uniform(0, 2 * np.pi, 2)
     waves = np.sin(2 * np.pi * (2 * x + y) + phase[0]) + np.sin(2 * np.pi * (x - 3 * y) + phase[1])
     blend: NDArray[np.float64] = top + (bottom - top) * slope + 9 * waves[..., None]

@@ -1,12 +1,11 @@
-"""Writes the reference pages that code already knows: the command line, the errors and Python.
+"""Write the reference pages that the code determines: the command line, the errors and Python.
 
-``docs/reference/cli.md`` comes from the commands and options as they are declared, ``docs/reference/errors.md`` from
-the classes of ``latentcache.errors``, ``docs/reference/python.md`` from signatures and docstrings. The same code
-gives the same pages with any version of typer. A test fails while a page is not what this tool would write, or names
-other options than the real ``--help``.
+``docs/reference/cli.md`` comes from the commands and their options, ``docs/reference/errors.md`` from the classes and
+the catalog of ``latentcache.errors``, ``docs/reference/python.md`` from signatures and docstrings. A test fails if a
+page differs from the output of this tool.
 
-    python tools/make_reference.py            writes the pages
-    python tools/make_reference.py --check    exit 1 when one is out of date
+    python tools/make_reference.py            write the pages
+    python tools/make_reference.py --check    exit 1 if a page is out of date
 """
 
 from __future__ import annotations
@@ -18,23 +17,24 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import python_reference
+import typer
 
 from latentcache import errors
-from latentcache.cli.app import app
+from latentcache.cli.app import application
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _FIX = "python tools/make_reference.py"
 _WRITTEN_BY = "<!-- Written by tools/make_reference.py; change the code and run it again. -->"
 _INTRO = """\
-`latentcache COMMAND --help` says the same on the terminal. Options that several commands share mean the same in all
-of them. What is not said follows the cache ([why](../adr/0004-unsaid-settings-follow-the-cache.md)).
+`latentcache COMMAND --help` shows the same text. An option has one meaning in all commands. Settings that are not given
+follow the cache ([why](../adr/0004-settings-follow-the-snapshot.md)).
 """
 _ERRORS_INTRO = """\
-Every error raised on purpose is one of these, in Python, on the command line and in JSON. Each has `what`, `where`,
-`why`, `fix`, `slug` and `exit_code`; `what`, `slug` and `fix` are never empty.
+Python, the command line and JSON use the same errors. Each error has `what`, `where`, `why`, `fix`, `slug` and
+`exit_code`; `what`, `slug` and `fix` are never empty.
 """
 _STATUSES = """\
 ## Exit statuses
@@ -46,29 +46,37 @@ The same for all commands.
 | 0 | fine |
 | 1 | findings: stale, missing, corrupt, more quarantined than allowed, an epoch without a step |
 | 2 | usage, configuration or preflight |
-| 3 | environment: no cache here, locked, disk full, read-only, device failed, format newer than this version |
+| 3 | environment: no cache, locked, disk full, read-only, device failed, newer format |
 | 70 | a bug of latentcache |
-| 130, 143 | interrupted by SIGINT, SIGTERM: what was acknowledged is committed, the same command goes on |
+| 130, 143 | interrupted by SIGINT, SIGTERM: acknowledged work is committed, the same command continues |
 
-With `--json` exactly one object is on stdout ([its keys](json.md)), also after an error. Progress and talk go to
-stderr. An error is up to four lines there: `error[slug]: what`, `where:`, `why:` and `fix:`
-([all of them](errors.md)). `LATENTCACHE_DEBUG=1` shows the traceback of status 70.
+With `--json` exactly one object is on stdout ([its keys](json.md)), also after an error. Progress and messages go to
+stderr. An error has up to four lines: `error[slug]: what`, `where:`, `why:` and `fix:` ([all errors](errors.md)).
+`LATENTCACHE_DEBUG=1` shows the traceback of status 70.
 """
+
+
+def commands() -> dict[str, Any]:
+    """The commands with their options, by name, in the order of the help."""
+    group: Any = typer.main.get_command(application())
+    return dict(group.commands)
 
 
 def cli_page() -> str:
     """``cli.md``: the commands, then a section with a table of options for each."""
-    commands = app.registered_commands
-    listed = [f"| [`latentcache {c.name}`](#latentcache-{c.name}) | {c.help} |" for c in commands]
-    table = "\n".join(["| command | what it does |", "|---|---|", *listed])
-    return _page("# Command line", _WRITTEN_BY, _INTRO, table, *map(_command, commands), _STATUSES)
+    listed = [f"| [`latentcache {name}`](#latentcache-{name}) | {_first(c.help)} |" for name, c in commands().items()]
+    table = "\n".join(["| command | purpose |", "|---|---|", *listed])
+    sections = [_command(name, command) for name, command in commands().items()]
+    return _page("# Command line", _WRITTEN_BY, _INTRO, table, *sections, _STATUSES)
 
 
 def errors_page() -> str:
-    """``errors.md``: one heading per class, in the order of the module."""
+    """``errors.md``: the slugs, then one heading per class, in the order of the module."""
     drawing = (errors.__doc__ or "").split("\n\n")[1]
     tree = f"```text\n{textwrap.dedent(drawing)}\n```"
-    return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, tree, *map(_error, error_classes()))
+    rows = [f"| `{one.name}` | {one.exit_code} | {one.meaning.replace('``', '`')} |" for one in errors.catalog()]
+    slugs = "\n".join(["| slug | exit status | meaning |", "|---|---|---|", *rows])
+    return _page("# Errors", _WRITTEN_BY, _ERRORS_INTRO, slugs, "## Classes", tree, *map(_error, error_classes()))
 
 
 def python_page() -> str:
@@ -97,52 +105,28 @@ def error_classes() -> Iterator[type[errors.LatentcacheError]]:
             yield value
 
 
-def options_of(command: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """The arguments and options of a registered command: (name, type, declaration, default or ``empty``)."""
-    for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
-        kind, declared, *_ = get_args(parameter.annotation)
-        yield parameter.name, kind, declared, parameter.default
+def _first(text: str) -> str:
+    return text.strip().partition("\n\n")[0].replace("\n", " ")
 
 
-def _command(command: Any) -> str:
-    rows = [_row(*option) for option in options_of(command)]
-    arguments = [_names(name, declared) for name, _, declared, _ in options_of(command) if not words_of(declared)]
-    usage = f"```text\nlatentcache {command.name} [OPTIONS] {arguments[0].strip('`')}\n```"
-    table = "\n".join(["| option | value | meaning |", "|---|---|---|", *rows])
-    described = inspect.cleandoc(command.callback.__doc__ or command.help)
-    return "\n\n".join([f"## latentcache {command.name}", usage, described, table])
+def _command(name: str, command: Any) -> str:
+    arguments = " ".join(p.metavar for p in command.params if not words_of(p))
+    usage = f"```text\nlatentcache {name} [OPTIONS] {arguments}\n```"
+    table = "\n".join(["| option | value | meaning |", "|---|---|---|", *map(_row, command.params)])
+    return "\n\n".join([f"## latentcache {name}", usage, inspect.cleandoc(command.help), table])
 
 
-def _row(name: str, kind: Any, declared: Any, default: Any) -> str:
-    facts = []
-    if words_of(declared) and default is inspect.Parameter.empty:
-        facts.append("Required.")
-    if default not in (None, False, inspect.Parameter.empty):
-        facts.append(f"Default: {default}.")
-    cells = _names(name, declared), _value(kind, declared), " ".join([declared.help, *facts])
+def _row(parameter: Any) -> str:
+    names = ", ".join(f"`{word}`" for word in words_of(parameter)) or f"`{parameter.metavar}`"
+    takes_value = words_of(parameter) and not getattr(parameter, "is_flag", False)
+    required = " Required." if words_of(parameter) and parameter.required else ""
+    cells = names, f"`{parameter.metavar}`" if takes_value else "", f"{parameter.help}{required}"
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _names(name: str, declared: Any) -> str:
-    """``--out``, ``-o``; for an argument what stands for it in the usage line."""
-    return ", ".join(f"`{word}`" for word in words_of(declared) or [declared.metavar or name.upper()])
-
-
-def words_of(declared: Any) -> list[str]:
-    """The words of an option, none for an argument; beside Annotated typer keeps the first one as the default."""
-    said = declared.default, *(declared.param_decls or ())
-    parts = (part for word in said if isinstance(word, str) for part in word.split("/"))  # --flip/--no-flip
-    return [part for part in parts if part.startswith("-")]
-
-
-def _value(kind: Any, declared: Any) -> str:
-    """What an option takes; nothing for a switch."""
-    if kind is bool or bool in get_args(kind) or not words_of(declared):
-        return ""
-    words = {Path: "PATH", int: "N", str: "TEXT"}
-    types = {kind, *get_args(kind), *(inner for part in get_args(kind) for inner in get_args(part))}
-    found = declared.metavar or next(word for type_, word in words.items() if type_ in types)
-    return f"`{found}`"
+def words_of(parameter: Any) -> list[str]:
+    """The flags of an option, none for an argument."""
+    return [word for word in (*parameter.opts, *parameter.secondary_opts) if word.startswith("-")]
 
 
 def _error(kind: type[errors.LatentcacheError]) -> str:
@@ -155,7 +139,7 @@ def _error(kind: type[errors.LatentcacheError]) -> str:
         f"- is a: {f'[`{parent}`](#{parent.lower()})' if parent != 'Exception' else '`Exception`'}{also}",
     ]
     if "default_fix" in vars(kind):
-        facts.append(f"- fix, where nothing better is known: {kind.default_fix}")
+        facts.append(f"- default fix: {kind.default_fix}")
     return "\n\n".join([f"## {kind.__name__}", "\n".join(facts), _described(inspect.cleandoc(kind.__doc__ or ""))])
 
 

@@ -1,4 +1,4 @@
-"""The page ``docs/reference/python.md``: signatures and docstrings of what a program imports, or gets from that.
+"""The page ``docs/reference/python.md``: signatures and docstrings of the public names.
 
 Written by ``make_reference.py``, with the other pages.
 """
@@ -14,33 +14,27 @@ from typing import Any
 
 import latentcache
 from latentcache.errors import LatentcacheError
-from latentcache.loader.cache import Cache
-from latentcache.loader.token_cache import TokenCache
-from latentcache.loader.token_loader import TokenLoader
-from latentcache.loader.token_view import TokenView
-from latentcache.plan.batches import PlanReport
 
 INTRO = """\
-`import latentcache` costs nothing; each name is loaded when it is first used. Nothing else of the package is promised
-to stay. Shapes are written `(B, C, H, W)`; sizes in pixels are `(height, width)`.
+`import latentcache` is cheap; each name is loaded at its first use. These names are the public API; other names may
+change. Shapes are written `(B, C, H, W)`; sizes in pixels are `(height, width)`.
 """
-_GIVEN: tuple[type, ...] = (Cache, TokenCache, TokenView, TokenLoader, PlanReport)
 _WIDTH = 100
 
 
 def sections() -> Iterator[str]:
     """One Markdown section for each name."""
-    yield "\n".join(["| name | what it is |", "|---|---|", *map(_row, _named())])
+    yield "\n".join(["| name | purpose |", "|---|---|", *map(_row, _named())])
     for value in _named():
         yield _section(value)
 
 
 def _named() -> list[Any]:
-    """Functions first, then what they take and give; errors have a page of their own."""
+    """Functions first, then classes; errors have a page of their own."""
     public = [getattr(latentcache, name) for name in latentcache.__all__]
     functions = [value for value in public if inspect.isfunction(value)]
     classes = [value for value in public if inspect.isclass(value) and not issubclass(value, LatentcacheError)]
-    return [*functions, *dict.fromkeys([*_GIVEN, *classes])]
+    return [*functions, *classes]
 
 
 def _row(value: Any) -> str:

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 import python_reference
-from make_pictures import make_pictures
-from make_reference import error_classes, options_of, outdated, words_of
+from make_images import make_images
+from make_reference import commands, error_classes, outdated, words_of
 from page_blocks import DOCS
 
 import latentcache
-from latentcache.cli.app import app
 from latentcache.sources.causes import HINTS
 
 PROGRAM = Path(sys.executable).with_name("latentcache")
-COMMANDS = {command.name: command for command in app.registered_commands}
+COMMANDS = commands()
 
 
 def run(*words):
@@ -33,7 +32,7 @@ def test_the_table_has_the_options_of_the_real_help(name):
     lines = run(name, "--help").partition("Options:")[2]
     shown = set(re.findall(r"^ +(?:-\w, |--[a-z-]+ / )?(--[a-z-]+)", lines, flags=re.M))
     shown |= set(re.findall(r"^ +(--[a-z-]+) / --", lines, flags=re.M))
-    declared = {word for _, _, option, _ in options_of(COMMANDS[name]) for word in words_of(option)}
+    declared = {word for option in COMMANDS[name].params for word in words_of(option)}
     assert {word for word in declared if word.startswith("--")} | {"--help"} == shown
 
 
@@ -61,7 +60,7 @@ def test_every_cause_is_explained_with_its_hint(cause):
 def objects(tmp_path_factory):
     """One JSON object of each command."""
     folder = tmp_path_factory.mktemp("json")
-    make_pictures(folder / "pictures", count=3, side=64)
+    make_images(folder / "pictures", count=3, side=64)
     (folder / "pictures" / "empty.png").touch()
     cache = f"{folder}/pictures.latentcache"
     build = run("build", f"{folder}/pictures", "--model", "stub", "--resolution", "64", "--json")
