@@ -236,7 +236,10 @@ def _entered(
     Both (n,); -1: not an image, no caption.
     """
     names, prefix, first = level.names, level.prefix, found.count
-    is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
+    if {ending.lower() for ending in {name[name.rfind(".") :] for name in names}} <= IMAGE_EXTENSIONS:
+        is_image = np.ones(len(names), dtype=np.bool_)
+    else:
+        is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
     caption, second = np.full(len(names), -1, dtype=np.int64), dict[int, int]()
     kept = is_image.copy()
     if part is not None:
@@ -264,15 +267,15 @@ def _beside(
     """Fill in the caption file of each image, and the second one if there are two; (n,) True for those files."""
     texts = {}
     for number in np.flatnonzero(~is_image).tolist():
-        stem, dot, ending = names[number].rpartition(".")
-        texts[stem + dot + ending.lower()] = number  # of a.TXT and a.txt the later one wins
+        name, dot = names[number], names[number].rfind(".")
+        texts[name[:dot] + name[dot:].lower()] = number  # of a.TXT and a.txt the later one wins
     used = np.zeros(len(names), dtype=np.bool_)
-    for number in np.flatnonzero(is_image).tolist():
-        stem = names[number].rpartition(".")[0]
-        files = [texts[stem + ending] for ending in CAPTION_EXTENSIONS if stem + ending in texts]
-        used[files] = True
+    for number in np.flatnonzero(is_image).tolist() if texts else []:
+        stem = names[number][: names[number].rfind(".")]
+        files = [texts[file] for ending in CAPTION_EXTENSIONS if (file := stem + ending) in texts]
         if files:
             caption[number] = files[0]
+            used[files] = True
         if len(files) > 1:
             second[number] = files[1]
     return used
@@ -369,8 +372,9 @@ def _samples(names: Strings, held: Known, images: NDArray[np.int64], caption: In
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
     every = len(images) == len(names) and bool((np.diff(images) == 1).all())
     content = held.content if every else held.content[images]
+    same = held.table if held.is_whole(rows) else None
     return SampleTable(
-        names=names if every else _selected(names, images),
+        names=names if every else same.names if same else _selected(names, images),
         files=Files(names=names, stat=held.stat, content=held.content),
         inputs={"image": Input(content=content, file=images.astype(np.int32)), "caption": caption},
         columns=columns,

@@ -23,7 +23,7 @@ _SLICE = 1 << 14
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent, the first one if it is there twice."""
-    front = _equal_front(names, others)
+    front = len(names) if names == others else _equal_front(names, others)
     place = np.full(len(names), -1, dtype=np.int64)
     place[:front] = np.arange(front)
     if front < len(names) and front < len(others):
@@ -46,7 +46,7 @@ def _equal_front(names: Strings, others: Strings) -> int:
     least = min(len(names), len(others))
     for block in _blocks(least):
         if _take(names, block.start, block.stop) != _take(others, block.start, block.stop):
-            return block.start
+            return int(block.start)
     return least
 
 

@@ -70,10 +70,10 @@ class RecordListing:
         row, line, content = next(wanted)
         try:
             for record in self.kept.get(file) or self._reader(file, name):
-                if record.line < line:
-                    continue
-                if record.line > line or record.content != content.tobytes():
+                if record.line > line:
                     break
+                if record.line < line or record.content != content.tobytes():  # a JSON list has several on a line
+                    continue
                 yield row, record
                 following = next(wanted, None)
                 if following is None:
@@ -160,14 +160,14 @@ class RecordScan:
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
         held = self._held(files, reading)
-        trusted, believed, again = held.all_trusted, held.place >= 0, list[Rejected]()
+        known, old = self._known_rows(held, files)
+        trusted, again = held.all_trusted, list[Rejected]()
         rows, kept, notes = _Rows(), _Kept(self.keep), Notes()
         for item in files.notes:
             notes.add(item)
         unread = np.zeros(len(files), dtype=np.bool_)
-        for file in np.flatnonzero(~believed).tolist():
+        for file in np.flatnonzero(held.place < 0).tolist():
             unread[file] = not self._file(file, files, held, rows, kept, again, notes)
-        known, old = self._known_rows(held, files, believed)
         table = _joined(files, held, reading, known, rows.columns())
         return RecordListing(
             files=files,
@@ -190,11 +190,6 @@ class RecordScan:
             other[there] = ~np.broadcast_to(alike, len(there))
             if self.reread is not None:
                 other[there] |= self.reread[held.place[there]]
-            # The form of a file of which every record was rejected is not known.
-            count = np.bincount(self.known.inputs["record"].file, minlength=len(self.known.files))
-            bare = there[count[held.place[there]] == 0]
-            bad = {item.name for item in self.rejected if item.content}
-            other[bare] |= np.array([name in bad for name in files.names.take(bare)], dtype=np.bool_)
             held.distrust(other)
         return held
 
@@ -238,60 +233,68 @@ class RecordScan:
         held.content[file] = np.frombuffer(reader.content, dtype=np.uint8)
         return True
 
-    def _known_rows(
-        self, held: Known, files: RecordFiles, believed: NDArray[np.bool_]
-    ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rows of files that are believed, in their order, and rejected lines of those files."""
-        empty: dict[str, NDArray[np.generic]] = {}
-        if self.known is None or not believed.any():
-            return empty, []
+    def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
+        """Rows of trusted files, in their order, and rejected lines of those files."""
+        own = np.flatnonzero(held.place >= 0)
+        if self.known is None or not len(own):
+            return {}, []
         old = self.known.inputs["record"]
         assert old.line is not None
         file = np.asarray(old.file)
         order = np.arange(len(file)) if (np.diff(file) >= 0).all() else np.argsort(file, kind="stable")
-        own = np.flatnonzero(believed)
         first = np.searchsorted(file, held.place[own], sorter=order)
         count = np.searchsorted(file, held.place[own], side="right", sorter=order) - first
-        shift = np.repeat(first - np.cumsum(count) + count, count)
-        rows = order[np.arange(int(count.sum())) + shift]
+        rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
+        columns = {"content": old.content, "line": old.line}
+        columns |= {name: self.known.columns[name] for name in ("characters", "is_chat")}
         whole = held.is_whole(rows)
-        columns = {name: np.asarray(self.known.columns[name]) for name in ("characters", "is_chat")}
         known: dict[str, NDArray[np.generic]] = {
-            "content": np.asarray(old.content) if whole else np.asarray(old.content)[rows],
-            "file": np.repeat(own, count).astype(np.int32),
-            "line": np.asarray(old.line) if whole else np.asarray(old.line)[rows],
-            **{name: column if whole else column[rows] for name, column in columns.items()},
+            name: np.asarray(column) if whole else np.asarray(column)[rows] for name, column in columns.items()
         }
-        return self._with_rejected(known, files, own)
+        known["file"] = np.repeat(own, count).astype(np.int32)
+        return self._with_rejected(known, held, files.names, own)
 
     def _with_rejected(
-        self, known: dict[str, NDArray[np.generic]], files: RecordFiles, own: NDArray[np.intp]
+        self, known: dict[str, NDArray[np.generic]], held: Known, names: Strings, own: NDArray[np.intp]
     ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
-        """Rejected records of believed files: those with a content are rows, the others stay rejected."""
-        if not self.rejected:
-            return known, []
-        place = dict(zip(files.names.take(own), own.tolist(), strict=True))
-        mine = [item for item in self.rejected if item.name in place and item.line]
-        lines = [item for item in mine if not item.content]
-        rows = {(place[item.name], item.line): item.content for item in mine if item.content}
-        if not rows:
-            return known, lines
-        keys = np.array([file << 32 | line for file, line in rows], dtype=np.int64)
-        there = known["file"].astype(np.int64) << 32 | known["line"].astype(np.int64)
-        new = ~np.isin(keys, there)
-        contents = np.frombuffer(b"".join(rows.values()), dtype=np.uint8).reshape(-1, HASH_BYTES)
-        file = (keys[new] >> 32).astype(np.int32)
-        at = np.searchsorted(known["file"], file)
-        sample = np.minimum(at, max(len(there) - 1, 0))
-        is_chat = known["is_chat"][sample] if len(there) else np.zeros(len(file), dtype=np.uint8)
-        more = {
-            "content": contents[new],
-            "file": file,
-            "line": (keys[new] & 0xFFFF_FFFF).astype(np.uint32),
-            "characters": np.zeros(len(file), dtype=np.uint32),
-            "is_chat": is_chat,
-        }
-        return {name: np.concatenate([known[name], more[name]]) for name in known}, lines
+        """Rejected records of trusted files: those with a content are rows, the others stay rejected.
+
+        A file of which they cannot be restored exactly is read again: its records share lines, or none was usable.
+        """
+        bad = {item.name for item in self.rejected}
+        place = (
+            {name: file for name, file in zip(names.take(own), own.tolist(), strict=True) if name in bad}
+            if bad
+            else {}
+        )
+        mine = [item for item in self.rejected if item.line and item.name in place]
+        again = list(dict.fromkeys((place[item.name], item.line, item.content) for item in mine if item.content))
+        keys = np.array([file << 32 | line for file, line, _ in again], dtype=np.int64)
+        contents = np.frombuffer(b"".join(content for *_, content in again), dtype=np.uint8).reshape(-1, HASH_BYTES)
+        if len(again):
+            there = known["file"].astype(np.int64) << 32 | known["line"].astype(np.int64)
+            first = np.minimum(np.searchsorted(there, keys), max(len(there) - 1, 0))
+            count = np.searchsorted(there, keys, side="right") - np.searchsorted(there, keys)
+            alike = np.array(
+                [count[i] and known["content"][first[i]].tobytes() == again[i][2] for i in range(len(keys))]
+            )
+            file = (keys >> 32).astype(np.int32)
+            unclear = (count > alike) | ~np.isin(file, known["file"])
+            values, times = np.unique(keys, return_counts=True)
+            unclear |= np.isin(keys, values[times > 1])
+            held.distrust(np.isin(np.arange(len(names)), file[unclear]))
+            new = ~alike.astype(np.bool_)
+            more = {
+                "content": contents[new],
+                "file": file[new],
+                "line": (keys[new] & 0xFFFF_FFFF).astype(np.uint32),
+                "characters": np.zeros(int(new.sum()), dtype=np.uint32),
+                "is_chat": np.zeros(int(new.sum()), dtype=np.uint8),
+            }
+            known = {name: np.concatenate([known[name], more[name]]) for name in known}
+            kept = held.place[known["file"]] >= 0
+            known = known if kept.all() else {name: column[kept] for name, column in known.items()}
+        return known, [item for item in mine if not item.content and held.place[place[item.name]] >= 0]
 
 
 def _joined(
@@ -307,7 +310,7 @@ def _joined(
         name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in read
     }
     place = rows["file"].astype(np.int64) << 32 | rows["line"].astype(np.int64)
-    if not (np.diff(place) > 0).all():
+    if not (np.diff(place) >= 0).all():
         order = np.argsort(place, kind="stable")
         rows = {name: column[order] for name, column in rows.items()}
     file, line = rows["file"], rows["line"]

@@ -126,7 +126,7 @@ class Listing:
             for number, row in enumerate(some.tolist()):
                 yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
 
-    def _values(self, name: str, rows: NDArray[np.int64]) -> list[dict[str, str]]:
+    def _values(self, name: str, rows: NDArray[np.integer]) -> list[dict[str, str]]:
         held = self.samples.inputs[name]
         if held.text is not None:
             return [{"text": text} for text in held.text.take(rows)]

@@ -181,7 +181,7 @@ class Walk:
         odd, gone = found.odd, set()
         for name in names:
             try:
-                state = odd.get(name) or lstat(path + name)
+                state = (odd and odd.get(name)) or lstat(path + name)
             except OSError as error:
                 gone.add(name)
                 self.rejected.append(_stateless(found.folder.prefix + name, error))

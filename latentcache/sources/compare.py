@@ -1,0 +1,545 @@
+"""Is every sample still what a snapshot recorded, and is every sample of DATA in the snapshot?
+
+Contents decide, never times. A file whose stat memo is trusted is not opened; any other is hashed, so a change is found
+also if size and time were put back. Records are matched as a multiset: by file, line and content, then by file and
+content (moved to another line), then by file and line (changed). Cost: about 1 us per sample, and 0.1 ms per MB hashed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import UnusableSampleError
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.causes import hint_for
+from latentcache.sources.known import match_names, racy
+from latentcache.sources.reading import read_source
+from latentcache.sources.scan import Listing
+
+_THREADS = 4
+#: Files that a thread takes at a time, and files that wait for the threads.
+_PART, _WINDOW = 64, 1 << 14
+#: Reasons that mean "could not be looked at" rather than "is not usable".
+UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
+_GONE = frozenset({"not-found", "vanished", "unlisted", "hidden"})
+_METADATA = " (only metadata differs, the pixels are the same)"
+_UNKNOWN = " (the pixels could not be compared)"
+
+
+class State(IntEnum):
+    """What became of a sample."""
+
+    OK = 0
+    TOUCHED = 1
+    MOVED = 2
+    CAPTION_CHANGED = 3
+    CHANGED = 4
+    METADATA = 5
+    REMOVED = 6
+    UNREADABLE = 7
+    NOT_CHECKED = 8
+
+
+#: State -> category and reason of contract.md; the reason of UNREADABLE is that of the file.
+CATEGORY: Mapping[State, tuple[str, str]] = {
+    State.OK: ("ok", ""),
+    State.TOUCHED: ("touched", "stat-changed"),
+    State.MOVED: ("touched", "line-changed"),
+    State.CAPTION_CHANGED: ("stale", "caption-changed"),
+    State.CHANGED: ("stale", "source-changed"),
+    State.METADATA: ("stale", "source-changed"),
+    State.REMOVED: ("stale", "source-removed"),
+    State.UNREADABLE: ("unverifiable", "io-error"),
+    State.NOT_CHECKED: ("", ""),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What there is to say of one sample, file or record."""
+
+    category: str
+    reason: str
+    path: str
+    line: int = 0
+    field: str = ""
+    expected: str = ""
+    found: str = ""
+    hint: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Compared:
+    """A snapshot's samples (S) against a listing, in columns."""
+
+    samples: SampleTable
+    now: Listing
+    state: NDArray[np.uint8]
+    """(S,) a ``State`` each."""
+    place: NDArray[np.int64]
+    """(S,) row of the listing's samples; -1: none."""
+    new: NDArray[np.intp]
+    """Rows of the listing that the snapshot neither has nor rejected: missing, not built."""
+    others: tuple[Found, ...] = ()
+    """On samples and records that the snapshot rejected, or that are rejected now."""
+    hashed: int = 0
+    """Files that were hashed to compare them."""
+    _details: dict[int, tuple[str, str]] = field(default_factory=dict, repr=False)
+    """Row -> reason and words, if the state does not say it all."""
+
+    @property
+    def checked(self) -> int:
+        """Samples that were looked at."""
+        return int((self.state != State.NOT_CHECKED).sum())
+
+    def rows(self, state: State) -> NDArray[np.intp]:
+        """Samples in a state."""
+        return np.flatnonzero(self.state == state)
+
+    def found(self, row: int) -> Found:
+        """What there is to say of one sample."""
+        state = State(int(self.state[row]))
+        category, reason = CATEGORY[state]
+        path, line = _where(self.samples, row)
+        cause, words = self._details.get(row, ("", ""))
+        expected, hint = _expected(self.samples, row, state), hint_for(cause) if cause else ""
+        if state == State.UNREADABLE:
+            reason, expected = cause, "a file that can be read"
+        elif state == State.REMOVED:
+            expected, words = (
+                ("the record" if line else "the file"),
+                words or f"no such {'record' if line else 'file'}",
+            )
+        elif state == State.CAPTION_CHANGED:
+            words = words or _caption(self.now.samples, int(self.place[row]))
+            expected = "a caption that can be read" if cause else _caption(self.samples, row)
+            hint = hint or "no entry is affected: a build only records the new caption"
+        elif state == State.METADATA:
+            hint = "a build stores the entry that it has under the new key and encodes nothing"
+        elif state == State.CHANGED and not words:
+            words = _expected(self.now.samples, int(self.place[row]), state)
+        elif state == State.MOVED:
+            words = f"line {_where(self.now.samples, int(self.place[row]))[1]}"
+            expected = f"line {line}"
+        elif cause:
+            expected = "a file that can be used"
+        return Found(
+            category=category,
+            reason=reason,
+            path=path,
+            line=line,
+            expected=expected,
+            found=words,
+            hint=hint,
+        )
+
+    def found_new(self, row: int) -> Found:
+        """What there is to say of one row of ``new``."""
+        path, line = _where(self.now.samples, row)
+        return Found(category="missing", reason="not-built", path=path, line=line)
+
+
+def compare(
+    samples: SampleTable,
+    now: Listing,
+    *,
+    rejected: Sequence[Rejected] = (),
+    full: bool = False,
+    chosen: NDArray[np.bool_] | None = None,
+    stopping: Callable[[], bool] = bool,
+    same_pixels: Callable[[int, bytes], bool | None] | None = None,
+) -> Compared:
+    """Compare a snapshot's samples with DATA as it is now.
+
+    Args:
+        samples: Of the snapshot.
+        now: Of DATA. Records: scanned without ``known`` if every file is to be read.
+        rejected: What the snapshot rejected.
+        full: Hash every image, whatever its stat says.
+        chosen: (S,) samples to look at; all by default.
+        stopping: Once it returns True, no further file is read.
+        same_pixels: Tells a metadata edit from a change: (sample, the file's bytes); None if it cannot tell.
+    """
+    wanted = np.ones(len(samples), dtype=np.bool_) if chosen is None else chosen
+    if now.data_kind == "records":
+        return _Records(samples, now, rejected, wanted).compared()
+    return _Images(samples, now, rejected, wanted, full=full, stopping=stopping, same_pixels=same_pixels).compared()
+
+
+class _Images:
+    """Samples that are files."""
+
+    def __init__(
+        self,
+        samples: SampleTable,
+        now: Listing,
+        rejected: Sequence[Rejected],
+        wanted: NDArray[np.bool_],
+        *,
+        full: bool,
+        stopping: Callable[[], bool],
+        same_pixels: Callable[[int, bytes], bool | None] | None,
+    ) -> None:
+        self._now, self._rejected, self._full = now, rejected, full
+        self._stopping, self._same_pixels = stopping, same_pixels
+        self._input = samples.inputs["image"]
+        place = match_names(samples.names, now.samples.names)
+        state = np.where(wanted, State.OK, State.NOT_CHECKED).astype(np.uint8)
+        met = np.zeros(len(now.samples), dtype=np.bool_)
+        met[place[place >= 0]] = True
+        self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.flatnonzero(~met))
+
+    def compared(self) -> Compared:
+        """Everything."""
+        found, place, state = self.found, self.found.place, self.found.state
+        own = np.flatnonzero((state == State.OK) & (place >= 0))
+        changed = self._captions(own)
+        self._hash(own)
+        mild = changed[np.isin(state[changed], (State.OK, State.TOUCHED))]
+        state[mild] = State.CAPTION_CHANGED
+        said = {item.name: item for item in (*self._now.notes, *self._now.rejected)}
+        absent = np.flatnonzero((state == State.OK) & (place < 0))
+        for row, name in zip(absent.tolist(), found.samples.names.take(absent), strict=True):
+            state[row], found._details[row] = _absent(name, said)
+        self._others(said)
+        return found
+
+    def _captions(self, own: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Of samples, those with another caption now."""
+        old, new = self.found.samples.inputs.get("caption"), self._now.samples.inputs.get("caption")
+        if old is None or new is None or old.content is new.content:
+            return own[:0]
+        differs = (np.asarray(old.content)[own] != new.content[self.found.place[own]]).any(axis=1)
+        return own[differs]
+
+    def _hash(self, own: NDArray[np.intp]) -> None:
+        """Hash the files whose stat does not prove them."""
+        samples, now, place = self.found.samples, self._now.samples, self.found.place
+        memos = np.ascontiguousarray(np.asarray(samples.files.stat)[np.asarray(self._input.file)[own]])
+        stats = now.files.stat[np.asarray(now.inputs["image"].file)[place[own]], :5]
+        same = (memos[:, :5] == stats).all(axis=1)
+        known = np.asarray(self._input.content)[own].any(axis=1)
+        doubtful = own[known & (self._full | ~same | racy(memos))]
+        moved = dict(zip(own.tolist(), (~same).tolist(), strict=True)) if len(doubtful) else {}
+        content = np.asarray(self._input.content)
+
+        def look(row: int, name: str) -> State:
+            state, words = self._look(row, name, content[row].tobytes())
+            if words[1]:
+                self.found._details[row] = words
+            return State.TOUCHED if state == State.OK and moved[row] else state
+
+        names = samples.names.take(doubtful)
+        for row, state in zip(doubtful.tolist(), self._map(look, doubtful.tolist(), names), strict=True):
+            self.found.state[row] = State.NOT_CHECKED if state is None else state
+            self.found.hashed += state is not None
+
+    def _look(self, row: int, name: str, content: bytes) -> tuple[State, tuple[str, str]]:
+        """Hash one file; below 0 the row is of a file without a sample."""
+        try:
+            data, _ = read_source(self._now.root / name)
+        except UnusableSampleError as error:
+            return _unusable(error.slug, error.what)
+        now = content_hash(data)
+        if now == content:
+            return State.OK, ("", "")
+        same = self._same_pixels(row, data) if self._same_pixels is not None and row >= 0 else False
+        words = now.hex() + (_METADATA if same else _UNKNOWN if same is None else "")
+        return State.METADATA if same else State.CHANGED, ("", words)
+
+    def _map(
+        self, look: Callable[[int, str], State], rows: Sequence[int], names: Sequence[str]
+    ) -> Iterator[State | None]:
+        """``look`` of each in threads; None if there was no time."""
+
+        def some(start: int) -> list[State | None]:
+            answers: list[State | None] = []
+            for row, name in zip(rows[start : start + _PART], names[start : start + _PART], strict=True):
+                answers.append(None if self._stopping() else look(row, name))
+            return answers
+
+        pool = ThreadPoolExecutor(_THREADS)
+        try:
+            for first in range(0, len(rows), _WINDOW):
+                for answers in pool.map(some, range(first, min(first + _WINDOW, len(rows)), _PART)):
+                    yield from answers
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
+
+    def _others(self, said: Mapping[str, Rejected]) -> None:
+        """Files that the snapshot rejected, and files that are rejected now."""
+        found, now = self.found, self._now
+        names = Strings.of(item.name for item in (*self._rejected, *now.rejected))
+        is_sample = (match_names(names, found.samples.names) >= 0).tolist()
+        fresh = match_names(names, now.samples.names).tolist()
+        recorded = {
+            item.name: (item, row)
+            for item, row, own in zip(self._rejected, fresh, is_sample, strict=False)
+            if not own
+        }
+        others = [
+            _quarantined(item)
+            for item, own in zip(now.rejected, is_sample[len(self._rejected) :], strict=True)
+            if not own
+        ]
+        still = {item.name for item in now.rejected}
+        for name, (item, row) in recorded.items():
+            if row >= 0:
+                others.append(self._rejected_then(item, row))
+            elif name not in still:
+                state, (cause, words) = _absent(name, said)
+                category, reason = CATEGORY[state]
+                reason = cause if state == State.UNREADABLE else reason
+                others.append(Found(category=category, reason=reason, path=name, expected="the file", found=words))
+        found.new = np.setdiff1d(found.new, [row for _, row in recorded.values() if row >= 0])
+        found.others = tuple(others)
+
+    def _rejected_then(self, item: Rejected, row: int) -> Found:
+        """A file that the snapshot rejected and that the listing takes: only other bytes or captions matter."""
+        if item.content:
+            stat = self._now.samples.files.stat[int(self._now.samples.inputs["image"].file[row])]
+            memo = np.array([[value & (1 << 64) - 1 for value in item.stat or (0,) * 6]], dtype=np.uint64)
+            if not self._full and (memo[0, :5] == stat[:5]).all() and not racy(memo)[0]:
+                return _quarantined(item)
+            state, (_, words) = self._look(-1, item.name, item.content)
+            self.found.hashed += 1
+            return _quarantined(item) if state != State.CHANGED else _stale(item, "source-changed", words)
+        if item.reason.startswith("caption"):
+            return _stale(item, "caption-changed", f"rejected as {item.reason}; it can be read now")
+        if self._look(-1, item.name, b"")[1][0]:
+            return _quarantined(item)
+        words = f"rejected as {item.reason}; it can be read now"
+        if item.reason in ("empty", "changing"):
+            return _stale(item, "source-changed", words)
+        return Found(category="missing", reason="not-built", path=item.name, found=words)
+
+
+class _Records:
+    """Samples that are records of files."""
+
+    def __init__(
+        self, samples: SampleTable, now: Listing, rejected: Sequence[Rejected], wanted: NDArray[np.bool_]
+    ) -> None:
+        self._now, self._rejected, self._wanted = now, rejected, wanted
+        self._old, self._new = samples.inputs["record"], now.samples.inputs["record"]
+        self._file = match_names(_told_apart(samples.files.names), _told_apart(now.samples.files.names))
+        state = np.full(len(samples), State.REMOVED, dtype=np.uint8)
+        place = np.full(len(samples), -1, dtype=np.int64)
+        self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.empty(0, dtype=np.intp))
+
+    def compared(self) -> Compared:
+        """Everything."""
+        found, now = self.found, self._now
+        mine, theirs = self._columns()
+        left, right = self._match(mine, theirs)
+        found.new = right
+        said = {item.name: item for item in (*now.notes, *now.rejected) if not item.line}
+        for file in np.unique(np.asarray(self._old.file)[left]).tolist() if said else []:
+            state, words = _absent(found.samples.files.names[file], said)
+            rows = left[np.asarray(self._old.file)[left] == file]
+            found.state[rows] = state
+            found._details.update(dict.fromkeys(rows.tolist(), words) if words[1] else {})
+        unread = np.append(now.unread, False)[self._file[self._old.file]]
+        found.state[unread | ~self._wanted] = State.NOT_CHECKED
+        self._touched()
+        self._others()
+        return found
+
+    def _columns(self) -> tuple[_Keys, _Keys]:
+        assert self._old.line is not None
+        assert self._new.line is not None
+        mine = _Keys(
+            self._file[np.asarray(self._old.file)], np.asarray(self._old.line), np.asarray(self._old.content)
+        )
+        return mine, _Keys(np.asarray(self._new.file), np.asarray(self._new.line), np.asarray(self._new.content))
+
+    def _match(self, mine: _Keys, theirs: _Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Pair rows; gives the rows of the snapshot and those of the listing that have no partner."""
+        found = self.found
+        left, right = np.flatnonzero(mine.file >= 0), np.arange(len(theirs.file))
+        steps = ((_Keys.place, True, State.OK), (_Keys.moved, True, State.MOVED), (_Keys.place, False, State.CHANGED))
+        for key, exact, state in steps:
+            if not len(left) or not len(right):
+                break
+            one, other = _pairs(key(mine, left), key(theirs, right))
+            if exact:
+                equal = (mine.content[left[one]] == theirs.content[right[other]]).all(axis=1)
+                one, other = one[equal], other[equal]
+            found.state[left[one]] = state
+            found.place[left[one]] = right[other]
+            left, right = np.delete(left, one), np.delete(right, other)
+        return np.flatnonzero(found.place < 0), right
+
+    def _touched(self) -> None:
+        """Records that are as they were, in files that were written or moved with the same bytes."""
+        old, new = self.found.samples.files, self._now.samples.files
+        there = np.flatnonzero(self._file >= 0)
+        place = self._file[there]
+        same = (np.asarray(old.content)[there] == new.content[place]).all(axis=1)
+        moved = (np.asarray(old.stat)[there, :5] != new.stat[place, :5]).any(axis=1)
+        touched = np.zeros(len(self._file), dtype=np.bool_)
+        touched[there] = same & moved
+        rows = touched[np.asarray(self._old.file)] & (self.found.state == State.OK)
+        self.found.state[rows] = State.TOUCHED
+
+    def _others(self) -> None:
+        """Records that were rejected then or are rejected now."""
+        now, taken = self._now, set[int]()
+        others = [_quarantined(item) for item in now.rejected]
+        still = Counter((item.name, item.reason, item.field) for item in now.rejected)
+        fresh = self._fresh({item.name for item in self._rejected})
+        unread = set(now.samples.files.names.take(np.flatnonzero(now.unread)))
+        for item in self._rejected:
+            kind = (item.name, item.reason, item.field)
+            same = [row for row in fresh.get((item.name, item.content), ()) if row not in taken]
+            if same:
+                lines = [_where(now.samples, row)[1] for row in same]
+                at = lines.index(item.line) if item.line in lines else 0
+                taken.add(same[at])
+                others.append(_quarantined(item, line=lines[at]))
+            elif not item.content and still[kind] > 0:
+                still[kind] -= 1
+            elif item.name in unread:
+                others.append(_quarantined(item))
+            else:
+                row = next((row for row in fresh.get((item.name, item.line), ()) if row not in taken), -1)
+                words = self._new.content[row].tobytes().hex()[:8] if row >= 0 else "no such record"
+                others.append(_stale(item, "source-changed" if row >= 0 else "source-removed", words))
+                taken.add(row)
+        self.found.new = self.found.new[~np.isin(self.found.new, list(taken))]
+        self.found.others = tuple(others)
+
+    def _fresh(self, names: set[str]) -> dict[tuple[str, Any], list[int]]:
+        """New rows in files with rejected records: by name and content, and by name and line."""
+        samples, found = self._now.samples, dict[tuple[str, Any], list[int]]()
+        files = np.flatnonzero(match_names(samples.files.names, Strings.of(names)) >= 0) if names else []
+        for row in self.found.new[np.isin(self._new.file[self.found.new], files)].tolist():
+            name, line = _where(samples, row)
+            found.setdefault((name, self._new.content[row].tobytes()), []).append(row)
+            found.setdefault((name, line), []).append(row)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Columns that records are matched by."""
+
+    file: NDArray[np.integer]
+    line: NDArray[np.integer]
+    content: NDArray[np.uint8]
+
+    def place(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """(n,) equal for one file and line."""
+        return self.file[rows].astype(np.uint64) << np.uint64(32) | self.line[rows].astype(np.uint64)
+
+    def moved(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """(n,) equal for one file and content; other contents differ but for a chance of 2**-64."""
+        half = np.ascontiguousarray(self.content[rows]).view(np.uint64)[:, 0]
+        with np.errstate(over="ignore"):
+            return half ^ (self.file[rows].astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Positions of equal keys in both; the k-th of several equal ones is paired with the k-th."""
+    if np.array_equal(mine, theirs):
+        return np.arange(len(mine)), np.arange(len(mine))
+    order, other = _sorted(mine), _sorted(theirs)
+    mine, theirs = mine[order], theirs[other]
+    first = np.searchsorted(theirs, mine)
+    place = first + _ranks(mine)
+    inside = np.flatnonzero(place < len(theirs))
+    met = inside[theirs[place[inside]] == mine[inside]]
+    return order[met], other[place[met]]
+
+
+def _sorted(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
+    return np.arange(len(keys)) if (keys[1:] >= keys[:-1]).all() else np.argsort(keys, kind="stable")
+
+
+def _ranks(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """(n,) which of its equals each sorted key is, from 0."""
+    number = np.arange(len(keys))
+    starts = np.concatenate([[True], keys[1:] != keys[:-1]]) if len(keys) else np.empty(0, dtype=np.bool_)
+    found: NDArray[np.intp] = number - np.maximum.accumulate(np.where(starts, number, 0))
+    return found
+
+
+def _told_apart(names: Strings) -> Strings:
+    """Names of which the second and further ones of a kind carry their number."""
+    counts: Counter[str] = Counter(names)
+    if len(counts) == len(names):
+        return names
+    seen: Counter[str] = Counter()
+    apart = []
+    for name in names:
+        seen[name] += 1
+        apart.append(f"{name}\0{seen[name]}")
+    return Strings.of(apart)
+
+
+def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
+    """What became of a sample that is not in the listing; ``said`` is what the listing says of names."""
+    above: Iterable[str] = (name[: end + 1] for end, letter in enumerate(name) if letter == "/") if said else ()
+    now = next((said[place] for place in (name, *above) if place in said), None)
+    if now is None:
+        return State.REMOVED, ("", "")
+    if now.name != name and now.reason not in UNREADABLE:  # its folder is passed over as a whole
+        return State.REMOVED, ("", f"{now.name}: {now.reason}, {now.detail}")
+    return _unusable(now.reason, now.detail)
+
+
+def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
+    """What a file of the snapshot is that cannot be read or used as it is now."""
+    if cause in UNREADABLE:
+        return State.UNREADABLE, (cause, detail)
+    if cause in _GONE:
+        return State.REMOVED, (cause, detail)
+    return State.CAPTION_CHANGED if cause.startswith("caption") else State.CHANGED, (cause, f"{cause}: {detail}")
+
+
+def _where(samples: SampleTable, row: int) -> tuple[str, int]:
+    """File and line of a sample; line 0: the whole file."""
+    held = next(iter(samples.inputs.values()))
+    line = 0 if held.line is None else int(held.line[row])
+    return str(samples.files.names[int(held.file[row])]), line
+
+
+def _expected(samples: SampleTable, row: int, state: State) -> str:
+    if state not in (State.CHANGED, State.METADATA) or row < 0:
+        return ""
+    held = next(iter(samples.inputs.values()))
+    content = np.asarray(held.content[row]).tobytes().hex()
+    return content if held.line is None else content[: HASH_BYTES // 2]
+
+
+def _caption(samples: SampleTable, row: int) -> str:
+    text = samples.inputs["caption"].text
+    said = text[row] if text is not None and row >= 0 else ""
+    return (said if len(said) <= 80 else said[:79] + "…") or "(no caption)"
+
+
+def _quarantined(item: Rejected, line: int = 0) -> Found:
+    return Found(
+        category="quarantined",
+        reason=item.reason,
+        path=item.name,
+        line=line or item.line,
+        field=item.field,
+        found=item.detail,
+        hint=item.hint,
+    )
+
+
+def _stale(item: Rejected, reason: str, words: str) -> Found:
+    expected = item.content.hex() or f"rejected as {item.reason}"
+    return Found(category="stale", reason=reason, path=item.name, line=item.line, expected=expected, found=words)
