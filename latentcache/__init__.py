@@ -1,4 +1,4 @@
-"""latentcache: latents computed once, proven true on demand, served in batches that are right by construction.
+"""latentcache: encode once, prove it on demand, train from batches that are right by construction.
 
 Names here are loaded when they are first used, so that ``import latentcache`` costs nothing.
 """
@@ -7,55 +7,49 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing's own, without the import: until this file is through no signal has words
+TYPE_CHECKING = False  # typing's own, without the import: signals before this file is read have no message
 if TYPE_CHECKING:
     from typing import Any
 
     from latentcache.errors import LatentcacheError, StoreError
-    from latentcache.geometry.placement import place
-    from latentcache.loader.cache import open_cache
-    from latentcache.loader.cache_mix import combine_caches
-    from latentcache.loader.loader import CacheLoader
-    from latentcache.loader.token_mix import combine_views
-    from latentcache.loader.token_opening import open_tokens
+    from latentcache.loader.cache import Cache, open_cache
+    from latentcache.loader.combine import combine
+    from latentcache.loader.loader import Loader
+    from latentcache.loader.rows import Rows
     from latentcache.pipeline.build import build_cache
-    from latentcache.pipeline.settings import BuildSettings, RecipeSettings
-    from latentcache.plan.epoch import plan_epoch
-    from latentcache.recipe import Recipe
-    from latentcache.verify.run import verify_cache
+    from latentcache.pipeline.merge import merge_caches
+    from latentcache.pipeline.settings import BuildSettings
+    from latentcache.plan.batching import PlanReport
+    from latentcache.verify.verify import verify_cache
 
 _HOMES = {
     "BuildSettings": "latentcache.pipeline.settings",
-    "CacheLoader": "latentcache.loader.loader",
+    "Cache": "latentcache.loader.cache",
     "LatentcacheError": "latentcache.errors",
-    "Recipe": "latentcache.recipe",
-    "RecipeSettings": "latentcache.pipeline.settings",
+    "Loader": "latentcache.loader.loader",
+    "PlanReport": "latentcache.plan.batching",
+    "Rows": "latentcache.loader.rows",
     "StoreError": "latentcache.errors",
     "build_cache": "latentcache.pipeline.build",
-    "combine_caches": "latentcache.loader.cache_mix",
-    "combine_views": "latentcache.loader.token_mix",
+    "combine": "latentcache.loader.combine",
+    "merge_caches": "latentcache.pipeline.merge",
     "open_cache": "latentcache.loader.cache",
-    "open_tokens": "latentcache.loader.token_opening",
-    "place": "latentcache.geometry.placement",
-    "plan_epoch": "latentcache.plan.epoch",
-    "verify_cache": "latentcache.verify.run",
+    "verify_cache": "latentcache.verify.verify",
 }
 
 __version__ = "0.1.0"
 __all__ = [
     "BuildSettings",
-    "CacheLoader",
+    "Cache",
     "LatentcacheError",
-    "Recipe",
-    "RecipeSettings",
+    "Loader",
+    "PlanReport",
+    "Rows",
     "StoreError",
     "build_cache",
-    "combine_caches",
-    "combine_views",
+    "combine",
+    "merge_caches",
     "open_cache",
-    "open_tokens",
-    "place",
-    "plan_epoch",
     "verify_cache",
 ]
 

@@ -1,1 +1,1 @@
-"""How fed? What a trainer imports: batches of one shape from a finished cache. Torch, never an encoder."""
+"""What a trainer imports: batches of one shape from a finished cache. Needs torch, never an encoder."""

@@ -1,4 +1,4 @@
-"""``open_cache``: a finished cache, pinned to the generation that was current when it was opened."""
+"""``open_cache``: a finished cache, with a lease on the snapshot that was current when it was opened."""
 
 from __future__ import annotations
 
@@ -6,95 +6,406 @@ import os
 import shlex
 import warnings
 import weakref
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from latentcache.errors import CacheIncompleteError, UsageError
-from latentcache.geometry.sizes import Size
-from latentcache.loader.formats import FormatName
-from latentcache.loader.loader import CacheLoader
-from latentcache.loader.picture_report import picture_report
-from latentcache.loader.posterior import Draw
-from latentcache.loader.substitute import OnBad
-from latentcache.loader.willneed import warm
-from latentcache.plan.batches import BatchPlan, PlanReport, SmallBuckets, require_steps
-from latentcache.plan.given_numbers import whole
+from latentcache.fields.protocol import FieldRecipe
+from latentcache.loader.documents import Checksum, Documents, content_of, file_of
+from latentcache.loader.loader import Loader
+from latentcache.loader.row_reader import RowReader
+from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
+from latentcache.loader.sample_reader import Part, SampleReader
+from latentcache.loader.substitute import OnError
+from latentcache.loader.values import Draw, ReadSettings
+from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
+from latentcache.plan.length_buckets import checked_lengths
+from latentcache.plan.mixing import MAX_SAMPLES, Mixture
+from latentcache.plan.numbers import choice, whole
+from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.samples import plan_report
 from latentcache.plan.split import in_validation
-from latentcache.plan.weights import MAX_SAMPLES, Mixture
-from latentcache.recipe import Recipe
-from latentcache.store.entry_arrivals import follow as follow_build
-from latentcache.store.generation import Generation
-from latentcache.store.layout import CacheLayout
-from latentcache.store.pins import open_pinned
+from latentcache.store.lease import open_leased
 from latentcache.store.reader import EntryReader
-from latentcache.store.variants import folded
-from latentcache.store.views import folder_repeats, select
+from latentcache.store.snapshot import Snapshot
+
+#: Places in a row are counted in 32 bits.
+_MAX_LENGTH = 2**31 - 1
+_WARM_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class Cache:
-    """A finished cache. Builds that end later do not change what it serves.
+    """Samples of a finished cache. Builds that end later do not change what it serves. Picklable.
 
-    It holds its generation until it is forgotten, so that nothing collects it. Its loaders hold the shards open
-    until they are closed or forgotten; ``with`` closes them all.
+    It has a lease on its snapshot until it is forgotten, so ``latentcache gc`` cannot delete it. Its loaders keep
+    files open until they are closed or forgotten; ``with`` closes them all.
     """
 
-    layout: CacheLayout
-    generation: Generation
-    mixture: Mixture | None = None
-    """How often each data set is served, where ``combine_caches`` was given weights."""
-    _loaders: weakref.WeakSet[CacheLoader] = field(default_factory=weakref.WeakSet, repr=False, compare=False)
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        settings: ReadSettings | None = None,
+        checksum: Checksum = "first",
+        mixture: Mixture | None = None,
+        note: str = "",
+    ) -> None:
+        self._parts, self._settings, self._checksum = tuple(parts), settings or ReadSettings(), checksum
+        self.mixture = mixture
+        """How often each source is served, if ``combine`` was given weights."""
+        self._note = note
+        self._loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """The snapshot of each combined part."""
+        return tuple(part.snapshot for part in self._parts)
+
+    @property
+    def path(self) -> str:
+        """The cache folder; of a combination the first one."""
+        return str(self._parts[0].snapshot.paths.root)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields."""
+        return tuple(self._parts[0].snapshot.fields)
+
+    @cached_property
+    def _reader(self) -> SampleReader:
+        return self._made(None)
 
     def __len__(self) -> int:
-        """Number of entries; a picture and its mirror image count as one."""
-        return len(self.generation.rows.shard)
+        """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
+        return (
+            len(self._reader.index.bucket) if self._has_samples else sum(map(len, map(self._documents, self._parts)))
+        )
 
     @property
-    def recipe(self) -> Recipe:
-        """What the entries were made by."""
-        return self.generation.recipe
+    def excluded(self) -> int:
+        """Samples that lack one of the fields."""
+        return self._reader.excluded if self._has_samples else 0
 
     @property
-    def buckets(self) -> dict[Size, int]:
-        """Entries per bucket, sizes in pixels, without mirror images."""
-        counts = np.bincount(self.generation.rows.bucket, minlength=len(self.generation.buckets))
-        return dict(zip(self.generation.buckets, counts.tolist(), strict=True))
+    def buckets(self) -> dict[str, int]:
+        """Samples per bucket, by its label (``512x768``: height x width, pixels)."""
+        index = self._reader.index
+        counts = np.bincount(index.bucket, minlength=len(index.buckets))
+        return dict(zip(map(str, index.buckets), counts.tolist(), strict=True))
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Samples per source file."""
+        found: dict[str, int] = {}
+        for part in self._parts:
+            names, files = part.snapshot.samples.files.names, file_of(part.snapshot, part.chosen)
+            for number, count in enumerate(np.bincount(files[files >= 0], minlength=len(names)).tolist()):
+                found[names[number]] = found.get(names[number], 0) + count
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cache) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def _identity(self) -> tuple[Any, ...]:
+        return tuple(part.identity() for part in self._parts), self._settings, self.mixture
+
+    def __repr__(self) -> str:
+        snapshots = ", ".join(f"{one.paths.root.name} (snapshot {one.number})" for one in self.snapshots[:3])
+        more = f" and {len(self._parts) - 3} more" if len(self._parts) > 3 else ""
+        if self._has_samples:
+            counts = sorted(self.buckets.items(), key=lambda item: -item[1])
+            shapes = ", ".join(f"{label}: {count}" for label, count in counts[:4])
+            shapes += f" and {len(counts) - 4} more buckets" if len(counts) > 4 else ""
+        else:
+            shapes = f"{sum(one.tokens for one in map(self._documents, self._parts))} tokens"
+        excluded = f", {self.excluded} excluded" if self.excluded else ""
+        return (
+            f"Cache({len(self)} samples of {snapshots}{more}{self._note}{excluded}\n"
+            f"  fields: {', '.join(self.fields)}\n  {shapes})"
+        )
+
+    def recipe(self, field: str | None = None) -> FieldRecipe:
+        """What a field was made by; of the only field if none is named.
+
+        Raises:
+            UsageError: There is no such field, or its kind is not installed.
+        """
+        name = self._field(field)
+        recipe = self._parts[0].snapshot.fields[name].recipe
+        if recipe is None:
+            raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
+        return recipe
 
     def split(self, validation: float) -> tuple[Cache, Cache]:
-        """Training and validation part. A sample's content decides, so none ever crosses when data is added.
+        """Training and validation part. Content decides, so no sample crosses over when data is added.
 
         Args:
-            validation: Part of the samples for validation, from 0 to 1.
+            validation: Fraction of the samples for validation, from 0 to 1.
 
         Raises:
             UsageError: ``validation`` is not between 0 and 1, or the cache has weights.
         """
-        self.refuse_weights("split")
-        samples, rows = self.generation.samples, self.generation.rows
-        chosen = in_validation(samples.content, validation)[rows.sample]
-        return self._with(select(self.generation, ~chosen)), self._with(select(self.generation, chosen))
+        self._refuse_weights("split")
+        held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self._parts]
+        sides = zip(self._parts, held, strict=True)
+        pairs = [(part.chosen[~one], part.chosen[one]) for part, one in sides]
+        training, validating = ([Part(p.snapshot, pair[side]) for p, pair in zip(self._parts, pairs, strict=True)]
+                                for side in (0, 1))  # fmt: skip
+        return self._with(training, ", training part"), self._with(validating, ", validation part")
+
+    def of_source(self, *names: str) -> Cache:
+        """The samples of some source files.
+
+        Raises:
+            UsageError: There is no such file, or the cache has weights.
+        """
+        self._refuse_weights("of_source")
+        unknown = [name for name in names if name not in self.sources]
+        if unknown:
+            raise UsageError(f"no source {unknown[0]!r} in {self.path}", fix=f"use one of {', '.join(self.sources)}")
+        parts = []
+        for part in self._parts:
+            numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
+            chosen = part.chosen
+            parts.append(Part(part.snapshot, chosen[np.isin(file_of(part.snapshot, chosen), numbers)]))
+        return self._with(parts, f": {', '.join(names)}")
 
     def repeated(self, times: int | None = None) -> Cache:
-        """Every entry ``times`` an epoch; by default as its folder says (``10_cats/`` counts ten times).
+        """Every sample ``times`` an epoch; by default as its folder says (``10_cats/`` counts ten times).
 
         Raises:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
-        self.refuse_weights("repeated")
+        self._refuse_weights("repeated")
         if times is not None:
-            most = MAX_SAMPLES // max(len(self), 1)
-            times = whole("times", times, 1, most, why="repeated entries count: each is served at least once")
-        repeats = folder_repeats(self.generation) if times is None else np.full(len(self), times)
-        return self._with(select(self.generation, np.repeat(np.arange(len(self)), repeats)))
+            times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
+        parts = []
+        for part in self._parts:
+            repeats = _folder_repeats(part) if times is None else np.full(len(part.chosen), times)
+            parts.append(Part(part.snapshot, np.repeat(part.chosen, repeats)))
+        return self._with(parts, ", repeated")
+
+    def read(
+        self,
+        *,
+        scaled: bool = True,
+        latents: Draw | None = None,
+        flip: bool | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Cache:
+        """The same samples with other values.
+
+        Args:
+            scaled: Latents as the model trains on them; False gives them as they are stored.
+            latents: Of a stored posterior: ``sample`` (default) draws again in every epoch, seeded by (seed, epoch,
+                key); ``mode`` gives the mean, for validation.
+            flip: Serve stored horizontal flips in turn, by (seed, epoch, sample); by default if they are stored.
+                False for validation.
+            dtype: Floating type of the values; by default the type they are stored in.
+
+        Raises:
+            UsageError: A value is not allowed, or the cache does not hold it.
+        """
+        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, dtype=dtype)
+        view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)
+        if self._has_samples:
+            len(view)  # refuses what is not stored
+        return view
+
+    def rows(
+        self,
+        *,
+        pack: int | None = None,
+        pad: int | None = None,
+        chunk: int | None = None,
+        lengths: Sequence[int] | None = None,
+        overflow: Overflow | None = None,
+        no_loss: NoLoss = "drop",
+        padding_side: Literal["right", "left"] = "right",
+        last_chunk: Literal["keep", "drop"] = "keep",
+        cross_document: bool = True,
+        field: str | None = None,
+    ) -> Rows:
+        """Documents as rows of one length. Give one of ``pack``, ``pad`` and ``chunk``: tokens in a row.
+
+        Args:
+            pack: Several documents per row, as few rows as best-fit-decreasing over all of them finds; they do not
+                attend to each other.
+            pad: One document (or piece of one) per row, in their order.
+            chunk: All documents in their order as one string, cut into rows.
+            lengths: With ``pad``: allowed lengths of a batch, rising up to ``pad``. A batch holds rows of one of
+                them.
+            overflow: With ``pack`` and ``pad``: what happens to longer documents: ``error``, ``drop``,
+                ``truncate_right``, ``truncate_left`` or ``split``. By default ``error`` if only parts of documents
+                carry loss (conversations), ``split`` for texts, which loses nothing.
+            no_loss: What happens to rows without a learned token: ``drop`` (said and counted) or ``error``.
+            padding_side: With ``pad``: where rows are padded.
+            last_chunk: With ``chunk``: ``keep`` the incomplete last chunk as a padded row, or ``drop`` and count it.
+            cross_document: With ``chunk``: tokens attend to the documents before theirs in a row, as is usual in
+                pretraining; False keeps documents apart as ``pack`` does.
+            field: The field that holds the documents; by default the only one.
+
+        Raises:
+            UsageError: A value is not allowed, or an option does not belong to this kind of rows.
+            PlanError: A policy is ``error`` and there are such documents; file and line are named.
+        """
+        self._refuse_weights("rows")
+        given = {"pack": pack, "pad": pad, "chunk": chunk}
+        kinds = [kind for kind, length in given.items() if length is not None]
+        if len(kinds) != 1:
+            raise UsageError(
+                f"rows({', '.join(f'{kind}={given[kind]}' for kind in kinds)}): needs one of pack, pad and chunk",
+                fix="rows(pack=4096)",
+            )
+        kind = kinds[0]
+        length = whole(kind, given[kind], 2, _MAX_LENGTH, why="a token is learned from the one before it")
+        choice("padding_side", padding_side, ("right", "left"))
+        choice("last_chunk", last_chunk, ("keep", "drop"))
+        _refuse_foreign(kind, lengths=lengths is not None, padding_side=padding_side != "right",
+                        last_chunk=last_chunk != "keep", cross_document=not cross_document,
+                        overflow=overflow is not None)  # fmt: skip
+        documents = [self._documents(part, field) for part in self._parts]
+        first = documents[0]
+        settings = RowSettings(
+            kind=kind,
+            field=first.field,
+            recipe_id=first.snapshot.fields[first.field].recipe_id,
+            lengths=checked_lengths(lengths, length) if kind == "pad" else (length,),
+            pad_id=first.pad_id,
+            padding_side=padding_side,
+            isolated=kind == "pack" or (kind == "chunk" and not cross_document),
+        )
+        policy = overflow or ("error" if first.learns_parts else "split")
+        if kind == "chunk":
+            options: dict[str, Any] = {"keep_last": last_chunk == "keep", "cross_document": bool(cross_document)}
+        else:
+            options = {"overflow": policy}
+        options["no_loss"] = no_loss
+        make = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
+        parts = []
+        for one in documents:
+            plan = cast("Any", make)(one.corpus, length, **options)
+            parts.append(RowPart(RowReader(one, plan), {"kind": kind, "length": length, **options}, self._title))
+        rows = Rows(parts, settings)
+        if not len(rows):
+            raise no_rows(first, parts[0].reader.plan, self._title)
+        silent = [one for one in rows.dropped if one[0] == "no_loss"]
+        if silent:
+            warnings.warn(
+                f"{rows.tokens_dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned"
+                f" of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
+                stacklevel=2,
+            )
+        return rows
+
+    def documents(self, field: str | None = None) -> Documents:
+        """Whole documents of a field, for exports.
+
+        Raises:
+            UsageError: There is no such field, or several caches are combined.
+        """
+        if len(self._parts) > 1:
+            raise UsageError("documents of a combination of caches", fix="use each cache")
+        return self._documents(self._parts[0], field)
+
+    def plan(
+        self,
+        *,
+        batch_size: int,
+        world_size: int = 1,
+        remainder: Remainder = "repeat",
+        seed: int = 0,
+        fields: Sequence[str] | None = None,
+    ) -> PlanReport:
+        """What an epoch would do, before training starts, with the names of samples that are repeated or left out.
+
+        Args:
+            batch_size: Samples per rank and step.
+            world_size: Number of ranks.
+            remainder: What happens to samples that do not fill a batch.
+            seed: Of the order that the names are from; they are those of its first epoch.
+            fields: Fields that samples must have; by default all.
+
+        Raises:
+            UsageError: A number or policy is not allowed.
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+        reader = self._reader if fields is None else self._made(fields)
+        return plan_report(reader.index, batches, seed=whole("seed", seed, -(2**63)))
+
+    def loader(
+        self,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        remainder: Remainder = "repeat",
+        fields: Sequence[str] | None = None,
+        format: str | None = None,
+        prefetch: int = 2,
+        device: str | torch.device = "cpu",
+        on_error: OnError = "error",
+    ) -> Loader:
+        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
+
+        Args:
+            batch_size: Samples per rank and step.
+            seed: Changes the order of all epochs.
+            rank: Part of each step that this process gets; given together with ``world_size``. By default found:
+                torch.distributed, then RANK and WORLD_SIZE of the environment.
+            world_size: Number of ranks; all of them see the same steps.
+            remainder: What happens to samples that do not fill a batch: ``repeat`` (default), ``drop``, ``partial``,
+                ``pad`` (with ``is_pad`` (B,) bool in the batch) or ``error``.
+            fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
+                ``target_size``, ``keys``, ``meta``. By default all fields and metadata but ``meta``. A sample that
+                lacks a field is excluded and counted.
+            format: What a batch calls things: ``plain``, ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``) or
+                ``diffusers-flux`` (with ``img_ids``).
+            prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
+            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
+            on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:
+                another sample of its bucket takes its place, with a warning, and is counted in
+                ``loader.substituted``.
+
+        Raises:
+            UsageError: A number, policy, format, field or device is not allowed.
+            DeviceError: The device is not available.
+            EmptyPlanError: An epoch would have no step.
+            PlanError: The policy ``error`` met a bucket that does not divide.
+        """
+        loader = Loader(
+            self._reader if fields is None else self._made(fields),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            format=format,
+            prefetch=prefetch,
+            device=device,
+            on_error=on_error,
+            meta=fields is not None and "meta" in fields,
+            title=self._title,
+        )
+        self._loaders.add(loader)
+        return loader
 
     def warm(self) -> int:
         """Read all shards once in the order of the disk, before training; for a cache that fits into memory.
 
-        Without it the first epoch waits for the disk, entry by entry, and leaves the page cache in small pieces,
-        which makes later epochs slower as well. Nothing is kept by this process.
+        Without it the first epoch waits for the disk, entry by entry. Nothing is kept by this process.
 
         Returns:
             Bytes read.
@@ -103,105 +414,19 @@ class Cache:
             MissingEntryError: A shard is gone.
             CacheDamagedError: A shard cannot be read.
         """
-        used = np.unique(self.generation.rows.shard).tolist()
-        reader = EntryReader(self.layout, self.generation)
-        try:
-            return warm(reader, used)
-        finally:
-            reader.close()
-
-    def plan(
-        self, *, batch_size: int, world_size: int = 1, small_buckets: SmallBuckets = "repeat", seed: int = 0
-    ) -> PlanReport:
-        """What an epoch would do, before training starts, with the samples that are repeated or left out by name.
-
-        Args:
-            batch_size: Samples per rank and step.
-            world_size: Number of ranks.
-            small_buckets: What becomes of samples that fill no batch.
-            seed: Of the order that the names are from; they are those of its first epoch.
-
-        Raises:
-            UsageError: A number or policy that cannot be.
-            PlanError: The policy ``error`` met a bucket that does not divide.
-        """
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        return picture_report(self.generation, batches, self.mixture, seed=seed)
-
-    def loader(
-        self,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        small_buckets: SmallBuckets = "repeat",
-        scaled: bool = True,
-        latents: Draw | None = None,
-        flip: bool | None = None,
-        dtype: torch.dtype | None = None,
-        format: FormatName | None = None,
-        prefetch: int = 2,
-        mapped: bool = False,
-        on_bad: OnBad = "error",
-        max_substitutes: int | None = None,
-        device: str | torch.device = "cpu",
-    ) -> CacheLoader:
-        """Batches of one shape, in an order that depends on nothing but the seed and the epoch.
-
-        Args:
-            batch_size: Samples per rank and step.
-            seed: Changes the order of all epochs.
-            rank: Which share of each step this process gets.
-            world_size: Number of ranks; all of them see the same steps.
-            small_buckets: What becomes of samples that fill no batch: ``repeat`` (default), ``drop``,
-                ``partial`` or ``error``.
-            scaled: Latents as the model trains on them; False gives them as they are stored.
-            latents: Of stored moments: ``sample`` (default) draws again in every epoch, seeded by (seed, epoch,
-                key); ``mode`` gives the mean, for validation. What holds no moments is given as it is stored.
-            flip: Whether mirrored pictures take turns with those as they are, by (seed, epoch, picture), where they
-                are stored; by default they do. False for validation.
-            dtype: Type of the latents; by default the type they are stored in.
-            format: What a batch calls things: ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``),
-                ``diffusers-flux`` (with ``img_ids``), or ``plain``, the names of this package (default).
-            prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
-            mapped: Copy from maps of the shards, which is quicker. For caches on a disk of this machine that
-                nobody writes to: a shard that is cut short during a copy ends the process (SIGBUS).
-            on_bad: ``error`` (default): an entry that is damaged or missing is an exception. ``substitute``: another
-                entry of its bucket takes its place, with a warning, and is counted in ``loader.substituted``.
-            max_substitutes: How many different samples may be bad before it is an error after all; by default 1 % of
-                the samples, and at least one.
-            device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
-
-        Raises:
-            UsageError: A number, type, policy, format or device that cannot be.
-            DeviceError: The device is not there.
-            EmptyPlanError: An epoch would have no step.
-            PlanError: The policy ``error`` met a bucket that does not divide.
-        """
-        batches = BatchPlan(batch_size=batch_size, world_size=world_size, small_buckets=small_buckets)
-        report = require_steps(picture_report(self.generation, batches, self.mixture, seed=seed))
-        loader = CacheLoader(
-            EntryReader(self.layout, self.generation),
-            report,
-            seed=seed,
-            rank=rank,
-            scaled=scaled,
-            latents=latents,
-            flip=flip,
-            dtype=dtype,
-            format=format,
-            prefetch=prefetch,
-            mapped=mapped,
-            on_bad=on_bad,
-            max_substitutes=max_substitutes,
-            device=device,
-        )
-        self._loaders.add(loader)
-        return loader
+        buffer, read = bytearray(_WARM_BYTES), 0
+        for snapshot in self.snapshots:
+            reader = EntryReader(snapshot.paths, snapshot)
+            used = {int(shard) for field in snapshot.fields.values() for shard in np.unique(np.asarray(field.shard))}
+            for shard in sorted(number for number in used if number >= 0):
+                place, file = 0, reader.descriptor(shard)
+                while found := os.preadv(file, (buffer,), place):
+                    place += found
+                read += place
+        return read
 
     def close(self) -> None:
-        """Close every loader made from this cache, its parts among them. Twice is once; all of it stays usable."""
+        """Close every loader made from this cache. Twice is once; all of it stays usable."""
         for loader in list(self._loaders):
             loader.close()
 
@@ -211,59 +436,153 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Cache], tuple[CacheLayout, Generation, Mixture | None]]:
-        return Cache, (self.layout, self.generation, self.mixture)
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_loaders", "_reader", "_identity")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
-    def refuse_weights(self, what: str) -> None:
-        """Refuse what would be another mixture, or another cache than the build under way makes.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _loaders=weakref.WeakSet())
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The combined parts."""
+        return self._parts
+
+    @property
+    def settings(self) -> ReadSettings:
+        """What ``read`` chose."""
+        return self._settings
+
+    @property
+    def checksum(self) -> Checksum:
+        """``first`` or ``always``."""
+        return self._checksum
+
+    @property
+    def _title(self) -> str:
+        names = [one.paths.root.name for one in self.snapshots]
+        return " + ".join(names[:3]) + (" + ..." if len(names) > 3 else "") + self._note
+
+    @property
+    def _has_samples(self) -> bool:
+        """True if a field is served as it is: not documents."""
+        return any(field.spec.collate != "pack" for field in self._parts[0].snapshot.fields.values())
+
+    def _made(self, fields: Sequence[str] | None) -> SampleReader:
+        return SampleReader(self._parts, fields, self._settings, checksum=self._checksum, mixture=self.mixture)
+
+    def _documents(self, part: Part, field: str | None = None) -> Documents:
+        return Documents(part.snapshot, self._field(field, "pack"), samples=part.samples, checksum=self._checksum)
+
+    def _field(self, field: str | None, collate: str = "") -> str:
+        """The field that is named, or the only one."""
+        found = self._parts[0].snapshot.fields
+        if field is not None and field not in found:
+            raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(found)}")
+        names = [name for name, one in found.items() if not collate or one.spec.collate == collate]
+        if field is None and len(names) != 1:
+            what = "several fields hold documents" if names else "no field holds documents"
+            raise UsageError(
+                f"field is not given: {what if collate else 'the cache has several fields'}",
+                fix=f"field={(names or list(found))[0]!r}" if names else "use cache.loader(...)",
+            )
+        return field or names[0]
+
+    def _with(self, parts: Sequence[Part], note: str) -> Cache:
+        return Cache(parts, settings=self._settings, checksum=self._checksum, note=self._note + note)
+
+    def _refuse_weights(self, what: str) -> None:
+        """Refuse what would make another mixture.
 
         Raises:
-            UsageError: The cache has weights, or its build is under way.
+            UsageError: The cache has weights.
         """
-        if self.generation.arrivals is not None:
-            raise UsageError(f"{what} of a cache whose build is under way", fix="wait for its end")
         if self.mixture is not None:
             raise UsageError(
                 f"{what} of a cache with weights",
-                why="the weights hold for the entries that were combined",
-                fix=f"call {what} on each cache, then combine_caches with the weights",
+                why="the weights hold for the samples that were combined",
+                fix=f"call {what} on each cache, then combine them with the weights",
             )
-
-    def _with(self, generation: Generation) -> Cache:
-        return replace(self, generation=generation)
 
 
 def open_cache(
-    path: str | os.PathLike[str], *, allow_partial: bool = False, follow: bool = False, timeout_s: float = 600.0
+    path: str | os.PathLike[str],
+    *,
+    checksum: Literal["first", "always"] = "first",
+    allow_partial: bool = False,
+    follow: bool = False,
+    timeout_s: float = 600.0,
 ) -> Cache:
-    """Open the current generation of a cache, and hold it: nothing collects it before the last reader is gone.
+    """Open the current snapshot of a cache and take a lease on it.
 
     Args:
         path: The cache folder.
-        allow_partial: Serve what is there of a cache that a repair took entries out of.
-        follow: Where a build with ``--stream`` is under way, open what it will hold: lengths are exact at once, a
-            batch waits for its entries. Where none is, the current generation as usual.
-        timeout_s: How long a batch waits, seconds.
+        checksum: ``first``: each entry is proven when a process first reads it. ``always``: on every read.
+        allow_partial: Serve the rest of a cache that a repair removed entries from.
+        follow: If a build with ``--stream`` runs, open the snapshot that it will make: lengths are exact at once, a
+            batch waits for its entries. Otherwise the current snapshot, as usual.
+        timeout_s: With ``follow``: how long a batch waits, seconds.
 
     Raises:
-        CacheNotFoundError: No cache there, or no finished build in it.
+        CacheNotFoundError: There is no cache, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: Its manifest or a column is damaged.
         CacheIncompleteError: A repair removed entries, and no build has made them again.
     """
+    choice("checksum", checksum, ("first", "always"))
     root = Path(path)
-    coming = follow_build(CacheLayout(root), timeout_s=timeout_s) if follow else None
-    generation = coming or folded(open_pinned(root))
-    if not (generation.complete or allow_partial):
-        raise _incomplete(root, generation)
-    if generation.demo:
-        what = f"{root} was made with the demo encoder: it is for trying the tool, not for training"
-        warnings.warn(what, stacklevel=2)
-    return Cache(CacheLayout(root), generation)
+    snapshot = (_pending(root, timeout_s) if follow else None) or open_leased(root)
+    if not (snapshot.complete or allow_partial):
+        build = f"latentcache build {shlex.quote(str(snapshot.source['root']))} --out {shlex.quote(str(root))}"
+        raise CacheIncompleteError(
+            f"entries are missing from {root}",
+            where=str(root),
+            why=f"a repair removed damaged entries (snapshot {snapshot.number}), and no build has made them again",
+            fix=f"{build} (or open_cache(..., allow_partial=True) to train on the rest)",
+        )
+    if snapshot.demo:
+        warnings.warn(
+            f"{root} was made with the demo encoder: it is for trying the tool, not for training", stacklevel=2
+        )
+    if snapshot.part:
+        warnings.warn(
+            f"{root} holds part {snapshot.part} of its data; `latentcache merge PART... --out CACHE` makes the whole",
+            stacklevel=2,
+        )
+    return Cache([Part(snapshot)], checksum=checksum)
 
 
-def _incomplete(root: Path, generation: Generation) -> CacheIncompleteError:
-    build = f"latentcache build {shlex.quote(generation.source_root)} --out {shlex.quote(str(root))}"
-    why = f"a repair removed damaged entries (generation {generation.number}), and no build has made them again"
-    fix = f"{build} (or open_cache(..., allow_partial=True) to train on what is there)"
-    return CacheIncompleteError(f"entries are missing from {root}", where=str(root), why=why, fix=fix)
+def _pending(root: Path, timeout_s: float) -> Snapshot | None:
+    """The snapshot that a streaming build will make, if one runs."""
+    from latentcache.store import pending  # type: ignore[attr-defined,unused-ignore]
+
+    found: Snapshot | None = pending.open_pending(root, timeout_s=timeout_s)
+    return found
+
+
+def _folder_repeats(part: Part) -> NDArray[np.int64]:
+    """(n,) how often the folder of each sample says: ``10_cats/`` is ten, any other name one."""
+    chosen = part.chosen
+    numbers, inverse = np.unique(chosen, return_inverse=True)
+    names = part.snapshot.samples.names.take(numbers)
+    repeats = np.ones(len(names), dtype=np.int64)
+    for place, name in enumerate(names):
+        folder, _, _ = name.rpartition("/")
+        count, mark, _ = folder.rpartition("/")[2].partition("_")
+        if mark and count.isascii() and count.isdecimal() and int(count) > 0:
+            repeats[place] = int(count)
+    return repeats[inverse]
+
+
+def _refuse_foreign(kind: str, **given: bool) -> None:
+    """Refuse options that mean nothing for this kind of rows."""
+    belongs = {"lengths": ("pad",), "padding_side": ("pad",), "last_chunk": ("chunk",), "cross_document": ("chunk",),
+               "overflow": ("pack", "pad")}  # fmt: skip
+    for name, is_given in given.items():
+        if is_given and kind not in belongs[name]:
+            raise UsageError(
+                f"{name}: not with {kind}=", fix=f"use it with {' or '.join(belongs[name])}=, or leave it out"
+            )
+
+
+__all__ = ["Cache", "open_cache"]

@@ -1,260 +1,633 @@
-"""The loader: an iterable of batches with an exact length, one shape per batch, every entry checked.
+"""The loader: an iterable of batches with an exact length, one shape per batch, every entry proven.
 
-Guarantee: what a batch holds was decided by the plan before the first read; shape and checksum of every entry
-are checked against its header and its bucket; tensors own their memory. ``len`` is the whole epoch.
-``loader[step]`` is one batch, so a ``DataLoader(loader, batch_size=None, num_workers=N)`` serves the same epoch in
-the same order. Batches are read ahead by threads, straight into memory that is used again once nobody
-refers to it. Cost: one positional read and one xxh3 pass per entry.
+Guarantee: what a batch holds was decided by the plan before the first read; ``len`` is the whole epoch, also after a
+resume; batches count when they are delivered, not when they are read ahead. Batches are read ahead by threads,
+straight into memory that is used again once nothing refers to it.
+
+``loader`` is what trainers are given, unprepared. For worker processes, ``loader.sampler`` yields a
+:class:`BatchIndex` per step in the training process and ``loader.dataset`` makes batches of them in workers, which so
+need no epoch.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
-from latentcache.geometry.sizes import latent_size
-from latentcache.loader.asked_rows import checked_rows, require_one_bucket
-from latentcache.loader.described import described
-from latentcache.loader.epochs import Epochs, checked_epoch, checked_seed
-from latentcache.loader.flips import checked_flip, turned
-from latentcache.loader.formats import checked_format, formatted
-from latentcache.loader.gather import BatchGather, Rows
-from latentcache.loader.normalise import normalise_into
-from latentcache.loader.picture_entries import Pictures, ReplaceablePictures
-from latentcache.loader.position import Position
-from latentcache.loader.posterior import checked_draw, draw, mean_of
-from latentcache.loader.prefetch import THREADS
+from latentcache.loader.device import Batch, Sent, Transfer
+from latentcache.loader.prefetch import Place, Readahead, read_ahead
+from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
-from latentcache.loader.transfer import Sent
-from latentcache.loader.willneed import WillNeed
-from latentcache.plan.batches import PlanReport
-from latentcache.recipe import Normalisation
-from latentcache.store.reader import EntryReader
-from latentcache.store.variants import doubled
-
-Batch = dict[str, Any]
-"""``latents`` (B, C, h, w); ``original_size``, ``crop_top_left``, ``target_size`` (B, 2) int64, height or top
-first, pixels; ``keys``, ``names``, ``captions`` lists of B strings."""
+from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
+from latentcache.plan.numbers import is_whole, real, whole
+from latentcache.plan.resume import Position, SamplesSeen
+from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 
 Turn = tuple[int, int]
-"""Seed and epoch: what decides draws and mirror images."""
-
-_TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-class CacheLoader(Epochs):
+class Reader(Protocol):
+    """What a loader serves: samples, or rows of tokens. Picklable."""
+
+    index: SampleIndex
+    threads: int
+    excluded: int
+    """Samples that lack a field that was asked for."""
+    tokens: NDArray[np.int64] | None
+    """(N,) tokens of each row; None for samples."""
+
+    def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
+        """A batch as it is stored, on the CPU."""
+
+    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
+        """The batch, with its padding rows marked so that nothing is learned of them."""
+
+    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Numbers of this batch for a log."""
+
+    def check_format(self, name: str | None) -> str | None:
+        """The format, if it fits what is served."""
+
+    def formatted(self, batch: Batch, name: str | None) -> Batch:
+        """The batch with a trainer's names."""
+
+    def finish(self, batch: Batch) -> Batch:
+        """Scale, shift and cast, where the tensors are."""
+
+    def places(self, rows: Ints, turn: Turn) -> list[Place]:
+        """Where the bytes of a batch are."""
+
+    def names_of(self, rows: Ints) -> Sequence[str]:
+        """Names of samples, or the first document of each row."""
+
+    def fresh(self, *, slots: int, pinned: bool) -> Self:
+        """The same with files and memory of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchIndex:
+    """Everything that a worker has to know of one batch."""
+
+    epoch: int
+    step: int
+    """Step of the epoch, from 0."""
+    rows: Ints
+    """(B,) samples, or rows of tokens."""
+    bucket: int
+    is_pad: NDArray[np.bool_] | None = None
+    """(B,) padding rows; None: there are none."""
+    seed: int = 0
+
+
+class Loader:
     """Batches of one epoch. Iterating again repeats the epoch; ``set_epoch`` changes it. Picklable.
 
-    With ``with`` its files are closed at the end; without, when it is forgotten.
-
-    Args:
-        reader: Entries of one generation.
-        report: The steps of an epoch.
-        seed: Changes the order of all epochs.
-        rank: Which share of each step is served.
-        scaled: Normalise, or give latents as they are stored.
-        latents: ``sample`` or ``mode``, where moments are stored.
-        flip: Serve mirrored pictures in turn, where they are stored.
-        dtype: Type of the latents; the stored one where it is not given.
-        format: Names of a trainer for what a batch holds.
-        prefetch: Batches that threads read ahead; 0 reads each when it is asked for.
-        mapped: Copy from maps of the shards instead of reading them.
-        on_bad: What becomes of an entry that is damaged or missing.
-        max_substitutes: Samples that may be bad before it is an error after all.
-        device: Where tensors are delivered.
-
-    Raises:
-        UsageError: No such seed, rank, type, format, policy, device or number of batches to read ahead, or
-            a draw or mirrored pictures from what holds none.
-        DeviceError: The device is not there.
+    Made by ``cache.loader(...)`` and ``rows.loader(...)``, which say what the options mean. With ``with`` its files
+    are closed at the end; without, when it is forgotten.
     """
 
     def __init__(
         self,
-        reader: EntryReader,
-        report: PlanReport,
+        reader: Reader,
         *,
+        batch_size: int,
         seed: int = 0,
-        rank: int = 0,
-        scaled: bool = True,
-        latents: str | None = None,
-        flip: bool | None = None,
-        dtype: torch.dtype | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        remainder: Remainder = "repeat",
         format: str | None = None,
         prefetch: int = 2,
-        mapped: bool = False,
-        on_bad: str = "error",
-        max_substitutes: int | None = None,
         device: str | torch.device = "cpu",
+        on_error: str = "error",
+        meta: bool = False,
+        title: str = "",
     ) -> None:
-        self._begin(report.batches, rank=rank, prefetch=prefetch, device=device)
-        self.report = report
-        pictures, seed, prefetch = Pictures(reader.generation), checked_seed(seed), self._prefetch
-        self._pictures = len(pictures.bucket)
-        self._position = Position(pictures, report, seed=seed, generation=reader.generation.number)
-        # Of pictures, not mirror images; this copy of the reader opens no file, so closing need not reach it.
-        self._substitutes = Substitutes(
-            ReplaceablePictures(copy.copy(reader)), on_bad=on_bad, limit=max_substitutes, mixture=report.mixture
+        ranks = find_ranks(rank, world_size)
+        self.rank, self.world_size, self._found = ranks.rank, ranks.world_size, ranks.found
+        batches = BatchPlan(batch_size=batch_size, world_size=ranks.world_size, remainder=remainder)
+        seed = whole("seed", seed, -(2**63))
+        self._prefetch = whole("prefetch", prefetch, 0, MAX_STEP)
+        self._transfer, self._title, self._meta = Transfer(device), title, meta
+        self.format = reader.check_format(format)
+        if remainder == "pad" and reader.tokens is None and self.format is not None:
+            raise UsageError(
+                f"remainder='pad': not with format={self.format!r}",
+                why="a model would learn from the padding: these batches have no labels",
+                fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
+            )
+        self._pinned = self._transfer.device.type == "cuda"
+        self._reader = reader.fresh(slots=self._prefetch + 2, pinned=self._pinned)
+        self.report: PlanReport = require_steps(plan_report(reader.index, batches, seed=seed))
+        self._position = Position(reader.index, self.report, seed=seed, tokens=reader.tokens)
+        self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
+        self._passes: weakref.WeakSet[Generator[Sent]] = weakref.WeakSet()
+        self._fetched = self._sampled = False
+        self._warn()
+
+    def __len__(self) -> int:
+        """Batches of an epoch on this rank (the same on every rank)."""
+        return self.report.steps
+
+    def __repr__(self) -> str:
+        batches, report = self.report.batches, self.report
+        counts = {
+            "repeated": report.samples_repeated,
+            "dropped": report.samples_dropped,
+            "padded": report.rows_padded,
+        }
+        more = "".join(f", {number} {name}" for name, number in counts.items() if number)
+        excluded = f", {self.excluded} excluded" if self.excluded else ""
+        return (
+            f"Loader({len(self)} batches of {batches.batch_size}, rank {self.rank} of {self.world_size} ({self._found})"
+            f", epoch {self.epoch}, seed {self.seed}\n"
+            f"  {report.samples_used} samples of {self._title}{excluded}; remainder={batches.remainder!r}{more})"
         )
-        self._flips = checked_flip(flip, reader.generation.rows)
-        if self._flips:
-            reader = EntryReader(reader.layout, doubled(reader.generation))
-        self._reader, self._scaled, self._format = reader, scaled, checked_format(format)
-        # an entry that is found bad is counted once and said once, so by one thread
-        self._threads = 1 if on_bad == "substitute" else THREADS
-        self._gather = BatchGather(reader, slots=prefetch + 2, mapped=mapped)
-        spec = reader.generation.recipe.encoder
-        cells = [latent_size(size, spec.factor) for size in reader.generation.buckets]
-        self._shapes = [(spec.stored_channels, size.height, size.width) for size in cells]
-        self._draw = checked_draw(latents, spec.posterior)
-        self._fetched = False  # once from the disk, by a whole pass
-        self._stored = _TORCH[spec.storage_dtype]
-        self._dtype = _checked_dtype(dtype) or self._stored
 
     @property
     def seed(self) -> int:
-        """Of the order, the draws and the mirrored pictures; that of the checkpoint after ``load_state_dict``."""
+        """Of the order, draws and flips; that of the checkpoint after ``load_state_dict``."""
         return self._position.seed
 
     @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next iteration serves."""
+        return self._position.epoch
+
+    @property
+    def excluded(self) -> int:
+        """Samples that lack a field that was asked for."""
+        return self._reader.excluded
+
+    @property
     def substituted(self) -> Mapping[str, int]:
-        """Sample -> how often another took its place, with ``on_bad="substitute"``.
+        """Sample -> how often another took its place, with ``on_error="substitute"``.
 
         Counted in this process as batches are read, also those read ahead; a worker of a ``DataLoader`` counts its
         own.
         """
         return self._substitutes.counts
 
-    def close(self) -> None:
-        """Stop reading ahead and let go of files, maps and memory. Twice is once; iterating again opens them again.
+    @property
+    def sampler(self) -> Sampler:
+        """Yields a :class:`BatchIndex` per step, for a ``DataLoader`` with worker processes over :attr:`dataset`."""
+        return Sampler(self)
 
-        Tensors that were handed out stay as they are. A loader that is forgotten needs no closing.
+    @property
+    def dataset(self) -> BatchDataset:
+        """Makes batches in worker processes.
+
+        ``DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)``.
         """
-        self._stop()
-        # forgotten and not closed: a thread that is still reading a batch could meet another file under its number
-        self._reader = copy.copy(self._reader)
-        self._gather = self._gather.over(self._reader)
+        return BatchDataset(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration serves; a resumed epoch that is named again goes on.
+
+        Raises:
+            UsageError: It is not a whole number from 0, or accelerate would deal the batches of this rank out again.
+        """
+        refuse_double_sharding(self.world_size)
+        epoch = whole("epoch", epoch, 0)
+        self._sampled &= epoch == self.epoch
+        self._position.set_epoch(epoch)
+
+    def remaining(self) -> int:
+        """Batches of this rank that are left of the epoch."""
+        return self._position.remaining()
+
+    def steps(self, epochs: float, grad_accum: int = 1) -> int:
+        """Optimizer steps of a number of epochs; the rest at the end of an epoch is a step too.
+
+        Counted as the Trainer of transformers counts (``set_initial_training_values``).
+
+        Args:
+            epochs: Epochs, also a fraction.
+            grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: A number is not allowed.
+        """
+        return math.ceil(real("epochs", epochs, 0, fix="steps(2)") * self._steps_of_epoch(grad_accum))
+
+    def epoch_at(self, step: int, grad_accum: int = 1) -> float:
+        """Epochs that are done after a number of optimizer steps; its whole part is the epoch to set next.
+
+        Args:
+            step: Optimizer steps since the start of training.
+            grad_accum: Batches of this rank per optimizer step.
+
+        Raises:
+            UsageError: A number is not allowed.
+        """
+        epochs, part = divmod(whole("step", step, 0), self._steps_of_epoch(grad_accum))
+        return epochs + part * grad_accum / len(self)
+
+    def _steps_of_epoch(self, grad_accum: int) -> int:
+        return math.ceil(len(self) / whole("grad_accum", grad_accum, 1))
+
+    def samples_seen(self) -> dict[str, SamplesSeen]:
+        """What was delivered of each source since training began, on all ranks together, also across resumes.
+
+        By the name of the source in the mixture; ``all`` without weights.
+        """
+        return self._position.samples_seen()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, as plain values: batches delivered, not batches read ahead. Equal on all ranks.
+
+        Raises:
+            UsageError: A ``DataLoader`` served batches of this epoch, which this object does not see.
+        """
+        if self._sampled:
+            raise UsageError(
+                "the loader does not see which batches a DataLoader delivered",
+                why=f"its position would say that nothing was served of epoch {self.epoch}",
+                fix="save the state_dict() of a torchdata StatefulDataLoader, or iterate over the loader itself",
+                slug="served-by-workers",
+            )
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made, also with another batch size or number of ranks.
+
+        The next iteration serves the rest of that epoch; ``len`` stays the whole epoch.
+
+        Raises:
+            PlanError: The checkpoint belongs to other samples or settings, is of a newer version, or is broken.
+        """
+        self._position.load(state)
+        self._sampled = False
 
     def __iter__(self) -> Iterator[Batch]:
-        """Serve the epoch, or what is left of it after ``load_state_dict``.
+        """Serve the epoch, or the rest of it after ``load_state_dict``.
 
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
             MissingEntryError: A shard is gone.
-            EmptyPlanError: What is left of a loaded epoch fills no batch.
+            EmptyPlanError: The rest of a loaded epoch fills no batch.
             UsageError: The loader was closed in the middle.
             CacheDamagedError: More samples are bad than may be replaced.
         """
-        plan = self._position.begin()
-        turn = self.seed, self.epoch  # what is set in the middle of a pass changes none of its batches
-
-        def variants(step: int) -> Rows:
-            return self._variants(plan.batch(step, self.rank), turn)
-
-        num_bytes = self._stored.itemsize
-
-        def payload_bytes(row: int) -> int:
-            return num_bytes * math.prod(self._shape(row))
-
-        coming = WillNeed(self._reader, variants, payload_bytes, len(plan), blind=not self._fetched)
+        position = self._position
+        plan = position.begin()
+        self._sampled, iteration, served = False, position.iteration, 0
+        index_of = self.indexer(position, plan)
+        turn = position.seed, position.epoch
+        ahead = Readahead(
+            lambda step: self._reader.places(plan.batch(step, self.rank).rows, turn),
+            len(plan),
+            blind=not self._fetched,
+        )
 
         def send(step: int) -> Sent:
-            coming.before(step)
-            return self._send(plan.batch(step, self.rank), turn)
+            ahead.before(step)
+            return self._send(index_of(step))
 
-        yield from self._serve(plan, send)
+        threads = 1 if self._substitutes.active else self._reader.threads  # a bad sample is said and counted once
+        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=threads)
+        self._passes.add(batches)
+        for batch in batches:
+            position.advance(iteration)  # before it is handed out: a checkpoint made then has this batch
+            served += 1
+            yield self._transfer.receive(batch)
+        if served < len(plan):
+            raise UsageError(
+                f"the loader was closed after {served} of {len(plan)} batches",
+                why="an iteration that ends early would look like a whole epoch",
+                fix="close it after the epoch, or iterate again",
+            )
         self._fetched = True
 
-    def __getitem__(self, step: int) -> Batch:
-        """One batch of the epoch by its step, for samplers and for workers of a ``DataLoader``.
+    def indexer(self, position: Position, plan: EpochPlan) -> Callable[[int], BatchIndex]:
+        """What gives the BatchIndex of each step of an iteration that began just now."""
+        blank, seed, epoch, before = plan.blank_batches(), position.seed, position.epoch, position.steps
+        if blank:
+            warnings.warn(
+                f"{blank} of {len(plan) * self.world_size} batches of all ranks hold padding only: a mean over their"
+                " labels is nan; divide the sum of losses by the labels of all ranks, as the Trainer of transformers"
+                " does, or take a batch_size of 2 or more, fewer ranks, or remainder='repeat' or 'drop'",
+                stacklevel=4,
+            )
 
-        Workers that stay (``persistent_workers=True``) hear of ``set_epoch`` as a pass begins, where steps come in
-        their order; with a sampler that has an order of its own another epoch is an error.
+        def index_of(step: int) -> BatchIndex:
+            part = plan.batch(step, self.rank)
+            return BatchIndex(epoch, before + step, part.rows, part.bucket, part.is_pad, seed)
 
-        Raises:
-            IndexError: No such step.
-            UsageError: A worker cannot tell which epoch this pass is of.
-            CorruptEntryError: An entry fails its check.
-            MissingEntryError: A shard is gone.
-        """
-        return self._transfer.receive(self._send(self._entries_of(step), (self.seed, self.epoch)))
+        return index_of
 
-    def batch(self, rows: Rows, epoch: int | None = None) -> Batch:
-        """One batch of the given entries, which share a bucket, as this epoch or a given one serves them.
+    def batch(self, rows: Any, epoch: int | None = None) -> Batch:
+        """One batch of these samples, which share a bucket, as an epoch serves them.
 
         Args:
-            rows: B numbers of entries, from 0.
-            epoch: Decides draws and mirrored pictures; by default that of the next pass.
+            rows: B numbers of samples, from 0.
+            epoch: Decides draws and flips; by default that of the next iteration.
 
         Raises:
-            UsageError: They are no such numbers or of several buckets, or the epoch is no whole number from 0.
+            UsageError: They are not such numbers, or of several buckets.
             CorruptEntryError: An entry fails its check.
             MissingEntryError: A shard is gone.
         """
-        columns = self._reader.generation.rows
-        pictures = checked_rows(rows, self._pictures)
-        require_one_bucket(pictures, columns.bucket[pictures], self._reader.generation.buckets)
-        turn = self.seed, self.epoch if epoch is None else checked_epoch(epoch)
-        return self._transfer.receive(self._send(pictures, turn))
+        index = self._reader.index
+        asked = checked_rows(rows, len(index.bucket))
+        epoch = self.epoch if epoch is None else whole("epoch", epoch, 0)
+        buckets, first = np.unique(index.bucket[asked], return_index=True)
+        if len(buckets) > 1 and index.lengths is None:
+            named = [
+                f"{asked[at]}: {index.buckets[one]}" for one, at in zip(buckets.tolist(), first.tolist(), strict=True)
+            ]
+            raise UsageError(
+                f"rows: samples of {len(buckets)} buckets",
+                where=", ".join(named[:8]),
+                why="all samples of a batch have one shape",
+                fix="ask for the samples of one bucket at a time",
+            )
+        return self._transfer.receive(self._send(BatchIndex(epoch, -1, asked, int(buckets[-1]), None, self.seed)))
 
-    def batch_of_plan(self, entries: NDArray[np.integer], epoch: int, step: int) -> Batch:
-        """See :class:`Epochs`."""
-        del step
-        return self._transfer.receive(self._send(entries, (self.seed, epoch)))
+    def make(self, index: BatchIndex) -> Batch:
+        """The batch of a BatchIndex."""
+        return self._transfer.receive(self._send(index))
 
-    def _send(self, rows: Rows, turn: Turn) -> Sent:
+    def _send(self, index: BatchIndex) -> Sent:
         """A batch on its way to the device."""
-        seed, epoch = turn
+        reader, turn = self._reader, (index.seed, index.epoch)
+        _, batch = self._substitutes.read(
+            index.rows, lambda rows: reader.read(rows, index.bucket, turn), seed=index.seed, epoch=index.epoch
+        )
+        if self.report.batches.remainder == "pad":
+            none = np.zeros(len(index.rows), dtype=np.bool_)
+            batch = reader.padded(batch, none if index.is_pad is None else index.is_pad)
+        meta = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None} if self._meta else {}
+        meta |= reader.meta(batch, index.is_pad) if self._meta else {}
+        batch = reader.formatted(batch, self.format)
+        return self._transfer.send(batch | {"meta": meta} if meta else batch, reader.finish)
 
-        def read(pictures: Rows) -> tuple[Rows, torch.Tensor]:
-            self._reader.ready(pictures)
-            variants = self._variants(pictures, turn)
-            return variants, self._latents(variants, turn)
+    def iterable(self, *, rows: bool = False) -> LoaderIterable:
+        """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.
 
-        _, (variants, latents) = self._substitutes.read(rows, read, seed=seed, epoch=epoch)
-        batch = {"latents": latents, **described(self._reader.generation, variants)}
-        return self._transfer.send(formatted(batch, self._format))
+        Give it to a ``DataLoader`` with ``batch_size=None`` and ``num_workers=0``: this loader reads ahead by itself.
 
-    def _variants(self, rows: Rows, turn: Turn) -> Rows:
-        """For each picture its own row, or that of its mirror image where this epoch serves that."""
-        seed, epoch = turn
-        return turned(rows, self._reader.generation.rows.key, seed=seed, epoch=epoch) if self._flips else rows
+        Args:
+            rows: Serve rows one by one, for a trainer that makes batches of the same size of them; make the loader
+                for one rank then (``rank=0, world_size=1``), because the trainer deals rows out to ranks.
 
-    def _latents(self, rows: Rows, turn: Turn) -> torch.Tensor:
-        """(B, C, h, w) in memory of its own."""
-        spec = self._reader.generation.recipe.encoder
-        latents = torch.from_numpy(self._gather.gather(rows, self._shape(rows[0]), spec.storage_dtype))
-        if spec.storage_dtype == "bfloat16":
-            latents = latents.view(torch.bfloat16)
-        if self._draw == "sample":
-            seed, epoch = turn
-            latents = draw(latents, self._reader.generation.rows.key[rows], seed=seed, epoch=epoch)
-        elif self._draw == "mode":
-            latents = mean_of(latents)
-        return self._finished(latents, spec.normalisation if self._scaled else Normalisation())
+        Raises:
+            UsageError: ``rows`` of batches that are not all full, or that another batching would change.
+        """
+        return LoaderIterable(self, rows=rows)
 
-    def _shape(self, row: int) -> tuple[int, int, int]:
-        """(C, h, w) of an entry as it is stored."""
-        return self._shapes[int(self._reader.generation.rows.bucket[row])]
+    def close(self) -> None:
+        """Stop reading ahead and let go of files and memory. Twice is once; iterating again opens them again.
 
-    def _finished(self, latents: torch.Tensor, facts: Normalisation) -> torch.Tensor:
-        """Normalised and of the type asked for, in place where the type stays."""
-        if latents.dtype == self._dtype:
-            return latents if facts.kind == "none" else normalise_into(latents, facts, latents)
-        memory = torch.from_numpy(self._gather.memory(latents.numel() * self._dtype.itemsize))
-        return normalise_into(latents, facts, memory.view(self._dtype).view(latents.shape))
+        Batches that were handed out stay as they are. A loader that is forgotten needs no closing.
+        """
+        for batches in list(self._passes):
+            with contextlib.suppress(ValueError):  # another thread is in it; it goes on
+                batches.close()
+        # Forgotten and not closed: a thread that is still reading could meet another file under a closed number.
+        self._reader = self._reader.fresh(slots=self._prefetch + 2, pinned=self._pinned)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, index: Any) -> Batch:
+        """The batch of a :class:`BatchIndex`.
+
+        Raises:
+            UsageError: It is a number: another sampler asks, and would lose the order, the shapes and the ranks.
+        """
+        return BatchDataset(self)[index]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes=weakref.WeakSet())
+
+    def copied_position(self) -> Position:
+        """A copy of the place of this loader, for an iteration elsewhere."""
+        self._sampled = True
+        return self._position.copied()
+
+    def go_to(self, position: Position) -> None:
+        """Take seed and epoch of another place, at the start of that epoch."""
+        self._position.go_to(position.seed, position.epoch)
+
+    def _warn(self) -> None:
+        """Say what a user would not expect: samples that are excluded, and buckets that are mostly repeats."""
+        if self.excluded:
+            warnings.warn(
+                f"{self.excluded} samples of {self._title} lack a field that was asked for and are not served;"
+                " `latentcache verify` names them",
+                stacklevel=4,
+            )
+        for number, plan in enumerate(self.report.buckets):
+            if plan.repeated <= plan.samples or number > 8:
+                continue
+            bucket = self._reader.index.buckets.index(plan.bucket)
+            held = np.flatnonzero(self._reader.index.bucket == bucket)
+            names = ", ".join(self._reader.names_of(held[:5])) + (", ..." if len(held) > 5 else "")
+            warnings.warn(
+                f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)} ({names}) and is filled up"
+                f" with {plan.repeated} repeats in every epoch; use remainder='partial' or 'drop', a smaller batch_size,"
+                " or fewer buckets",
+                stacklevel=4,
+            )
 
 
-def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        return dtype
-    raise UsageError(
-        f"dtype={dtype!r}", why="latents are given in a floating type of torch", fix="dtype=torch.float32, or none"
-    )
+class _Names:
+    """Name of a sample of a reader. Picklable."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __call__(self, row: int) -> str:
+        return self._reader.names_of(np.array([row]))[0]
+
+
+class Sampler(TorchSampler[BatchIndex]):
+    """Yields a :class:`BatchIndex` per step of this rank, in the training process; iterators have a state_dict."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __repr__(self) -> str:
+        return f"Sampler(of {self._loader!r})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration serves; see ``Loader.set_epoch``."""
+        self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> SamplerIterator:
+        return SamplerIterator(self._loader)
+
+
+class SamplerIterator:
+    """One iteration over a sampler; torchdata's ``StatefulDataLoader`` saves and loads its state."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader, self._position = loader, loader.copied_position()
+        self._next: Iterator[BatchIndex] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> BatchIndex:
+        if self._next is None:
+            plan = self._position.begin()
+            self._iteration = self._position.iteration
+            self._next = map(self._loader.indexer(self._position, plan), range(len(plan)))
+        found = next(self._next)
+        self._position.advance(self._iteration)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iteration is."""
+        return self._position.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
+        self._position.load(state)
+        self._loader.go_to(self._position)
+        self._next = None
+
+
+class BatchDataset(Dataset[Batch]):
+    """Makes batches of what :class:`Sampler` yields. Picklable: workers of a ``DataLoader`` have a copy each."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        """Samples that an epoch uses; trainers report it."""
+        return self._loader.report.samples_used
+
+    def __repr__(self) -> str:
+        return f"BatchDataset(of {self._loader!r})"
+
+    def __getitem__(self, index: Any) -> Batch:
+        """The batch of a :class:`BatchIndex`.
+
+        Raises:
+            UsageError: It is something else.
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        if not isinstance(index, BatchIndex):
+            raise UsageError(
+                f"a batch of latentcache was asked for by index {index!r}",
+                why="accelerate or a DataLoader put its own sampler in place of the loader's: buckets, order and ranks"
+                " would be lost",
+                fix="iterate over the loader itself and keep it out of accelerator.prepare, or use"
+                " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)",
+                slug="foreign-sampler",
+            )
+        return self._loader.make(index)
+
+
+class LoaderIterable(IterableDataset[Batch]):
+    """A loader as an iterable data set; see ``Loader.iterable``."""
+
+    def __init__(self, loader: Loader, *, rows: bool) -> None:
+        if rows and (loader.report.batches.remainder == "partial" or loader.format in ("flat", "torchtitan")):
+            raise UsageError(
+                "iterable(rows=True): batches must be full and have one row per sample",
+                why="a trainer that makes batches of the rows again would make other ones",
+                fix="remainder='repeat', 'drop' or 'pad', and rows.collator(format='flat')",
+            )
+        self._loader, self._rows = loader, rows
+
+    def __len__(self) -> int:
+        """Batches, or rows, of an epoch on this rank."""
+        return len(self._loader) * (self._loader.report.batches.batch_size if self._rows else 1)
+
+    def __repr__(self) -> str:
+        return f"LoaderIterable({'rows' if self._rows else 'batches'} of {self._loader!r})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration serves; see ``Loader.set_epoch``."""
+        self._loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the loader."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was saved. Raises PlanError as ``Loader.load_state_dict``."""
+        self._loader.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Serve the epoch, or the rest of it after ``load_state_dict``.
+
+        Raises:
+            UsageError: In a worker process, or if accelerate would deal the batches of this rank out again.
+            CorruptEntryError: An entry fails its check.
+            MissingEntryError: A shard is gone.
+        """
+        refuse_double_sharding(self._loader.world_size)
+        if get_worker_info() is not None:
+            raise UsageError(
+                "loader.iterable() in a worker of a DataLoader",
+                why="the loader reads ahead in threads; every worker would serve the whole epoch",
+                fix="num_workers=0 (dataloader_num_workers=0 of a Trainer), or"
+                " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=N)",
+            )
+        for batch in self._loader:
+            if not self._rows:
+                yield batch
+                continue
+            for place in range(self._loader.report.batches.batch_size):
+                yield {
+                    name: value[place] if hasattr(value, "__getitem__") else value for name, value in batch.items()
+                }
+
+
+def checked_rows(rows: Any, count: int) -> NDArray[np.int64]:
+    """(B,) numbers of samples below ``count``, as a caller gives them.
+
+    Raises:
+        UsageError: They are not such numbers, or there are none.
+    """
+    try:
+        found = np.asarray(rows)
+    except (TypeError, ValueError, RuntimeError):
+        found = np.empty(0)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or not found.size or found.min() < 0 or found.max() >= count:
+        said = repr(rows)
+        raise NoSuchRowError(
+            f"rows={said if len(said) <= 60 else said[:60] + '...'}: must be whole numbers from 0 to {count - 1}",
+            fix="batch([0])",
+        )
+    return found.astype(np.int64, copy=False)
+
+
+class NoSuchRowError(UsageError, IndexError):
+    """A row or sample that does not exist."""
+
+
+def checked_index(row: Any, count: int) -> int:
+    """The number of one row, counted from the end if it is negative.
+
+    Raises:
+        NoSuchRowError: There is no such row.
+    """
+    if not is_whole(row, -count) or int(row) >= count:
+        raise NoSuchRowError(f"row {row!r} of {count} rows", why=f"rows count from 0 to {count - 1}", fix="rows[0]")
+    return int(row) % count

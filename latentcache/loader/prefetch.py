@@ -1,16 +1,18 @@
-"""Reads ahead: threads make the next batches while the caller works on this one.
+"""Reads ahead: threads make the next batches while the caller works on this one; the disk begins even earlier.
 
-Guarantee: the same results in the same order as without them; an error is raised at the result it belongs to; at
+Guarantee: the same results in the same order as without threads; an error is raised at the result it belongs to; at
 most ``depth`` results wait or are being made. The threads end when the iterator is exhausted, closed or forgotten,
 and before the interpreter does. A process forked in the middle has no such threads: there the iterator goes on
-without. Nothing here takes a lock that a fork could leave held. A caller who does nothing between two results makes
-them himself: a thread has nothing to hide behind then, and handing a result over costs more. docs/adr/0016.
+without. Nothing here takes a lock that a fork could leave held. A caller that does nothing between two results makes
+them itself: a thread has nothing to hide behind then, and handing a result over costs more.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import fcntl
 import os
 import threading
 import time
@@ -19,32 +21,39 @@ from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-#: Less than this between two results is no work to hide behind: what it costs to hand over a result and the
-#: interpreter's lock, 20 to 130 us.
+from latentcache.errors import LatentcacheError
+
+#: Less than this between two results is no work to hide behind: handing over costs 20 to 130 us.
 _HAND_OVER_S = 100e-6
 #: So often in a row.
 _HASTY = 3
-
-#: Each makes a result of its own: one reads while the other checks or describes. docs/adr/0016.
-THREADS = 2
+#: Places of a batch that are looked at; one, once so many batches in a row were found in memory.
+_LOOKS, _CALM = 4, 8
+#: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
+_PIECE_BYTES = 128 << 10
+_HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+#: Where a look puts the byte that it finds.
+_BYTE = (bytearray(1),)
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+Place = tuple[int, int, int]
+"""Descriptor of a shard, first byte, number of bytes."""
 
 
-class _Desk(Generic[Item, Made]):
-    """What the caller and the threads share: permits, which are positions of items, go one way, results the other."""
+class _Queue(Generic[Item, Made]):
+    """What the caller and the threads share: positions of items that may be made go one way, results the other."""
 
     def __init__(self, make: Callable[[Item], Made], items: Sequence[Item]) -> None:
         self.make, self.items, self.closed = make, items, False
-        self.permitted = 0
-        self.permits: SimpleQueue[int | None] = SimpleQueue()
+        self.allowed = 0
+        self.positions: SimpleQueue[int | None] = SimpleQueue()
         self.results: SimpleQueue[tuple[int, Made | None, BaseException | None]] = SimpleQueue()
         self.early: dict[int, tuple[int, Made | None, BaseException | None]] = {}
 
     def work(self) -> None:
-        """A thread: one result per permit, until one fails or the caller leaves."""
-        while (position := self.permits.get()) is not None and not self.closed:
+        """A thread: one result per position, until one fails or the caller leaves."""
+        while (position := self.positions.get()) is not None and not self.closed:
             try:
                 self.results.put((position, self.make(self.items[position]), None))
             except BaseException as error:  # noqa: BLE001 -- the caller raises it
@@ -53,14 +62,14 @@ class _Desk(Generic[Item, Made]):
         if self.closed:  # else the caller still wants them
             self.clear()
 
-    def permit(self, start: int, end: int) -> None:
-        """Let threads make what was not permitted yet, from ``start`` to before ``end``."""
-        for position in range(max(start, self.permitted), min(end, len(self.items))):
-            self.permitted = position + 1
-            self.permits.put(position)
+    def allow(self, start: int, end: int) -> None:
+        """Let threads make results from ``start`` to before ``end``."""
+        for position in range(max(start, self.allowed), min(end, len(self.items))):
+            self.allowed = position + 1
+            self.positions.put(position)
 
     def take(self, position: int) -> Made:
-        """The result at a position, which the caller asks for in order."""
+        """The result at a position; the caller asks for them in order."""
         result = self.early.pop(position, None) or self.results.get()
         while result[0] != position:  # another thread was quicker with a later one
             self.early[result[0]] = result
@@ -77,10 +86,10 @@ class _Desk(Generic[Item, Made]):
         """Tell so many threads to end after what they are doing."""
         self.closed = True
         for _ in range(threads):
-            self.permits.put(None)
+            self.positions.put(None)
 
     def clear(self) -> None:
-        """Let go of what nobody takes any more, in a thread that is in nobody's way and is waited for at the end."""
+        """Let go of results that are not taken any more."""
         self.early.clear()
         with contextlib.suppress(Empty):
             while True:
@@ -90,7 +99,7 @@ class _Desk(Generic[Item, Made]):
 def read_ahead(
     make: Callable[[Item], Made], items: Sequence[Item], depth: int, *, threads: int = 1
 ) -> Generator[Made]:
-    """``map(make, items)``, made up to ``depth`` results ahead by threads; by the caller itself where it is 0.
+    """``map(make, items)``, made up to ``depth`` results ahead by threads; by the caller itself if it is 0.
 
     Args:
         make: Called once per item; in any order, if there are several threads.
@@ -101,34 +110,34 @@ def read_ahead(
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    desk, forks, hasty = _Desk(make, items), _forks, 0
-    desk.permit(0, depth)
+    queue, forks, hasty = _Queue(make, items), _forks, 0
+    queue.allow(0, depth)
     started: list[threading.Thread] = []
     try:
         for _ in range(min(threads, depth)):
-            started.append(_started(desk))  # noqa: PERF401 -- the second may fail to start
+            started.append(_started(queue))  # noqa: PERF401 -- the second may fail to start
         for position, item in enumerate(items):
-            ahead = forks == _forks
-            ready = [desk.take(position) if ahead and position < desk.permitted else make(item)]
-            if ahead and hasty < _HASTY:
-                desk.permit(position + 1, position + 1 + depth)
+            here = forks == _forks
+            ready = [queue.take(position) if here and position < queue.allowed else make(item)]
+            if here and hasty < _HASTY:
+                queue.allow(position + 1, position + 1 + depth)
             delivered = time.perf_counter()
             yield ready.pop()  # nothing here holds it meanwhile
             hasty = hasty + 1 if time.perf_counter() - delivered < _HAND_OVER_S else 0
     finally:
         if forks == _forks:
-            desk.close(min(threads, depth))
-            desk.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
+            queue.close(min(threads, depth))
+            queue.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
-        thread.join()  # what they read from is in nobody's hands now
+        thread.join()  # nothing reads any more once the last result was taken
 
 
-def _started(desk: _Desk[Any, Any]) -> threading.Thread:
+def _started(queue: _Queue[Any, Any]) -> threading.Thread:
     for thread, its in list(_RUNNING.items()):
-        if its() is None and not thread.is_alive():  # without a desk it has begun, and has nothing left to do
+        if its() is None and not thread.is_alive():
             _RUNNING.pop(thread, None)
-    thread = threading.Thread(target=desk.work, name="latentcache-read-ahead", daemon=True)
-    _RUNNING[thread] = weakref.ref(desk)
+    thread = threading.Thread(target=queue.work, name="latentcache-read-ahead", daemon=True)
+    _RUNNING[thread] = weakref.ref(queue)
     try:
         thread.start()
     except RuntimeError:  # no more threads
@@ -139,17 +148,17 @@ def _started(desk: _Desk[Any, Any]) -> threading.Thread:
 
 #: How often this process was forked off from another on the way from its interpreter's start.
 _forks = 0
-#: Threads are held until they are dead, so that the end of the process waits for each; a desk is held by its thread
+#: Threads are held until they are dead, so that the end of the process waits for each; a queue is held by its thread
 #: until that has done its work, and not longer: it refers to files and tensors.
-_RUNNING: dict[threading.Thread, weakref.ref[_Desk[Any, Any]]] = {}
+_RUNNING: dict[threading.Thread, weakref.ref[_Queue[Any, Any]]] = {}
 
 
 def _end_all() -> None:
     """Before the interpreter goes: a thread that came back into torch afterwards could abort the process."""
     running = list(_RUNNING.items())
-    for _, its in running:  # all of them first: threads of one desk take what is meant for each other
-        if (desk := its()) is not None:
-            desk.close(1)
+    for _, its in running:  # all of them first: threads of one queue take what is meant for each other
+        if (queue := its()) is not None:
+            queue.close(1)
     for thread, _ in running:
         with contextlib.suppress(RuntimeError):  # not started
             thread.join()
@@ -164,3 +173,87 @@ def _forked() -> None:
 
 atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forked)
+
+
+class Readahead:
+    """Has the kernel fetch the batches of one iteration that the page cache does not hold. Threads may share it.
+
+    Decides nothing about what is read, only when the disk begins; nothing here can fail a read. A file system that
+    cannot say what is in memory is asked once: what is in memory itself (tmpfs) is never announced, everything else
+    once, in the first iteration (overlayfs, NFS).
+
+    Args:
+        places_of: Where the bytes of a step are.
+        steps: Steps of the iteration.
+        ahead: Steps that are announced before they are read.
+        blind: Announce also if the file system cannot say what is in memory; for a first iteration.
+    """
+
+    def __init__(
+        self, places_of: Callable[[int], Sequence[Place]], steps: int, *, ahead: int = 2, blind: bool = True
+    ) -> None:
+        self._places_of, self._steps, self._ahead, self._blind = places_of, steps, ahead, blind
+        self._next = self._calm = 0
+        self._assumed: dict[int, bool] = {}
+
+    def before(self, step: int) -> None:
+        """Announce the next steps, this one first; each is announced once."""
+        last = min(step + self._ahead + 1, self._steps) if _HAS_ADVICE else 0
+        for coming in range(max(step, self._next), last):
+            self._next = coming + 1
+            if self._calm >= _CALM and coming % _CALM:
+                continue  # in memory until now: look at one step of several
+            with contextlib.suppress(OSError, LatentcacheError):  # the read says what is wrong, and of which entry
+                places = self._places_of(coming)
+                if all(self._in_memory(place) for place in places[:: -(-len(places) // _LOOKS) or 1]):
+                    self._calm += 1
+                else:
+                    self._calm = 0
+                    announce(places)
+
+    def _in_memory(self, place: Place) -> bool:
+        """True if memory holds the last byte of a place, as far as can be known."""
+        file, start, length = place
+        if file not in self._assumed:
+            found = is_cached(file, start + max(length - 1, 0))
+            if found is not None:
+                return found
+            self._assumed[file] = not self._blind or _is_tmpfs(file)
+        return self._assumed[file]
+
+
+def announce(places: Sequence[Place]) -> None:
+    """Have the kernel begin to fetch bytes.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    for file, start, length in sorted(places):
+        for piece in range(start, start + length, _PIECE_BYTES):
+            os.posix_fadvise(file, piece, min(_PIECE_BYTES, start + length - piece), os.POSIX_FADV_WILLNEED)
+
+
+def is_cached(file: int, place: int) -> bool | None:
+    """True if a byte can be read without waiting for a disk; None if the file system cannot say.
+
+    Raises:
+        OSError: It cannot be read at all.
+    """
+    try:
+        os.preadv(file, _BYTE, place, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return False
+        if error.errno == errno.EOPNOTSUPP:
+            return None
+        raise
+    return True
+
+
+def _is_tmpfs(file: int) -> bool:
+    """True if a file is in memory and on no disk: such files and no others have seals (fcntl(2))."""
+    try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True

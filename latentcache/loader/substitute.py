@@ -1,10 +1,10 @@
-"""What becomes of an entry that is damaged or missing: an error, or another entry in its place, said and counted.
+"""A sample that is damaged or missing: an error, or another sample in its place, said and counted.
 
-Guarantee: the entry that takes the place is of the same bucket, and of the same data set where that has one left;
-which one it is follows from seed, epoch and the entry alone, so that repeating or resuming an epoch, on any number of
-ranks and with any batch size, gives the same. Nothing is replaced in silence: each sample is a warning once, and is
-counted under its name. More bad samples than a limit are an error after all, as is a bucket without a whole entry.
-Cost: nothing until an entry fails; then its batch is read again, entry by entry.
+Guarantee: the sample that takes the place is of the same bucket, and of the same source where that has one left;
+which one it is follows from seed, epoch and the sample alone, so repeating or resuming an epoch, on any number of
+ranks and with any batch size, gives the same. Nothing is replaced silently: each sample is a warning once, and is
+counted by name. More bad samples than 1 % (at least one) are an error after all. Cost: nothing until a sample fails;
+then the bad samples of its batch are found by halving, and known ones are replaced before the next read.
 """
 
 from __future__ import annotations
@@ -12,150 +12,127 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
-from latentcache.loader.gather import Rows
-from latentcache.plan.given_numbers import whole
+from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError
+from latentcache.plan.numbers import choice
+from latentcache.plan.samples import Ints, SampleIndex
 from latentcache.plan.shuffle import visit
-from latentcache.plan.weights import Mixture
 
-OnBad = Literal["error", "substitute"]
-"""``error``: an exception that names the sample. ``substitute``: another entry of its bucket takes its place."""
-
+OnError = Literal["error", "substitute"]
 Made = TypeVar("Made")
+Read = Callable[[Ints], Made]
 _BAD = (CorruptEntryError, MissingEntryError)
 
 
-class Replaceable(Protocol):
-    """What may be bad: N entries, each of a sample and in a bucket. Picklable; opens no file."""
-
-    @property
-    def bucket(self) -> NDArray[np.integer]:
-        """(N,) bucket of every entry: one may take the place of another of its bucket."""
-
-    @property
-    def samples(self) -> int:
-        """How many different ones there are."""
-
-    def sample(self, row: int) -> int:
-        """Which one an entry is of."""
-
-    def name(self, row: int) -> str:
-        """The sample of an entry, for people."""
-
-    def bucket_name(self, row: int) -> str:
-        """The bucket of an entry, for people."""
-
-
 class Substitutes:
-    """Replaces entries that cannot be read. Counts what this process read; picklable.
+    """Replaces samples that cannot be read. Counts what this process read; picklable.
 
     Args:
-        entries: What may be bad.
-        on_bad: The policy.
-        limit: Different samples that may be bad; 1 % of all, and at least one, where it is not given.
-        mixture: The data sets of the entries, if there are several.
+        index: What may be bad; a sample may take the place of another of its bucket.
+        name: Name of a sample, for people.
+        on_error: ``error`` or ``substitute``.
 
     Raises:
-        UsageError: No such policy, or a negative limit.
+        UsageError: The policy is not allowed.
     """
 
-    def __init__(
-        self, entries: Replaceable, *, on_bad: str = "error", limit: int | None = None, mixture: Mixture | None = None
-    ) -> None:
-        if on_bad not in get_args(OnBad):
-            raise UsageError(f"unknown policy on_bad={on_bad!r}", fix=f"use one of {', '.join(get_args(OnBad))}")
-        if limit is not None:
-            limit = whole("max_substitutes", limit, 0, why="that many samples may be bad: 0, 1, 2 or more")
-        self._entries, self._replaces = entries, on_bad == "substitute"
-        self._samples = entries.samples if self._replaces else 0
-        self._limit = max(self._samples // 100, 1) if limit is None else limit
-        self._starts = mixture.starts() if mixture else [0, len(entries.bucket)]
+    def __init__(self, index: SampleIndex, name: Callable[[int], str], on_error: str) -> None:
+        self.active = choice("on_error", on_error, ("error", "substitute")) == "substitute"
+        self._index, self._name = index, name
+        self._limit = max(len(index.bucket) // 100, 1)
         self._bad: dict[int, int] = {}
-        self._names: dict[int, str] = {}
+        self._errors: dict[int, CorruptEntryError | MissingEntryError] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Sample -> how often another took its place, as far as this process has read."""
-        return MappingProxyType({self._names[sample]: times for sample, times in list(self._bad.items()) if times})
+        return MappingProxyType({self._name(row): times for row, times in list(self._bad.items()) if times})
 
-    def read(self, rows: Rows, make: Callable[[Rows], Made], *, seed: int, epoch: int) -> tuple[Rows, Made]:
-        """What ``make`` gives for the rows, or for those that take the place of bad ones.
+    def read(self, rows: Ints, read: Read[Made], *, seed: int, epoch: int) -> tuple[Ints, Made]:
+        """What ``read`` gives for the rows, or for the rows that take the place of bad ones; and those rows.
 
         Args:
-            rows: Entries of one bucket.
-            make: Reads entries, all of them checked.
+            rows: Samples of one bucket.
+            read: Reads samples, all of them checked.
             seed: Of the order.
             epoch: Number of the epoch.
 
-        Returns:
-            The rows that were read, and what was made of them.
-
         Raises:
-            CorruptEntryError: An entry fails its check, under ``error``.
+            CorruptEntryError: A sample fails its check, under ``error``.
             MissingEntryError: A shard is gone, under ``error``.
             CacheDamagedError: Too many samples are bad, or all of a bucket.
         """
+        if not self.active:
+            return rows, read(rows)
+        replaced = rows
+        if self._bad and any(row in self._bad for row in rows.tolist()):
+            replaced = self._replaced(rows, read, seed, epoch)
         try:
-            return rows, make(rows)
+            return replaced, read(replaced)
         except _BAD:
-            if not self._replaces:
-                raise
-        good = [self._whole(int(row), make, seed, epoch) for row in rows]
-        return good, make(good)
+            for row, error in _bad_rows(replaced, read):
+                self._remember(row, error)
+        replaced = self._replaced(rows, read, seed, epoch)
+        return replaced, read(replaced)
 
-    def _whole(self, row: int, make: Callable[[Rows], Any], seed: int, epoch: int) -> int:
-        """The entry itself if it can be read, else the one that takes its place."""
-        error = _failure(row, make)
-        if error is None:
-            return row
-        known = self._is_known(row, error)
+    def _replaced(self, rows: Ints, read: Read[Any], seed: int, epoch: int) -> Ints:
+        """The rows, with another in the place of each bad one."""
+        found = rows.copy()
+        for place, row in enumerate(rows.tolist()):
+            if row in self._bad:
+                found[place] = self._other(row, read, seed, epoch)
+        return found
+
+    def _other(self, row: int, read: Read[Any], seed: int, epoch: int) -> int:
+        """The sample that takes the place of a bad one."""
         for other in self._others(row, seed, epoch):
-            failed = _failure(other, make)
-            if failed is None:
-                self._count(row, other, None if known else error)
-                return other
-            self._is_known(other, failed)
+            if other in self._bad:
+                continue
+            try:
+                read(np.array([other]))
+            except _BAD as error:
+                self._remember(other, error)
+                continue
+            self._bad[row] += 1
+            self._say(row, other)
+            return other
+        cause = self._errors[row]
+        bucket = self._index.buckets[int(self._index.bucket[row])]
         raise CacheDamagedError(
-            f"no entry of bucket {self._entries.bucket_name(row)} can be read",
-            where=error.where,
-            why=error.why or error.what,
-        ) from error
+            f"no sample of bucket {bucket} can be read", where=cause.where, why=cause.why or cause.what
+        ) from cause
 
-    def _is_known(self, row: int, error: CorruptEntryError | MissingEntryError) -> bool:
-        """Whether the sample was found bad before; the limit is kept here."""
-        sample = self._entries.sample(row)
-        if sample in self._bad:
-            return True
+    def _remember(self, row: int, error: CorruptEntryError | MissingEntryError) -> None:
+        """A bad sample; the limit is kept here."""
+        if row in self._bad:
+            return
         if len(self._bad) >= self._limit:
             raise CacheDamagedError(
-                f"more than {self._limit} of {self._samples} samples are damaged or missing",
+                f"more than {self._limit} of {len(self._index.bucket)} samples are damaged or missing",
                 where=error.where,
-                why=f"{error.what}: {error.why}; max_substitutes={self._limit}",
+                why=f"{error.what}: {error.why}",
             ) from error
-        self._names[sample], self._bad[sample] = self._entries.name(row), 0
-        return False
+        self._bad[row], self._errors[row] = 0, error
 
-    def _count(self, row: int, other: int, error: CorruptEntryError | MissingEntryError | None) -> None:
-        """One more in the place of a row; said where an error is given."""
-        self._bad[self._entries.sample(row)] += 1
-        if error is not None:
+    def _say(self, row: int, other: int) -> None:
+        if self._bad[row] == 1:
+            error = self._errors[row]
             warnings.warn(
-                f"{error.what}, so {self._entries.name(other)} is served in place of {self._entries.name(row)}"
+                f"{error.what}, so {self._name(other)} is served in place of {self._name(row)}"
                 f" (at {error.where}; {error.why}); fix: {error.fix}",
                 stacklevel=2,
             )
 
     def _others(self, row: int, seed: int, epoch: int) -> Iterator[int]:
-        """The other entries of the bucket, in an order of this entry's own; those of its data set come first."""
-        bucket = self._entries.bucket
+        """The other samples of the bucket, in an order of this sample's own; those of its source come first."""
+        bucket, mixture = self._index.bucket, self._index.mixture
         alike = np.flatnonzero(bucket == bucket[row])
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        own = (alike >= self._starts[number]) & (alike < self._starts[number + 1])
+        starts = mixture.starts() if mixture else [0, len(bucket)]
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        own = (alike >= starts[number]) & (alike < starts[number + 1])
         for rows in (alike[own], alike[~own]):
             start, stride = visit(len(rows), seed, epoch, row) if len(rows) else (0, 1)
             for step in range(len(rows)):
@@ -164,9 +141,14 @@ class Substitutes:
                     yield other
 
 
-def _failure(row: int, make: Callable[[Rows], Any]) -> CorruptEntryError | MissingEntryError | None:
+def _bad_rows(rows: Ints, read: Read[Any]) -> Iterator[tuple[int, CorruptEntryError | MissingEntryError]]:
+    """The rows that cannot be read, each with its error, found by halving."""
     try:
-        make([row])
+        read(rows)
     except _BAD as error:
-        return error
-    return None
+        if len(rows) == 1:
+            yield int(rows[0]), error
+            return
+        half = len(rows) // 2
+        yield from _bad_rows(rows[:half], read)
+        yield from _bad_rows(rows[half:], read)

@@ -120,7 +120,8 @@ def spread(first: Ints, count: Ints) -> NDArray[np.int64]:
     """All numbers of several ranges, one range after the other: (n,) first numbers, (n,) how many."""
     ends = np.cumsum(count, dtype=np.int64)
     numbers: NDArray[np.int64] = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
-    return numbers + np.repeat(first - (ends - count), count)
+    numbers += np.repeat(first - (ends - count), count)
+    return numbers
 
 
 def rows_of_pieces(plan: RowPlan) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ of planning the epoch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index as as_index
@@ -222,6 +223,7 @@ class Position:
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._plan: EpochPlan | None = None
+        self._identity = ""
         self._delivered = self._counted = 0
         sources = report.sources
         self._names = [source.name for source in sources] or [EVERYTHING]
@@ -269,6 +271,16 @@ class Position:
         self._plan = plan
         return plan
 
+    def copied(self) -> Position:
+        """A place of its own that begins as this one."""
+        other = copy.copy(self)
+        other._seen = self._seen.copy()
+        return other
+
+    def go_to(self, seed: int, epoch: int) -> None:
+        """Go to the start of an epoch of a seed."""
+        self._move(self._start(seed, epoch), loaded=False)
+
     def advance(self, iteration: int) -> None:
         """One more batch was delivered by an iteration; nothing is counted if that iteration is over."""
         if iteration == self.iteration:
@@ -296,7 +308,7 @@ class Position:
     def state(self) -> dict[str, Any]:
         """For a checkpoint: plain values, the same on every rank."""
         self._count()
-        state = {**self.cursor().as_json(), "snapshot": self._index.snapshot, "plan_id": self._index.identity[0]}
+        state = {**self.cursor().as_json(), "snapshot": self._index.snapshot, "plan_id": self._plan_id()}
         state["seen"] = dict(zip(self._names, self._seen.T.tolist(), strict=True))
         mixture = self._report.mixture
         return {**state, "sources": mixture.as_json()} if mixture else state
@@ -309,8 +321,7 @@ class Position:
                 broken.
         """
         cursor = Cursor.from_json(state)
-        given, known = str(state.get("plan_id")), self._index.identity
-        self._refuse_other("samples", given, given if given in known else known[0], state)
+        self._refuse_other("samples", str(state.get("plan_id")), self._plan_id(), state)
         self._refuse_other("remainder", cursor.remainder, self._report.batches.remainder, state, "another remainder=")
         mixture = self._report.mixture
         then, now = _spelled(state.get("sources")), _spelled(mixture.as_json() if mixture else None)
@@ -342,6 +353,10 @@ class Position:
         self._seen[0] += np.bincount(owner, minlength=count)
         if self._tokens is not None:
             self._seen[1] += np.bincount(owner, self._tokens[rows], minlength=count).astype(np.int64)
+
+    def _plan_id(self) -> str:
+        self._identity = self._identity or self._index.identify()
+        return self._identity
 
     def _start(self, seed: int, epoch: int) -> Cursor:
         return Cursor(seed=seed, epoch=epoch, remainder=self._report.batches.remainder, legs=(self._leg(0),))

@@ -33,8 +33,8 @@ class SampleIndex:
     bucket: NDArray[np.int32]
     """(N,) bucket of each, as a position in :attr:`buckets`; with :attr:`lengths` the smallest that holds the row."""
     buckets: tuple[Bucket, ...]
-    identity: tuple[str, ...]
-    """Names of these samples and buckets: the first is saved in checkpoints, any of them is accepted."""
+    identify: Callable[[], str]
+    """Gives the name of these samples and buckets, which a checkpoint must agree with; asked for once."""
     mixture: Mixture | None = None
     lengths: Ints | None = None
     """(N,) tokens of each row if there are several allowed lengths: a row may then be served at a longer one."""

@@ -1,3 +1,4 @@
-from small_cache import cache, data, open_folder, run, shared
+import sys
+from pathlib import Path
 
-__all__ = ["cache", "data", "open_folder", "run", "shared"]
+sys.path.append(str(Path(__file__).parents[1] / "fields"))  # edge_map, the toy kind

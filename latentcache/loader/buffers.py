@@ -1,0 +1,92 @@
+"""Memory for batches, used again as soon as nothing refers to it.
+
+Fresh memory costs more than the copy into it (a page fault every 4 KiB), so buffers are kept in size classes with a
+free list each; a batch of another resolution finds a buffer too. Guarantee: memory that a tensor, a view of it, its
+``numpy()`` or its storage still refers to is never handed out again; a caller who keeps every batch gets new memory
+for each. Each buffer is handed out through an array of its own, and every view refers to that array; when it dies,
+its weak reference puts the buffer back. So no reference is counted, and free-threaded Python reuses memory too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+#: Batches begin this far into a page, as most payloads do in their file: the kernel copies page by page.
+_IN_PAGE = 128
+_PAGE = 4096
+#: A free buffer serves requests down to this part of its size.
+_LARGEST_WASTE = 4
+
+
+class BufferPool:
+    """Buffers in size classes. Threads may share it; there is no lock that a fork could inherit held.
+
+    Args:
+        keep: Free buffers to keep of each size class.
+        pinned: True for page-locked memory, which a CUDA device reads by itself.
+    """
+
+    def __init__(self, keep: int, *, pinned: bool = False) -> None:
+        self._keep, self._pinned = keep, pinned
+        self._free: dict[int, deque[memoryview]] = {}
+        self._loans: dict[int, _Loan] = {}
+        self.fresh = 0
+        """Buffers that were allocated."""
+
+    def take(self, num_bytes: int) -> Bytes:
+        """(num_bytes,) of memory that nothing else refers to."""
+        size = size_class(num_bytes)
+        memory = self._reused(size)
+        if memory is None:
+            self.fresh += 1
+            memory = _allocated(size, self._pinned)
+        root: Bytes = np.frombuffer(memory, dtype=np.uint8)  # views end here: its base is not an array
+        loan = _Loan(root, self._returned)
+        loan.memory = memory
+        self._loans[id(loan)] = loan
+        return root[:num_bytes]
+
+    def _reused(self, size: int) -> memoryview | None:
+        """The buffer used last of the smallest class that fits: it may still be in the processor's cache."""
+        for held in sorted(self._free):
+            if size <= held <= _LARGEST_WASTE * size:
+                try:
+                    return self._free[held].pop()
+                except IndexError:
+                    continue
+        return None
+
+    def _returned(self, loan: weakref.ref[Bytes]) -> None:
+        """Nothing refers to a buffer any more."""
+        found = self._loans.pop(id(loan), None)
+        if found is not None:
+            self._free.setdefault(len(found.memory), deque(maxlen=self._keep)).append(found.memory)
+
+
+class _Loan(weakref.ref):  # type: ignore[type-arg]
+    """A buffer that was handed out."""
+
+    __slots__ = ("memory",)
+    memory: memoryview
+
+
+def size_class(num_bytes: int) -> int:
+    """The number of bytes rounded up to one of eight steps per power of two, at least a page."""
+    step = max(1 << max(num_bytes.bit_length() - 4, 0), _PAGE)
+    return -(-max(num_bytes, 1) // step) * step
+
+
+def _allocated(size: int, pinned: bool) -> memoryview:
+    """New memory that begins at the usual place in a page."""
+    if pinned:
+        owner = torch.empty(size + _PAGE, dtype=torch.uint8, pin_memory=True).numpy()
+    else:
+        owner = np.empty(size + _PAGE, dtype=np.uint8)
+    start = (_IN_PAGE - owner.ctypes.data) % _PAGE
+    return owner[start : start + size].data

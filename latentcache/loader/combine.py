@@ -1,0 +1,164 @@
+"""``combine``: several caches, or several views of rows, as one; with weights in exact proportions.
+
+Guarantee: counts are whole numbers that are known before training and exact in every epoch (``plan.mixing``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from latentcache.errors import UsageError
+from latentcache.loader.cache import Cache
+from latentcache.loader.rows import Rows
+from latentcache.plan.mixing import (
+    Mixture,
+    Repeats,
+    Weight,
+    deduplicate_names,
+    mixture,
+    require_no_options,
+    source_name,
+)
+from latentcache.plan.numbers import choice, several
+
+Unit = Literal["rows", "tokens", "documents"]
+
+
+@overload
+def combine(
+    sources: Sequence[Cache],
+    *,
+    weights: Sequence[Weight] | None = None,
+    samples: int | None = None,
+    names: Sequence[str] | None = None,
+    max_repeat: Repeats | None = None,
+    by: Unit = "rows",
+) -> Cache: ...
+@overload
+def combine(
+    sources: Sequence[Rows],
+    *,
+    weights: Sequence[Weight] | None = None,
+    samples: int | None = None,
+    names: Sequence[str] | None = None,
+    max_repeat: Repeats | None = None,
+    by: Unit = "rows",
+) -> Rows: ...
+def combine(
+    sources: Any,
+    *,
+    weights: Sequence[Weight] | None = None,
+    samples: int | None = None,
+    names: Sequence[str] | None = None,
+    max_repeat: Repeats | None = None,
+    by: Unit = "rows",
+) -> Any:
+    """Several caches, or several views of rows, as one: a batch may hold samples of any of them.
+
+    Args:
+        sources: Caches (also parts and repeats of them), or rows; all of one type.
+        weights: Fraction of the samples of an epoch that each gets, in any unit. Without them every sample is served
+            once. Counts are exact in every epoch; over the epochs all samples of a source are served equally often.
+        samples: Samples (or rows) of an epoch. By default the source with the most for its weight is served exactly
+            once, and so every sample of the others at least once.
+        names: Name of each, in ``plan(...).sources``, ``loader.samples_seen()`` and checkpoints; which of its samples
+            get an extra occurrence follows from it. By default the last part of the cache's path, without
+            ``.latentcache``.
+        max_repeat: How often an epoch may repeat a source, at most: one number or one for each. More is an error,
+            with the longest epoch that keeps to it.
+        by: With rows: what weights count, ``rows``, ``tokens`` or ``documents``.
+
+    Raises:
+        UsageError: Nothing to combine, fields or settings that differ (they are named), a value that is not allowed,
+            or a source that has weights itself.
+    """
+    found = several("sources", sources, fix="combine([one, other])")
+    choice("by", by, ("rows", "tokens", "documents"))
+    if not found or not (all(isinstance(one, Cache) for one in found) or all(isinstance(one, Rows) for one in found)):
+        raise UsageError(
+            "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
+        )
+    if any(one.mixture for one in found):
+        raise UsageError("combine: a source has weights itself", fix="combine the caches that it is made of")
+    rows = isinstance(found[0], Rows)
+    _check_rows(found) if rows else _check_caches(found)
+    mix = None
+    if weights is None:
+        require_no_options(samples=samples, names=names, max_repeat=max_repeat)
+    else:
+        called = names or deduplicate_names([_name(one) for one in found])
+        counts = [len(one) for one in found]
+        given = _per_row(found, weights, by) if rows else weights
+        mix = mixture(counts, given, samples=samples, names=called, max_repeat=max_repeat)
+    parts = [part for one in found for part in one.parts]
+    if rows:
+        return Rows(parts, found[0].settings, mixture=_over_parts(mix, found))
+    first = found[0]
+    return Cache(parts, settings=first.settings, checksum=first.checksum, mixture=mix)
+
+
+def _name(source: Cache | Rows) -> str:
+    """The last part of the path of its cache, and the sources that were chosen of it."""
+    if isinstance(source, Rows):
+        path, mark, chosen = source.name.partition(": ")
+        return source_name(path) + mark + chosen
+    return source_name(source.path)
+
+
+def _over_parts(mix: Mixture | None, found: Sequence[Any]) -> Mixture | None:
+    return mix
+
+
+def _check_caches(caches: Sequence[Cache]) -> None:
+    """Caches that can be in one batch: the same fields with equal recipes, and equal read settings."""
+    first = caches[0].snapshots[0]
+    for cache in caches:
+        if cache.settings != caches[0].settings:
+            raise UsageError("combine: caches with different read(...) settings", fix="call read after combine")
+        for snapshot in cache.snapshots:
+            if set(snapshot.fields) != set(first.fields):
+                raise UsageError(
+                    f"combine: {snapshot.paths.root} has the fields {', '.join(snapshot.fields)},"
+                    f" {first.paths.root} has {', '.join(first.fields)}",
+                    fix="build the missing fields",
+                )
+            for name, field in snapshot.fields.items():
+                other = first.fields[name]
+                if field.recipe_id == other.recipe_id and field.spec == other.spec:
+                    continue
+                kind, changes = field.kind, ""
+                if kind is not None and field.recipe is not None and other.recipe is not None:
+                    different = kind.differences(other.recipe, field.recipe)
+                    changes = ", ".join(f"{part}: {was} and {now}" for part, was, now in different[:8])
+                raise UsageError(
+                    f"combine: {name} of {snapshot.paths.root} and {first.paths.root} were made differently",
+                    why=changes,
+                    fix="build both with the same settings",
+                )
+
+
+def _check_rows(views: Sequence[Rows]) -> None:
+    different = sorted({str(view.settings) for view in views})
+    if len(different) > 1:
+        raise UsageError(
+            "combine: these rows cannot be in one batch",
+            why=" and ".join(different),
+            fix="make them of caches of one tokenizer, with the same options",
+        )
+
+
+def _per_row(views: Sequence[Rows], weights: Sequence[Weight], by: Unit) -> list[Weight]:
+    """Weights of rows, by what a row of each view holds on average."""
+    given: list[Weight] = several("weights", weights, fix="weights=[3, 1]")
+    for number, (view, weight) in enumerate(zip(views, given, strict=False)):
+        documents = sum(len(np.unique(plan.document)) for plan in view.row_plans)
+        held = {"rows": len(view), "tokens": view.tokens, "documents": documents}[by]
+        try:
+            given[number] = Fraction(str(weight)) * len(view) / held
+        except (ValueError, ZeroDivisionError):
+            continue  # refused with the others
+    return given

@@ -1,0 +1,182 @@
+"""Batches on a device: copied beside the computation, from page-locked memory, in the order that makes them safe.
+
+Guarantee: a batch that is handed out is complete for everything that the caller's current stream does afterwards;
+host memory is used again only after the copy out of it has ended; device memory is used again only after the stream
+that the batch was handed to is done with it. On the CPU a batch is handed out as it was made.
+
+How: ``send`` runs where batches are made (the thread that reads ahead): tensors are copied on a stream of this
+object, finished there (scaled, cast), and an event marks the end. ``receive`` runs where batches are used: the
+current stream waits for the event, and the tensors are recorded on it. Nothing waits on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import get_worker_info
+
+from latentcache.errors import DeviceError, UsageError
+
+Batch = dict[str, Any]
+Finish = Callable[[Batch], Batch]
+#: Copies that may be under way before ``send`` waits for the oldest.
+_IN_FLIGHT = 4
+
+
+class Event(Protocol):
+    """A point in the work of a device."""
+
+    def query(self) -> bool:
+        """True if the device has come there."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+
+class CopyStream(Protocol):
+    """One way to a device: copies beside the computation, and the order between both."""
+
+    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Event]:
+        """Begin to copy the tensors of a batch and to finish them; the event is where all of it has ended."""
+
+    def join(self, tensors: list[torch.Tensor], event: Event) -> None:
+        """Order what the caller does on the device from now on after the event, and hold the tensors until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A batch on its way."""
+
+    batch: Batch
+    event: Event | None = None
+
+
+class Transfer:
+    """The way of batches to one device. Picklable; each process opens its own.
+
+    Args:
+        device: Where tensors are delivered.
+        stream: How they get there; by default as the device needs it.
+
+    Raises:
+        UsageError: There is no such kind of device.
+        DeviceError: The device is not available.
+    """
+
+    def __init__(self, device: str | torch.device = "cpu", *, stream: CopyStream | None = None) -> None:
+        self.device, self._stream = _checked(device), stream
+        self._under_way: deque[tuple[Event, Batch]] = deque()
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if batches stay where they are made."""
+        return self._stream is None and self.device.type == "cpu"
+
+    def send(self, batch: Batch, finish: Finish) -> Sent:
+        """Begin to copy a batch; it may be dropped without being received.
+
+        Args:
+            batch: Its tensors are copied; everything else is handed on.
+            finish: Makes what is handed out of what was copied; called where the tensors are.
+
+        Raises:
+            UsageError: In a worker of a ``DataLoader``: device memory does not travel between processes.
+        """
+        if self.on_cpu:
+            return Sent(finish(batch))
+        _refuse_workers(self.device)
+        if self._stream is None and self.device.type != "cuda":
+            return Sent(finish(moved(batch, self.device)))
+        stream = self._stream = self._stream or CudaStream(self.device)
+        while self._under_way and (len(self._under_way) >= _IN_FLIGHT or self._under_way[0][0].query()):
+            try:
+                event, _ = self._under_way.popleft()  # its host memory is free from here on
+            except IndexError:  # another thread was quicker
+                break
+            event.synchronize()
+        copied, event = stream.copy(batch, finish)
+        self._under_way.append((event, batch))
+        return Sent(copied, event)
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, on the device, for the caller's current stream."""
+        if sent.event is not None and self._stream is not None:
+            self._stream.join([value for value in sent.batch.values() if isinstance(value, torch.Tensor)], sent.event)
+        return sent.batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The device is not touched: the process may be one that cannot use it.
+        return _unopened, (self.device,)
+
+
+def _unopened(device: torch.device) -> Transfer:
+    transfer = Transfer()
+    transfer.device = device
+    return transfer
+
+
+def moved(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
+    """The batch with its tensors on a device; keys, one tensor per field, stay on the CPU."""
+    return {
+        name: value.to(device, non_blocking=non_blocking) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+class CudaStream:
+    """Copies on a stream of its own of one CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def copy(self, batch: Batch, finish: Finish) -> tuple[Batch, Event]:
+        """See :class:`CopyStream`."""
+        with torch.cuda.stream(self._stream):
+            made = finish(moved(batch, self._device, non_blocking=True))
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return made, event
+
+    def join(self, tensors: list[torch.Tensor], event: Any) -> None:
+        """See :class:`CopyStream`."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+
+
+def _checked(device: str | torch.device) -> torch.device:
+    """The device, with its number, if torch can use it here."""
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"device={device!r}: unknown", why=str(error).splitlines()[0], fix="'cpu' or 'cuda'"
+        ) from error
+    if chosen.type == "cpu":
+        return chosen
+    if chosen.type == "meta":
+        raise UsageError("device='meta': holds no data", fix="'cpu' or 'cuda'")
+    try:
+        return torch.empty(0, device=chosen).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise DeviceError(
+            f"device='{device}': torch cannot use it",
+            why=str(error).splitlines()[0],
+            fix="device='cpu', or install a torch build for this device",
+        ) from error
+
+
+def _refuse_workers(device: torch.device) -> None:
+    if get_worker_info() is not None:
+        raise UsageError(
+            f"device='{device}': not possible in a worker of a DataLoader",
+            why="device memory does not travel between processes, and a forked one cannot use CUDA",
+            fix="iterate over the loader itself (it reads ahead), or use a loader with device='cpu' in workers",
+        )

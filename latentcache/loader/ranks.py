@@ -1,0 +1,84 @@
+"""The rank of this process and the number of ranks: given, or found, and said by ``repr(loader)``.
+
+Data-parallel ranks differ from global ones under tensor and pipeline parallelism, so numbers that are given together
+are believed. If neither is given, torch.distributed decides, then RANK and WORLD_SIZE of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from latentcache.errors import UsageError
+from latentcache.plan.numbers import whole
+
+#: Classes of accelerate that deal the batches of a DataLoader out to ranks (``accelerate/data_loader.py``).
+_SHARDING = {"DataLoaderDispatcher", "DataLoaderShard", "IterableDatasetShard"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which part of each step this process gets."""
+
+    rank: int
+    world_size: int
+    found: str
+    """Where the numbers are from: ``given``, ``torch.distributed``, ``environment`` or ``one process``."""
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
+    """The numbers that were given, or those of torch.distributed, of the environment, or of one process.
+
+    Raises:
+        UsageError: One number without the other, or a rank that is not below the number of ranks.
+    """
+    if (rank is None) != (world_size is None):
+        given, other = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        value = rank if world_size is None else world_size
+        raise UsageError(
+            f"{given}={value!r}: {other} is missing",
+            why="one number alone does not say which part of each step this process gets",
+            fix="pass rank and world_size, or neither",
+        )
+    if rank is not None:
+        return _checked(rank, world_size, "given")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return _checked(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+    named = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if named == (None, None):
+        return Ranks(0, 1, "one process")
+    try:
+        numbers = int(named[0] or ""), int(named[1] or "")
+    except ValueError:
+        raise UsageError(
+            f"RANK={named[0]} and WORLD_SIZE={named[1]} in the environment do not say the rank of this process",
+            fix="pass rank and world_size",
+        ) from None
+    return _checked(*numbers, "environment")
+
+
+def _checked(rank: int | None, world_size: int | None, found: str) -> Ranks:
+    total = whole("world_size", world_size, 1)
+    return Ranks(whole("rank", rank, 0, total - 1, why="ranks count from 0"), total, found)
+
+
+def refuse_double_sharding(world_size: int) -> None:
+    """Refuse to serve the batches of one rank to something that deals them out to all ranks again.
+
+    Raises:
+        UsageError: A class of accelerate that does so is among the callers.
+    """
+    frame = sys._getframe() if world_size > 1 and "accelerate" in sys.modules else None
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ in _SHARDING:
+            raise UsageError(
+                "a loader of one rank was given to accelerator.prepare inside a DataLoader",
+                why="the batches of this rank would be dealt out to all ranks again, and samples lost",
+                fix="iterate over the loader itself, or keep its DataLoader out of accelerator.prepare",
+                slug="sharded-twice",
+            )
+        frame = frame.f_back

@@ -1,0 +1,596 @@
+"""Samples of one or several snapshots: their fields joined, their buckets, and the reading of a batch.
+
+Guarantee: a batch holds what the plan decided before the first read; every entry is proven as ``checksum`` says;
+tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
+asked for is excluded and counted. A field whose items differ in length is padded to one fixed length, its longest
+item, with a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from latentcache.errors import UsageError
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.strings import Strings
+from latentcache.identity.content import content_hash
+from latentcache.loader.buffers import BufferPool
+from latentcache.loader.documents import Checksum, places_of
+from latentcache.loader.formats import METADATA, check_sample_format, sample_format
+from latentcache.loader.prefetch import Place
+from latentcache.loader.values import TORCH, Affine, ReadSettings, flipped, posterior
+from latentcache.plan.batching import Bucket
+from latentcache.plan.documents import spread
+from latentcache.plan.mixing import Mixture
+from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import FieldRows, Snapshot
+
+Turn = tuple[int, int]
+"""Seed and epoch: what decides draws and flips."""
+Batch = dict[str, Any]
+#: Columns up to this size are kept in memory; larger ones are read by position.
+_RESIDENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Samples of one snapshot."""
+
+    snapshot: Snapshot
+    samples: NDArray[np.int32] | None = None
+    """(n,) sample numbers, repeated or left out; None: all."""
+
+    @property
+    def chosen(self) -> NDArray[np.int32]:
+        """(n,) sample numbers."""
+        if self.samples is not None:
+            return self.samples
+        return np.arange(len(self.snapshot.samples), dtype=np.int32)
+
+    def identity(self) -> tuple[str, bytes]:
+        """What two equal parts have in common."""
+        return self.snapshot.fingerprint, b"" if self.samples is None else content_hash(self.samples.tobytes())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """The n samples of a part that have all fields."""
+
+    sample: NDArray[np.int32]
+    rows: Mapping[str, NDArray[np.int32]]
+    """Field -> (n, V) rows of its variants."""
+    groups: Mapping[str, NDArray[np.integer]]
+    """Stacked field -> (n,) group of each."""
+    excluded: int
+    """Samples that lack a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a bucket means for the fields of a batch."""
+
+    label: str
+    dims: tuple[int, int]
+    """Height and width in pixels."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    """Stacked field -> shape of one item."""
+
+    @property
+    def bucket(self) -> Bucket:
+        """As plans know it."""
+        height, width = self.dims
+        return Bucket(label=self.label, dims={"height": height, "width": width} if height * width > 1 else {})
+
+
+def join(part: Part, fields: Sequence[str]) -> Joined:
+    """The samples of a part that have all of these fields; a sample in several sizes is several.
+
+    The field with most items decides how many a sample is; other fields are found by sample, and by size if they have
+    several items per sample.
+    """
+    items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
+    lead = max(items.values(), key=lambda found: found.largest, default=None)
+    chosen = part.chosen
+    if lead is None:
+        return Joined(chosen, {}, {}, 0)
+    first, last = (np.searchsorted(lead.sample, chosen, side=side) for side in ("left", "right"))
+    place = spread(first, last - first)
+    kept = np.ones(len(place), dtype=np.bool_)
+    found = {}
+    for name, other in items.items():
+        found[name] = place if other is lead else other.places(lead.sample[place], lead.dims[place])
+        kept &= found[name] >= 0
+    sample = lead.sample[place][kept]
+    missing = len(chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(chosen, sample))
+    rows = {name: items[name].rows[at[kept]] for name, at in found.items()}
+    groups = {name: items[name].group[at[kept]] for name, at in found.items() if not items[name].ragged}
+    return Joined(sample, rows, groups, int(missing))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Items:
+    """The items of a field, without their variants: I of them, in the order of their samples."""
+
+    sample: NDArray[np.int32]
+    group: NDArray[np.integer]
+    dims: NDArray[np.int64]
+    """(I,) size of each as one number."""
+    rows: NDArray[np.int32]
+    """(I, V) rows of the variants; a variant that is missing is the first one."""
+    largest: int
+    """Items of a sample at most."""
+    ragged: bool
+
+    @classmethod
+    def of(cls, field: FieldRows) -> _Items:
+        sample, group = np.asarray(field.sample), np.asarray(field.group)
+        variants = max(field.spec.variants, 1)
+        first = np.arange(len(sample), dtype=np.int32)
+        rows = first[:, None]
+        if variants > 1:
+            variant = np.asarray(field.variant)
+            first = np.flatnonzero(variant == 0).astype(np.int32)
+            rows = np.repeat(first[:, None], variants, axis=1)
+            for number in range(1, variants):
+                after = (first + number).clip(max=len(sample) - 1)
+                there = (variant[after] == number) & (sample[after] == sample[first]) & (group[after] == group[first])
+                rows[there, number] = after[there]
+            sample, group = sample[first], group[first]
+        sizes = np.array([(one.dims[1] << 24) + one.dims[2] for one in field.groups], dtype=np.int64)
+        dims = sizes[group] if len(sizes) else np.zeros(len(sample), dtype=np.int64)
+        largest = int(np.bincount(sample).max()) if len(sample) else 0
+        return cls(sample, group, dims, rows, largest, field.spec.ragged)
+
+    def places(self, sample: Ints, dims: Ints) -> NDArray[np.int64]:
+        """(n,) the item of each sample (and size), -1 if there is none."""
+        if not len(self.sample):
+            return np.full(len(sample), -1)
+        if self.largest < 2:
+            at = np.searchsorted(self.sample, sample).clip(max=len(self.sample) - 1)
+            return np.where(self.sample[at] == sample, at, -1)
+        own, wanted = _together(self.sample, self.dims), _together(sample, dims)
+        order = np.argsort(own, kind="stable")
+        at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
+        return np.where(own[at] == wanted, at, -1)
+
+
+def _together(sample: Ints, dims: Ints) -> NDArray[Any]:
+    """Sample and size as one value that can be sorted."""
+    both = np.empty(len(sample), dtype=[("sample", np.int64), ("dims", np.int64)])
+    both["sample"], both["dims"] = sample, dims
+    return both
+
+
+def default_fields(snapshot: Snapshot) -> tuple[str, ...]:
+    """Fields that can be in a batch of samples: all but documents, which become rows first.
+
+    Raises:
+        UsageError: There are only documents.
+    """
+    names = tuple(name for name, field in snapshot.fields.items() if field.spec.collate != "pack")
+    if not names:
+        raise UsageError(
+            "the cache holds documents, which have different lengths",
+            fix="cache.rows(pack=4096).loader(...), or rows(pad=...), rows(chunk=...)",
+        )
+    return names
+
+
+class SampleReader:
+    """The samples of several parts, as a loader reads them. Picklable; opens files on first use in each process.
+
+    Args:
+        parts: Samples of snapshots.
+        asked: Names of fields and of metadata; None: everything that there is.
+        settings: What the caller chose about values.
+        checksum: ``first`` or ``always``.
+        mixture: How often each source is served.
+
+    Raises:
+        UsageError: A name is unknown, or a setting does not fit what is stored.
+    """
+
+    threads = 2
+    tokens: NDArray[np.int64] | None = None
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        asked: Sequence[str] | None,
+        settings: ReadSettings,
+        *,
+        checksum: Checksum = "first",
+        mixture: Mixture | None = None,
+    ) -> None:
+        self._parts, self._settings, self._checksum = tuple(parts), settings, checksum
+        snapshot = parts[0].snapshot
+        self.fields, self.metadata = _asked(snapshot, asked)
+        self._specs = {name: snapshot.fields[name].spec for name in self.fields}
+        self._joined = [join(part, self.fields) for part in parts]
+        self.excluded = sum(one.excluded for one in self._joined)
+        self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self._joined])))
+        self._shapes, bucket = self._buckets()
+        if mixture is not None and self.excluded:
+            mixture = _without_excluded(mixture, self._starts)
+        self.index = SampleIndex(
+            bucket=bucket,
+            buckets=tuple(shape.bucket for shape in self._shapes),
+            identify=self._identify,
+            mixture=mixture,
+            names_of=self.names_of,
+            snapshot=snapshot.number,
+        )
+        self._check_values()
+        self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
+        self._open()
+
+    def names_of(self, rows: Ints) -> list[str]:
+        """Names of samples."""
+        found: list[str] = [""] * len(rows)
+        for number, at, local in self._split(rows):
+            sample = self._joined[number].sample[local]
+            for place, name in zip(at.tolist(), self._parts[number].snapshot.samples.names.take(sample), strict=True):
+                found[place] = name
+        return found
+
+    def name(self, row: int) -> str:
+        """Name of a sample."""
+        return self.names_of(np.array([row]))[0]
+
+    def check_format(self, name: str | None) -> str | None:
+        """The format, if it fits; see ``formats.check_sample_format``."""
+        snapshot, columns = self._parts[0].snapshot, [*self.fields, *self.metadata]
+        recipe = snapshot.fields["latents"].recipe if "latents" in self.fields else None
+        affine = recipe.read_time.affine if recipe is not None else None
+        channels = None
+        if "latents" in self.fields and self._shapes:
+            stored = dict(self._shapes[0].shapes)["latents"][0]
+            channels = stored // 2 if recipe is not None and recipe.read_time.posterior else stored
+        return check_sample_format(name, columns, affine, channels)
+
+    def formatted(self, batch: Batch, name: str | None) -> Batch:
+        """The batch with a trainer's names."""
+        return sample_format(batch, name)
+
+    def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
+        """A batch as it is stored, on the CPU; drawn where a posterior is stored.
+
+        Args:
+            rows: (B,) samples of one bucket.
+            bucket: Which.
+            turn: Seed and epoch, for draws and flips.
+
+        Raises:
+            CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
+            MissingEntryError: A shard is gone.
+        """
+        split = self._split(rows)
+        variant = self._variants(split, len(rows), turn)
+        shapes = dict(self._shapes[bucket].shapes)
+        batch: Batch = {}
+        for name in self.fields:
+            items = [(number, at, self._items(name, number, local, variant[at])) for number, at, local in split]
+            if self._specs[name].ragged:
+                batch[name], batch[f"{name}_mask"] = self._padded(name, items, len(rows))
+            else:
+                batch[name] = self._stacked(name, items, (len(rows), *shapes[name]), turn)
+        return batch | self._described(split, variant, len(rows), bucket)
+
+    def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
+        """The batch with ``is_pad``, (B,) bool: samples have no labels that could say so."""
+        return batch | {"is_pad": torch.from_numpy(is_pad)}
+
+    def meta(self, batch: Batch, is_pad: NDArray[np.bool_] | None) -> dict[str, Any]:
+        """Nothing beside epoch and step."""
+        return {}
+
+    def finish(self, batch: Batch) -> Batch:
+        """Scale, shift and cast, in place where the type stays; on the device of the tensors."""
+        for name, (affine, dtype) in self._values.items():
+            if name not in batch:  # the format has no name for it
+                continue
+            stored = batch[name]
+            if stored.dtype == dtype and not affine.changes:
+                continue
+            out = stored
+            if stored.dtype != dtype:
+                on_cpu = stored.device.type == "cpu"
+                memory = torch.from_numpy(self._pool.take(stored.numel() * dtype.itemsize)) if on_cpu else None
+                out = stored.new_empty(0, dtype=dtype) if memory is None else memory.view(dtype)
+            batch[name] = affine.apply(stored, out)
+        return batch
+
+    def places(self, rows: Ints, turn: Turn) -> list[Place]:
+        """Where the bytes of a batch are, for reading ahead."""
+        split = self._split(rows)
+        variant = self._variants(split, len(rows), turn)
+        return [
+            place
+            for name in self.fields
+            for number, at, local in split
+            for place in places_of(self._readers[number], name, self._items(name, number, local, variant[at]))
+        ]
+
+    def fresh(self, *, slots: int = 4, pinned: bool = False) -> SampleReader:
+        """The same samples with files and memory of its own."""
+        other = SampleReader.__new__(SampleReader)
+        vars(other).update(vars(self))
+        other._open(slots, pinned)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_readers", "_pool", "_columns")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open(self._slots)
+
+    def _open(self, slots: int = 4, pinned: bool = False) -> None:
+        self._slots = slots
+        self._readers = [
+            EntryReader(part.snapshot.paths, part.snapshot, checksum=self._checksum) for part in self._parts
+        ]
+        self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
+        self._columns: dict[tuple[int, str], Any] = {}
+
+    def _split(self, rows: Ints) -> list[tuple[int, Ints, Ints]]:
+        """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
+        if len(self._parts) == 1:
+            return [(0, np.arange(len(rows)), rows)]
+        owner = np.searchsorted(self._starts, rows, side="right") - 1
+        found: list[tuple[int, Ints, Ints]] = []
+        for number in np.unique(owner).tolist():
+            at = np.flatnonzero(owner == number)
+            found.append((number, at, rows[at] - self._starts[number]))
+        return found
+
+    def _items(self, name: str, number: int, local: Ints, variant: Ints) -> Ints:
+        """(n,) rows of a field: the variant that this epoch serves."""
+        rows: Any = self._joined[number].rows[name]
+        return rows[local, 0] if rows.shape[1] == 1 else rows[local, np.minimum(variant, rows.shape[1] - 1)]
+
+    def _variants(self, split: list[tuple[int, Ints, Ints]], count: int, turn: Turn) -> Ints:
+        """(B,) variant of each sample, one draw for all of its fields."""
+        variant = np.zeros(count, dtype=np.int64)
+        if self._flips:
+            for number, at, local in split:
+                first = self._joined[number].rows[self._flips][local, 0]
+                variant[at] = flipped(self._keys(self._flips, number, first), turn)
+        return variant
+
+    def _stacked(
+        self, name: str, items: list[tuple[int, Ints, Ints]], shape: tuple[int, ...], turn: Turn
+    ) -> torch.Tensor:
+        """(B, ...) of one field, raw or drawn."""
+        spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
+        size = math.prod(shape[1:]) * kind.itemsize
+        memory = self._pool.take(shape[0] * size)
+        for number, at, rows in items:
+            self._readers[number].gather(name, rows, memory, at * size)
+        stored = torch.from_numpy(memory.view(kind).reshape(shape)).view(TORCH[spec.dtype])
+        draw = self._draws[name]
+        if draw is None:
+            return stored
+        half = (shape[0], shape[1] // 2, *shape[2:])
+        drawn = torch.from_numpy(self._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
+        keys = np.empty((shape[0], 32), dtype=np.uint8)
+        for number, at, rows in items:
+            keys[at] = self._keys(name, number, rows)
+        posterior(stored, keys, drawn, draw, turn)
+        return drawn
+
+    def _padded(
+        self, name: str, items: list[tuple[int, Ints, Ints]], count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, L, ...) of a ragged field, and (B, L) bool where an element is."""
+        spec, kind, longest = self._specs[name], numpy_dtype(self._specs[name].dtype), self._lengths[name]
+        rest = self._parts[0].snapshot.fields[name].groups[0].shape[1:]
+        size = longest * math.prod(rest) * kind.itemsize
+        memory = self._pool.take(count * size)
+        values = memory.view(kind).reshape(count, longest, *rest)
+        values[:] = spec.pad_value
+        lengths = np.empty(count, dtype=np.int64)
+        for number, at, rows in items:
+            self._readers[number].gather(name, rows, memory, at * size)
+            lengths[at] = self._column(number, name, "length")[rows]
+        mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
+        return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
+
+    def _described(self, split: list[tuple[int, Ints, Ints]], variant: Ints, count: int, bucket: int) -> Batch:
+        """Names, keys and other metadata of a batch."""
+        batch: Batch = {"names": [""] * count}
+        for name in self.metadata:
+            source = METADATA.get(name)
+            if name == "keys":
+                batch[name] = {field: torch.empty((count, 32), dtype=torch.uint8) for field in self.fields}
+            elif source == "dims":
+                batch[name] = torch.tensor([self._shapes[bucket].dims]).repeat(count, 1)
+            elif name.endswith("s"):
+                batch[name] = [""] * count
+            else:
+                batch[name] = torch.empty((count, 2), dtype=torch.int64)
+        for number, at, local in split:
+            sample = self._joined[number].sample[local]
+            for name, target in batch.items():
+                source = METADATA.get(name, name)
+                if name == "keys":
+                    for field, keys in target.items():
+                        keys.numpy()[at] = self._keys(field, number, self._items(field, number, local, variant[at]))
+                elif isinstance(target, list):
+                    for place, value in zip(at.tolist(), self._strings(number, source).take(sample), strict=True):
+                        target[place] = value
+                elif source in self._parts[number].snapshot.samples.columns:
+                    target.numpy()[at] = self._column(number, "", source)[sample]
+                elif source != "dims":
+                    field = self._own_column(source)
+                    rows = self._items(field, number, local, variant[at])
+                    target.numpy()[at] = self._column(number, field, source)[rows]
+        return batch
+
+    def _own_column(self, column: str) -> str:
+        """The field that has a column of this name."""
+        snapshot = self._parts[0].snapshot
+        return next(name for name in self.fields if column in snapshot.fields[name].columns)
+
+    def _keys(self, field: str, number: int, rows: Ints) -> NDArray[np.uint8]:
+        """(n, 32) item keys; kept in memory if they are few."""
+        found = self._parts[number].snapshot.fields[field]
+        if len(found) * 32 > _RESIDENT_BYTES:
+            return found.row_keys(rows)
+        if (number, f"{field}.key") not in self._columns:
+            self._columns[number, f"{field}.key"] = found.row_keys()
+        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"][rows]
+        return keys
+
+    def _column(self, number: int, field: str, name: str) -> Any:
+        """A column of a field, or of the samples; kept in memory if it is small."""
+        if (number, f"{field}.{name}") not in self._columns:
+            snapshot = self._parts[number].snapshot
+            rows = snapshot.fields[field] if field else None
+            column = snapshot.samples.columns[name] if rows is None else rows.columns.get(name)
+            column = getattr(rows, name) if column is None else column
+            small = math.prod(column.shape) * column.dtype.itemsize <= _RESIDENT_BYTES
+            self._columns[number, f"{field}.{name}"] = np.asarray(column) if small else column
+        return self._columns[number, f"{field}.{name}"]
+
+    def _strings(self, number: int, source: str) -> Any:
+        """Names or texts of the samples; kept in memory if they are short."""
+        if (number, source) not in self._columns:
+            samples = self._parts[number].snapshot.samples
+            found = samples.names if source == "names" else samples.inputs[source].text
+            assert found is not None
+            ends = found.ends
+            if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
+                found = Strings(np.asarray(found.data), np.asarray(ends))
+            self._columns[number, source] = found
+        return self._columns[number, source]
+
+    def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
+        """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
+        met: dict[Shape, int] = {}
+        numbers: list[NDArray[np.int32]] = []
+        for part, joined in zip(self._parts, self._joined, strict=True):
+            code = np.zeros(len(joined.sample), dtype=np.int64)
+            for name, group in joined.groups.items():
+                code = code * len(part.snapshot.fields[name].groups) + group
+            codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+            shapes = [self._shape(part.snapshot, joined, place) for place in first.tolist()]
+            numbers.append(np.array([met.setdefault(one, len(met)) for one in shapes], dtype=np.int32)[inverse]
+                           if len(codes) else np.empty(0, dtype=np.int32))  # fmt: skip
+        order = sorted(met, key=lambda one: (-one.dims[0] * one.dims[1], one.dims, one.shapes))
+        final = np.empty(len(order), dtype=np.int32)
+        final[[met[one] for one in order]] = np.arange(len(order))
+        bucket = np.concatenate(numbers)
+        return order, final[bucket] if len(order) else bucket
+
+    def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
+        groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
+        labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
+        _, height, width = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
+        shapes = tuple((name, group.shape) for name, group in groups.items())
+        return Shape(labels[0] if labels else "all", (height, width), shapes)
+
+    def _longest(self, name: str) -> int:
+        """The fixed length of a ragged field: that of its longest item."""
+        found = 1
+        for part, joined in zip(self._parts, self._joined, strict=True):
+            lengths = np.asarray(part.snapshot.fields[name].length)[joined.rows[name].reshape(-1)]
+            found = max(found, int(lengths.max(initial=0)))
+        return found
+
+    def _check_values(self) -> None:
+        """Scaling, draws and flips, as the recipe and the settings say."""
+        settings, snapshot = self._settings, self._parts[0].snapshot
+        self._values: dict[str, tuple[Affine, torch.dtype]] = {}
+        self._draws = dict.fromkeys(self.fields)
+        self._flips = ""
+        for name in self.fields:
+            recipe, stored = snapshot.fields[name].recipe, TORCH[self._specs[name].dtype]
+            if recipe is not None:
+                self._draws[name] = settings.draw_of(recipe.read_time, name)
+                if recipe.read_time.flips and settings.flip is not False:
+                    self._flips = self._flips or name
+            if stored.is_floating_point:
+                spec = recipe.read_time.affine if recipe is not None and settings.scaled else None
+                self._values[name] = (Affine.of(spec), settings.dtype or stored)
+        if settings.flip and not self._flips:
+            raise UsageError(
+                "flip=True: the cache holds no flips",
+                why="latents are never flipped: encoders are not symmetric",
+                fix="run the same `latentcache build` with --flip: only flips are encoded",
+                slug="no-flips",
+            )
+        if settings.latents and not any(self._draws.values()):
+            recipes = (snapshot.fields[name].recipe for name in self.fields)
+            held = {getattr(getattr(recipe, "encoder", None), "posterior", "") for recipe in recipes}
+            if settings.latents not in held:
+                raise UsageError(
+                    f"latents={settings.latents!r}: the cache does not hold posteriors",
+                    why="only means and variances can give both",
+                    fix="leave latents out, or build with --latents moments (encodes everything again)",
+                    slug="no-moments",
+                )
+
+    def _identify(self) -> str:
+        """Hex digits of the item keys of the first field, in order, and of their buckets."""
+        labels = "\n".join(str(shape) for shape in self._shapes).encode()
+        hashes = [content_hash(self.index.bucket.tobytes() + labels)]
+        lead = self.fields[0] if self.fields else ""
+        for part, joined in zip(self._parts, self._joined, strict=True):
+            if lead:
+                rows = joined.rows[lead][:, 0]
+                hashes += [
+                    content_hash(part.snapshot.fields[lead].row_keys(rows[start : start + (1 << 16)]).tobytes())
+                    for start in range(0, len(rows), 1 << 16)
+                ]
+            else:
+                hashes.append(content_hash(joined.sample.tobytes()))
+        return content_hash(b"".join(hashes)).hex()
+
+
+def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Fields and metadata of a batch."""
+    possible = [name for name, source in METADATA.items() if _has(snapshot, source)]
+    if asked is None:
+        return default_fields(snapshot), (*possible, "keys")
+    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked))
+    fields = tuple(name for name in names if name in snapshot.fields)
+    known = [*snapshot.fields, "names", "keys", "meta", *possible]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"fields: {unknown[0]!r} is unknown", fix=f"use some of {', '.join(known)}")
+    packed = [name for name in fields if snapshot.fields[name].spec.collate == "pack"]
+    if packed:
+        raise UsageError(
+            f"fields: {packed[0]} holds documents, which have different lengths",
+            fix="cache.rows(pack=4096).loader(...)",
+        )
+    return fields, tuple(name for name in names if name not in fields and name not in ("names", "meta"))
+
+
+def _has(snapshot: Snapshot, source: str) -> bool:
+    """True if samples or fields have a column of metadata."""
+    samples = snapshot.samples
+    text = samples.inputs[source].text if source in samples.inputs else None
+    if text is not None or source in samples.columns:
+        return True
+    stacked = [field for field in snapshot.fields.values() if not field.spec.ragged]
+    if source == "dims":
+        return any(group.dims[1] * group.dims[2] > 1 for field in stacked for group in field.groups)
+    return any(source in field.columns for field in stacked)
+
+
+def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
+    """The mixture over the samples that have every field; its weights stay."""
+    counts = np.diff(starts).tolist()
+    sources = [replace(one, entries=count) for one, count in zip(mixture.sources, counts, strict=True)]
+    return Mixture(sources=tuple(sources))

@@ -1,0 +1,228 @@
+"""Small caches made through the store alone: latents, documents and edges of known values, without an encoder."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from edge_map import EdgeMap, EdgeRecipe
+
+from latentcache.fields.input_ids import InputIds, InputIdsRecipe
+from latentcache.fields.latents import (
+    EncoderSpec,
+    GeometrySettings,
+    Latents,
+    LatentsRecipe,
+    Normalization,
+    PixelProfile,
+)
+from latentcache.fields.protocol import Group
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
+from latentcache.identity.content import content_hash
+from latentcache.loader.cache import open_cache
+from latentcache.store.blocks import Item, pack_items
+from latentcache.store.catalog import load_catalog
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.shard import ShardWriter
+
+EOS = 1
+
+
+def contents(values):
+    """(n, 16) content hashes of anything that has a repr."""
+    return np.frombuffer(b"".join(content_hash(repr(one).encode()) for one in values), np.uint8).reshape(-1, 16)
+
+
+def files_of(names):
+    count = len(names)
+    return Files(names=Strings.of(names), stat=np.zeros((count, STAT_WIDTH), np.uint64), content=contents(names))
+
+
+class Field:
+    """One field of a cache to be: R items in sample order."""
+
+    def __init__(self, kind, recipe, groups, sample, group, arrays, *, variant=None, columns=None, ragged=None):
+        count = len(arrays)
+        self.kind, self.recipe, self.groups, self.arrays = kind, recipe, tuple(groups), arrays
+        self.sample, self.group = np.asarray(sample, np.int32), np.asarray(group, np.int32)
+        self.variant = np.zeros(count, np.uint8) if variant is None else np.asarray(variant, np.uint8)
+        self.columns, self.ragged = columns or {}, ragged or {}
+
+
+def publish(root, samples, fields, *, seal_every=10_000, part=""):
+    """Write the items and publish a snapshot with these fields; gives the cache folder."""
+    paths = CachePaths(Path(root))
+    paths.shards.mkdir(parents=True, exist_ok=True)
+    keys = {}
+    for field in fields:
+        content = field.kind.content(samples)[field.sample]
+        keys[field.kind.name] = key = field.kind.keys(content, field.group, field.variant, field.groups, field.recipe)
+        items = [
+            Item(key=key[row].tobytes(), array=array,
+                 columns={name: values[row] for name, values in field.columns.items()},
+                 ragged_columns={name: values[row] for name, values in field.ragged.items()})
+            for row, array in enumerate(field.arrays)
+        ]  # fmt: skip
+        for start in range(0, len(items), seal_every):
+            writer = ShardWriter(paths.shards / f"{field.kind.name}-{start}-{len(list(paths.shards.iterdir()))}.open")
+            for group in sorted(set(field.group[start : start + seal_every].tolist())):
+                of_group = [
+                    one for one, its in zip(items[start:], field.group[start:].tolist(), strict=True) if its == group
+                ]
+                writer.write(pack_items(of_group[:seal_every], field.recipe, field.kind))
+            writer.seal()
+    catalog = load_catalog(paths)
+    drafts = []
+    for field in fields:
+        place = catalog.find(keys[field.kind.name])
+        assert (place >= 0).all()
+        drafts.append(
+            field_draft(catalog, kind=field.kind, recipe=field.recipe, groups=field.groups, sample=field.sample,
+                        group=field.group, variant=field.variant, place=place)
+        )  # fmt: skip
+    source = {"root": str(Path(root).parent / "data"), "options": {}, "data_kind": "images", "part": part}
+    publish_snapshot(paths, SnapshotDraft(samples=samples, fields=tuple(drafts), shards=catalog.shards, source=source,
+                                          rejected=(), notes=()))  # fmt: skip
+    return Path(root)
+
+
+def recipe(*, flip=False, posterior="mode", dtype="float16", channels=4, **normalization):
+    encoder = EncoderSpec(
+        family="stub", fingerprint="ab" * 16, config="cd" * 16, channels=channels, factor=8, multiple=8,
+        storage_dtype=dtype, posterior=posterior, normalization=Normalization(**normalization),
+    )  # fmt: skip
+    return LatentsRecipe(geometry=GeometrySettings(flip=flip), pixels=PixelProfile(), encoder=encoder)
+
+
+def as_stored(values, dtype):
+    """float32 values in a storage type; bfloat16 as uint16."""
+    if dtype == "bfloat16":
+        return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype("<u2")
+    return np.asarray(values).astype(dtype)
+
+
+def images(root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, **more):
+    """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
+
+    ``edges``: heights of a ragged field of the same images, None for an image that lacks it. Gives the folder.
+    """
+    made = field or recipe(**more)
+    names = names or [f"{number:02}.png" for number in range(len(sizes))]
+    count, generator = len(sizes), np.random.default_rng(seed)
+    kinds = sorted(
+        {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}, key=lambda one: -one[0] * one[1]
+    )
+    stored = made.encoder.stored_channels
+    groups = [Group(label=f"{h}x{w}", shape=(stored, h // 8, w // 8), dims=(1, h, w)) for h, w in kinds]
+    variants = made.spec.variants
+    table = SampleTable(
+        names=Strings.of(names),
+        files=files_of(names),
+        inputs={
+            "image": Input(content=contents([(seed, name) for name in names]), file=np.arange(count, dtype=np.int32)),
+            **({"caption": Input(content=contents(names), file=np.full(count, -1, np.int32),
+                                 text=Strings.of([f"caption of {name}" for name in names]))} if captions else {}),
+        },
+        columns={"original_size": np.array([(h + 3, w + 5) for h, w in sizes], np.uint32).reshape(-1, 2)},
+    )  # fmt: skip
+    sample, group, variant, arrays, crop = [], [], [], [], []
+    for number, (height, width) in enumerate(sizes):
+        found = sorted(kinds.index((height * by, width * by)) for by in range(1, resolutions + 1))
+        for one in found:
+            for turned in range(variants):
+                sample.append(number)
+                group.append(one)
+                variant.append(turned)
+                crop.append((number, turned))
+                arrays.append(as_stored(generator.standard_normal(groups[one].shape), made.encoder.storage_dtype))
+    fields = [Field(Latents(), made, groups, sample, group, arrays, variant=variant,
+                    columns={"crop": np.array(crop, np.uint32), "resize": np.array(crop, np.uint32)})]  # fmt: skip
+    if edges is not None:
+        there = [number for number, height in enumerate(edges) if height is not None]
+        values = [generator.integers(0, 255, (edges[number], 8), dtype=np.uint8) for number in there]
+        fields.append(
+            Field(EdgeMap(), EdgeRecipe(), [Group(label="", shape=(-1, 8))], there, [0] * len(there), values)
+        )
+    return publish(root, table, fields, seal_every=7)
+
+
+def latents_of(cache, row=None):
+    """Stored latents of a cache, by item, in row order: (sample, variant) -> array."""
+    from latentcache.store.reader import EntryReader
+
+    snapshot = cache.snapshots[0]
+    reader, field = EntryReader(snapshot.paths, snapshot), snapshot.fields["latents"]
+    return {
+        (int(field.sample[one]), int(field.group[one]), int(field.variant[one])): reader.read("latents", one)
+        for one in range(len(field))
+    }
+
+
+def texts(count=40, longest=30, seed=0):
+    """Documents of random ids that end with EOS."""
+    random = np.random.default_rng(seed)
+    return [[*random.integers(2, 1000, random.integers(1, longest)).tolist(), EOS] for _ in range(count)]
+
+
+def chats(count=40, longest=30, seed=0):
+    """Documents, and for each some spans with loss, the last of which ends with it."""
+    random = np.random.default_rng(seed)
+    ids, spans = texts(count, longest, seed), []
+    for document in ids:
+        half = len(document) // 2
+        first = [(0, int(random.integers(1, half)))] if half > 2 and random.random() < 0.5 else []
+        spans.append([*first, (half, len(document) - half)])
+    return ids, spans
+
+
+def documents(root, ids, spans=None, *, files=("data.jsonl",), pad=None, loss=None, num_ids=1000, seal_every=25):
+    """A cache of documents: ``ids`` of each, and its spans with loss (all of it without). Gives the folder."""
+    count = len(ids)
+    made = InputIdsRecipe(
+        tokenizer="ab" * 16,
+        num_ids=num_ids,
+        eos_id=EOS,
+        pad_id=pad,
+        loss=loss or ("all" if spans is None else "assistant"),
+    )
+    file = np.arange(count, dtype=np.int32) % len(files)
+    lines = np.arange(count, dtype=np.uint32) // len(files) + 1
+    names = [f"{files[at]}:{line}" for at, line in zip(file.tolist(), lines.tolist(), strict=True)]
+    content = contents([(number, one) for number, one in enumerate(ids)])
+    table = SampleTable(names=Strings.of(names), files=files_of(list(files)),
+                        inputs={"record": Input(content=content, file=file, line=lines)})  # fmt: skip
+    given = [[(0, len(one))] for one in ids] if spans is None else spans
+    field = Field(
+        InputIds(), made, [Group(label="", shape=(-1,))], range(count), [0] * count,
+        [np.array(one, made.spec.dtype) for one in ids], columns={"control": np.zeros(count, np.uint32)},
+        ragged={"spans": [np.array(one, np.uint32).reshape(-1, 2) for one in given]},
+    )  # fmt: skip
+    return publish(root, table, [field], seal_every=seal_every)
+
+
+def opened(root, **more):
+    """The cache, without warnings about what it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return open_cache(root, **more)
+
+
+def flip_byte(root, snapshot, field="latents", row=0, place=5):
+    """Change a byte of the payload of an item's entry; gives the name of the sample."""
+    rows = snapshot.fields[field]
+    entry = int(rows.entry[row])
+    path = snapshot.paths.data(rows.shards[int(rows.shard[entry])])
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        at = int(rows.offset[entry]) + place
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+    return str(snapshot.samples.names[int(rows.sample[row])])
+
+
+def with_recipe(field, **changes):
+    return replace(field, encoder=replace(field.encoder, **changes))
