@@ -422,7 +422,7 @@ class _Records:
     def _fresh(self, names: set[str]) -> dict[tuple[str, Any], list[int]]:
         """New rows in files with rejected records: by name and content, and by name and line."""
         samples, found = self._now.samples, dict[tuple[str, Any], list[int]]()
-        files = np.flatnonzero(match_names(samples.files.names, Strings.of(names)) >= 0) if names else []
+        files = np.flatnonzero(match_names(samples.files.names, Strings.of(names)) >= 0)
         for row in self.found.new[np.isin(self._new.file[self.found.new], files)].tolist():
             name, line = _where(samples, row)
             found.setdefault((name, self._new.content[row].tobytes()), []).append(row)
@@ -463,7 +463,8 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
 
 
 def _sorted(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-    return np.arange(len(keys)) if (keys[1:] >= keys[:-1]).all() else np.argsort(keys, kind="stable")
+    found: NDArray[np.intp] = np.argsort(keys, kind="stable")
+    return found
 
 
 def _ranks(keys: NDArray[np.uint64]) -> NDArray[np.intp]:

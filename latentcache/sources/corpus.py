@@ -104,6 +104,17 @@ def find_records(
     return files
 
 
+def possible_ways(root: Path, *, text_lines: bool, form: RecordFormat | None) -> list[Way]:
+    """Every way in which files below a folder are read with these options."""
+    kinds = sorted({*KINDS.values(), "arrow"})
+    ways = [Way(kind=kind, form=form, text_lines=text_lines and kind != "arrow") for kind in kinds]
+    try:
+        forms = [dataset.form for dataset in read_dataset_info(root)[0]] if is_dataset_info(root) else []
+    except SourceError:
+        forms = []
+    return [*ways, *(Way(kind=kind, form=one, text_lines=True) for one in forms for kind in kinds)]
+
+
 def is_records_file(data: Path) -> bool:
     """True if DATA is meant as records by its name or its form: a file of records, or a described folder."""
     try:

@@ -29,7 +29,7 @@ from latentcache.sources.known import Known, strings_of, take_rows
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
 from latentcache.sources.table import find_table, match_rows, read_table
-from latentcache.sources.walk import Walk, Level, extension_of, in_order
+from latentcache.sources.walk import Level, Walk, extension_of, in_order
 
 #: Extensions of the formats that are read, in lower case.
 READ_EXTENSIONS = frozenset(

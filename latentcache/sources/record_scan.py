@@ -11,6 +11,8 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
 from latentcache.sources.known import Known, match_names, strings_of
 from latentcache.sources.part import Part
-from latentcache.sources.record_files import RecordReader
+from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
@@ -49,12 +51,11 @@ class RecordListing:
     kept: Mapping[int, Sequence[Record]]
     """File -> its records, for some files."""
 
-    def records(self, rows: NDArray[np.integer]) -> Iterator[tuple[int, Record]]:
-        """(row, record) of ascending rows; only files that hold one of them are read.
+    def records(self, rows: NDArray[np.integer]) -> Iterator[tuple[int, Record | None]]:
+        """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
 
         Raises:
             ValueError: The rows do not ascend.
-            SourceError: A file is not what it was when it was scanned.
         """
         held = self.samples.inputs["record"]
         if len(rows) > 1 and not (np.diff(rows) > 0).all():
@@ -63,28 +64,52 @@ class RecordListing:
         for start, stop in _runs(files):
             yield from self._of_file(int(files[start]), rows[start:stop], held)
 
-    def _of_file(self, file: int, rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, Record]]:
-        name = self.files.names[file]
+    def _of_file(self, file: int, rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, Record | None]]:
         assert held.line is not None
-        wanted = iter(zip(rows.tolist(), held.line[rows].tolist(), held.content[rows], strict=True))
-        row, line, content = next(wanted)
+        lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows], 0
+        numbers = rows.tolist()
         try:
-            for record in self.kept.get(file) or self._reader(file, name):
-                if record.line > line:
-                    break
-                if record.line < line or record.content != content.tobytes():  # a JSON list has several on a line
-                    continue
-                yield row, record
-                following = next(wanted, None)
-                if following is None:
+            for record in self.kept.get(file) or self._read_again(file):
+                while done < len(lines) and lines[done] < record.line:
+                    yield numbers[done], None
+                    done += 1
+                if done == len(lines):
                     return
-                row, line, content = following
-        except UnusableSampleError as error:
-            raise _changed(name) from error
-        raise _changed(name)
+                if lines[done] == record.line and contents[done].tobytes() == record.content:
+                    yield numbers[done], record
+                    done += 1
+        except (UnusableSampleError, SourceError):
+            pass  # the rest is not there
+        yield from ((row, None) for row in numbers[done:])
 
-    def _reader(self, file: int, name: str) -> RecordReader:
-        return RecordReader(self.files.root / name, name, self.files.ways[int(self.files.way[file])])
+    def _read_again(self, file: int) -> Iterable[Record]:
+        name, way = self.files.names[file], int(self.files.way[file])
+        return RecordReader(self.files.root / name, name, self.files.ways[way]) if way >= 0 else ()
+
+
+def listing_of_records(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part | None) -> RecordListing:
+    """A listing of a snapshot's own samples; nothing is read.
+
+    Args:
+        root: The folder that names are below.
+        samples: Of the snapshot.
+        ways: How its files may have been read.
+        part: Of the build.
+    """
+    numbers = {way.reading(str(part or "")): number for number, way in enumerate(ways)}
+    reading = np.asarray(samples.files.reading)
+    way = np.array([numbers.get(one.tobytes(), -1) for one in reading], dtype=np.intp)
+    stats = np.asarray(samples.files.stat)[:, :5]
+    return RecordListing(
+        files=RecordFiles(root=root, names=samples.files.names, way=way, ways=tuple(ways), stats=stats),
+        samples=samples,
+        rejected=(),
+        notes=(),
+        unread=np.zeros(len(samples.files), dtype=np.bool_),
+        all_trusted=False,
+        records_read=0,
+        kept={},
+    )
 
 
 @dataclass(slots=True)
@@ -351,12 +376,4 @@ def _in_files(names: Strings, items: Iterable[Rejected]) -> tuple[Rejected, ...]
 def _runs(values: NDArray[np.integer]) -> Iterator[tuple[int, int]]:
     """(start, stop) of runs of equal values."""
     bounds = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return ((start, stop) for start, stop in zip(bounds, bounds[1:], strict=False) if stop > start)
-
-
-def _changed(name: str) -> SourceError:
-    return SourceError(
-        "a file was changed while the cache was built from it",
-        where=name,
-        fix="run the same command again when no program writes to it: committed work is kept",
-    )
+    return ((start, stop) for start, stop in pairwise(bounds) if stop > start)

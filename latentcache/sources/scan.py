@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
-from latentcache.fields.table import Rejected, SampleTable
-from latentcache.sources.corpus import find_records, is_records_file
-from latentcache.sources.images import ImageScan, holds_images
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES
+from latentcache.sources.corpus import find_records, is_records_file, possible_ways
+from latentcache.sources.images import ImageListing, ImageScan, holds_images
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
-from latentcache.sources.record_scan import KEEP_CHARACTERS, RecordListing, RecordScan
+from latentcache.sources.record_scan import KEEP_CHARACTERS, RecordListing, RecordScan, listing_of_records
 from latentcache.sources.records import RecordFormat, record_json
 from latentcache.sources.table import find_table
 
@@ -56,7 +58,7 @@ class SourceOptions:
             "form": self.form and self.form.as_json(),
             "part": str(self.part) if self.part else "",
         }
-        return {name: value for name, value in said.items() if value or value is False and name == "captions"}
+        return {name: value for name, value in said.items() if value or (name == "captions" and value is False)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -83,14 +85,14 @@ class Listing:
     rejected: tuple[Rejected, ...]
     """By the source, for every field."""
     notes: tuple[Rejected, ...]
-    caption_source: str
-    """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
     options: SourceOptions
     """As given, with the kind that was decided."""
     unread: NDArray[np.bool_]
     """(F,) files that there was no time for."""
     files_unchanged: bool
     """True if the files are those of the snapshot, one by one, and every memo is trusted."""
+    caption_source: str = "none"
+    """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
     records_read: int = 0
     _records: RecordListing | None = field(default=None, repr=False)
 
@@ -103,13 +105,14 @@ class Listing:
         return int((np.diff(caption.text.ends, prepend=0) == 0).sum())
 
     def job_inputs(
-        self, rows: NDArray[np.integer] | Sequence[int], names: Sequence[str]
+        self, rows: NDArray[np.integer] | Sequence[int], names: Sequence[str], *, strict: bool = True
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """(row, {input name: JSON value}) of samples, in the order of the rows.
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
             names: ``image``: ``{"path": name}``. ``caption``: ``{"text": ...}``. ``record``: ``records.record_json``.
+            strict: False gives None for a record that is not in its file any more.
 
         Raises:
             ValueError: Rows of records do not ascend.
@@ -118,13 +121,22 @@ class Listing:
         rows = np.asarray(rows, dtype=np.int64)
         if self._records is not None:
             for row, record in self._records.records(rows):
-                yield row, {"record": record_json(record)}
+                if record is None and strict:
+                    raise self._changed(row)
+                yield row, {"record": record and record_json(record)}
             return
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]
             values = [self._values(name, some) for name in names]
             for number, row in enumerate(some.tolist()):
                 yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
+
+    def _changed(self, row: int) -> SourceError:
+        return SourceError(
+            "a file was changed while the cache was built from it",
+            where=self.samples.names[row],
+            fix="run the same command again when no program writes to it: committed work is kept",
+        )
 
     def _values(self, name: str, rows: NDArray[np.integer]) -> list[dict[str, str]]:
         held = self.samples.inputs[name]
@@ -144,6 +156,7 @@ def scan(
     keep: int = KEEP_CHARACTERS,
     progress: Callable[[int], None] = lambda count: None,
     stopping: Callable[[], bool] = bool,
+    may_be_empty: bool = False,
 ) -> Listing:
     """Everything that is known about DATA without decoding or tokenizing.
 
@@ -157,6 +170,7 @@ def scan(
         keep: Characters of records that may stay in memory for :meth:`Listing.job_inputs`.
         progress: Called now and then with the number of records read.
         stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
+        may_be_empty: True gives no samples in place of EmptySourceError.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
@@ -166,54 +180,74 @@ def scan(
         SourceError: It cannot be listed or read.
     """
     options = options or SourceOptions()
-    kind = options.kind or _kind(data)
-    options = replace(options, kind=kind)
-    if kind == RECORDS:
-        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
-        read = RecordScan(
-            part=options.part,
-            known=known if known is not None and "record" in known.inputs else None,
-            rejected=rejected,
-            reread=reread,
-            keep=keep,
-            progress=progress,
-            stopping=stopping,
-        )
-        found = read(files)
-        return Listing(
-            root=files.root.absolute(),
-            samples=found.samples,
-            data_kind=kind,
-            rejected=found.rejected,
-            notes=found.notes,
-            caption_source="none",
-            options=options,
-            unread=found.unread,
-            files_unchanged=found.all_trusted,
-            records_read=found.records_read,
-            _records=found,
-        )
-    _check_folder(data)
-    images = ImageScan(
-        captions=options.captions,
-        part=options.part,
-        known=known if known is not None and "image" in known.inputs else None,
-        rejected=rejected,
-        reread=reread,
-        hash_all=hash_all,
-        stopping=stopping,
-    )
-    listed = images(data)
+    options = replace(options, kind=options.kind or _kind(data))
+    name = {IMAGES: "image", RECORDS: "record"}[options.kind]
+    shared: dict[str, Any] = {
+        "part": options.part,
+        "known": known if known is not None and name in known.inputs else None,
+        "rejected": rejected,
+        "reread": reread,
+        "stopping": stopping,
+    }
+    try:
+        if options.kind == RECORDS:
+            files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
+            records = RecordScan(**shared, keep=keep, progress=progress)(files)
+            return _listing(files.root, records, options, records_read=records.records_read, _records=records)
+        _check_folder(data)
+        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all)(data)
+        return _listing(data, images, options, caption_source=images.caption_source)
+    except EmptySourceError:
+        if not may_be_empty:
+            raise
+        return listing_of(data if data.is_dir() else data.parent, empty_table(name), options)
+
+
+def empty_table(name: str) -> SampleTable:
+    """No samples, with one input."""
+    none, nothing = Strings.of([]), np.zeros((0, HASH_BYTES), dtype=np.uint8)
+    files = Files(names=none, stat=np.zeros((0, STAT_WIDTH), dtype=np.uint64), content=nothing, reading=nothing)
+    number = np.zeros(0, dtype=np.int32)
+    held = Input(content=nothing, file=number, line=number.astype(np.uint32) if name == "record" else None)
+    return SampleTable(names=none, files=files, inputs={name: held})
+
+
+def _listing(root: Path, found: ImageListing | RecordListing, options: SourceOptions, **more: Any) -> Listing:
     return Listing(
-        root=data.absolute(),
-        samples=listed.samples,
-        data_kind=kind,
-        rejected=listed.rejected,
-        notes=listed.notes,
-        caption_source=listed.caption_source,
+        root=root.absolute(),
+        samples=found.samples,
+        data_kind=options.kind,
+        rejected=found.rejected,
+        notes=found.notes,
         options=options,
-        unread=listed.unread,
-        files_unchanged=listed.all_trusted,
+        unread=found.unread,
+        files_unchanged=found.all_trusted,
+        **more,
+    )
+
+
+def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
+    """A snapshot's own samples as a listing, for :meth:`Listing.job_inputs`; DATA is not listed.
+
+    Args:
+        root: The folder that names are below.
+        samples: Of the snapshot.
+        options: Of the snapshot.
+    """
+    records = None
+    if "record" in samples.inputs:
+        ways = possible_ways(root, text_lines=options.text_lines, form=options.form)
+        records = listing_of_records(root, samples, ways, options.part)
+    return Listing(
+        root=root,
+        samples=samples,
+        data_kind=RECORDS if records else IMAGES,
+        rejected=(),
+        notes=(),
+        options=options,
+        unread=np.zeros(len(samples.files), dtype=np.bool_),
+        files_unchanged=False,
+        _records=records,
     )
 
 
