@@ -1,1 +1,1 @@
-"""Still true? Checks that return findings: what is stale, damaged or missing, and the command that mends it."""
+"""Still true? Checks of a cache against its sources and itself, repair, and collection of garbage."""

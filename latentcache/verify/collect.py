@@ -1,41 +1,43 @@
-"""``collect``: what of a cache nobody needs any more, and, on request, its removal.
+"""``collect``: find data that no snapshot needs and, on request, delete it.
 
-Guarantee: what the current generation needs, a kept one, or one that a reader holds, is never removed, nor what a
-build that has not ended has committed. A thing is removed in one step (a rename), so a crash leaves it whole or gone;
-the same command goes on. Source files are not looked at. Cost: no payload is read but those copied.
+Guarantee: data that the current snapshot needs, a kept one, or one with a lease, is never deleted, nor what a build
+that has not ended has committed. Each thing is removed by one rename, so a crash leaves it whole or gone, and the
+same command continues. Sources are not looked at. Cost: no payload is read but those that a compaction copies.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, StoreError, UsageError
+from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, LatentcacheError, StoreError, UsageError
 from latentcache.failpoint import failpoint
-from latentcache.store.catalog import load_catalog
-from latentcache.store.durable import as_store_error
-from latentcache.store.layout import CacheLayout
-from latentcache.store.live import live_entries
+from latentcache.store.atomic_io import as_store_error
+from latentcache.store.garbage import ShardUse, check_one_disk, shard_use, to_scratch
+from latentcache.store.lease import Holder, holders, unleased
 from latentcache.store.lock import builder_lock
-from latentcache.store.pins import Holder, holders, unpinned
-from latentcache.store.retire import check_one_disk, to_scratch
-from latentcache.store.token_generation import load_any
-from latentcache.verify.compact import compact, sparse_shards
-from latentcache.verify.remains import OldGeneration, disk_bytes, generations_on_disk, leftovers, sealed_at
+from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
+from latentcache.store.snapshot import Snapshot, load_manifest, open_snapshot
+from latentcache.verify.compact import compact, is_worth_copying
 
-#: Generations that stay, the current one among them.
+#: Snapshots that stay, the current one among them.
 KEEP = 2
-#: How long what nobody needs any more stays for readers that hold no pin, in seconds.
+#: How long data that stopped being needed stays for readers without a lease, in seconds.
 GRACE_S = 3600.0
+#: A report that was not put in place for so long, in seconds, never will be.
+_REPORT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waste:
-    """One thing that could go, or went, or has to stay for now."""
+class Garbage:
+    """One thing that can go, went, or has to stay for now."""
 
     state: str
     """``removable``, ``removed``, ``held``, ``compactable`` or ``compacted``."""
@@ -43,66 +45,101 @@ class Waste:
     file: str
     """Relative to the cache."""
     num_bytes: int
+    """On disk; of a shard to be copied, or in use, its unneeded part."""
+    entries: int = 0
+    """Unreferenced entries in it, if it is a shard that is in use."""
     holders: tuple[Holder, ...] = ()
+    until: str = ""
+    """Why it stays and until when; empty if it goes."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The item of ``gc --json``, without its hint."""
+        item: dict[str, Any] = {
+            "category": self.state,
+            "reason": self.reason,
+            "path": "",
+            "file": self.file,
+            "bytes": self.num_bytes,
+        }
+        item |= {"entries": self.entries} if self.entries else {}
+        item |= {"holders": [holder.as_json() for holder in self.holders]} if self.holders else {}
+        return item | ({"until": self.until} if self.until else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectReport:
-    """What a collection found and did."""
+    """Result of a collection."""
 
     applied: bool
-    generation: int
-    """The current generation afterwards."""
-    items: tuple[Waste, ...]
+    snapshot: int
+    """The current snapshot afterwards."""
+    items: tuple[Garbage, ...]
+    unreferenced: int = 0
+    """Entries that no snapshot on disk needed before."""
 
     def num_bytes(self, *states: str) -> int:
         """Bytes of all things in one of these states."""
         return sum(item.num_bytes for item in self.items if item.state in states)
 
+    def as_json(self) -> dict[str, Any]:
+        """Payload of ``gc --json``."""
+        states = [item.state for item in self.items]
+        names = ("removable", "removed", "held", "compactable", "compacted")
+        return {
+            "applied": self.applied,
+            "snapshot": self.snapshot,
+            "counts": {name: states.count(name) for name in names} | {"unreferenced": self.unreferenced},
+            "freed_bytes": self.num_bytes("removed", "compacted"),
+            "removable_bytes": self.num_bytes("removable", "compactable"),
+            "held_bytes": self.num_bytes("held"),
+            "items": [item.as_json() for item in self.items],
+        }
+
 
 def collect(
     cache: Path, *, apply: bool = False, keep: int = KEEP, grace_s: float = GRACE_S, damaged: bool = False
 ) -> CollectReport:
-    """Find what nobody needs, and remove it.
+    """Find data that no snapshot needs, and delete it if ``apply`` says so.
 
     Args:
         cache: The cache folder.
-        apply: Remove it; otherwise only say what would be removed.
-        keep: Generations that stay, the current one among them. One that was replaced by a repair or a compaction
-            does not count.
-        grace_s: What stopped being needed less than so many seconds ago stays.
-        damaged: Remove what is in ``quarantine/``, too.
+        apply: Delete it; otherwise only report it.
+        keep: Snapshots that stay, the current one among them; one that a repair or compaction replaced is extra.
+        grace_s: Data that stopped being needed less than so many seconds ago stays.
+        damaged: Delete the contents of ``quarantine/`` too.
 
     Raises:
         UsageError: ``keep`` below 1 or a negative ``grace_s``.
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
-        CacheDamagedError: The current manifest is damaged: nobody knows what is needed.
+        CacheDamagedError: The current snapshot is damaged, so that nothing tells what is needed.
         CacheLockedError: A build, a repair or another collection is at work here.
-        CacheReadOnlyError: Something cannot be removed.
-        StoreError: A part of the cache lies on another file system, so that nothing can be taken away in one step.
-        DiskFullError: No room to copy what is needed of a shard.
+        CacheReadOnlyError: Something cannot be deleted.
+        StoreError: A part of the cache is on another file system, so that nothing can be moved in one step.
+        DiskFullError: No room to copy the needed part of a shard.
     """
     if keep < 1 or not grace_s >= 0:
-        raise UsageError(f"keep {keep}, grace {grace_s}", why="at least the current generation stays", fix="--keep 1")
-    layout = CacheLayout(cache)
+        raise UsageError(f"keep={keep}, grace={grace_s}: the current snapshot always stays", fix="--keep 1 --grace 0")
+    paths = CachePaths(cache)
     try:
-        load_any(cache)  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
+        open_snapshot(
+            cache
+        )  # no lock is left in a folder that is no cache, and nothing is removed from a damaged one
     except CacheNotFoundError:
-        if layout.building.exists():  # of a first build, which may be at work: then that is what there is to say
-            with suppress(CacheReadOnlyError), builder_lock(layout.lock):
+        if paths.building.exists():  # a first build, which may be at work: then that is the answer
+            with suppress(CacheReadOnlyError), builder_lock(paths.lock):
                 pass
         raise
     with ExitStack() as locks:
         try:
-            locks.enter_context(builder_lock(layout.lock))
+            locks.enter_context(builder_lock(paths.lock))
         except CacheReadOnlyError:
             if apply:
                 raise
-        collector = _Collector(layout, keep, grace_s, damaged, apply)
+        collector = _Collector(paths, keep, grace_s, damaged, apply)
         try:
             if apply:
-                check_one_disk(layout)
+                check_one_disk(paths)
             return collector.run()
         except StoreError:
             raise
@@ -110,60 +147,108 @@ def collect(
             raise as_store_error(error, Path(error.filename or cache)) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Old:
+    """One snapshot on disk."""
+
+    number: int
+    folder: Path
+    shards: frozenset[str] | None
+    """None if the manifest is damaged."""
+    replaces: int
+    since: float
+    """When it stopped being the current one, in seconds since 1970."""
+
+
 @dataclass(slots=True)
 class _Collector:
     """One collection; the caller holds the builder lock."""
 
-    layout: CacheLayout
+    paths: CachePaths
     keep: int
     grace_s: float
     damaged: bool
     apply: bool
-    items: list[Waste] = field(default_factory=list)
+    items: list[Garbage] = field(default_factory=list)
 
     def run(self) -> CollectReport:
+        uses = shard_use(self.paths, self._readable())
+        unreferenced = sum(max(use.entries - use.needed, 0) for use in uses)
         self._compact()
-        stay = self._generations()
+        stay = self._snapshots()
         self._shards(stay)
         self._leftovers()
-        return CollectReport(applied=self.apply, generation=self.layout.current_generation(), items=tuple(self.items))
+        current = self.paths.current_snapshot()
+        return CollectReport(applied=self.apply, snapshot=current, items=tuple(self.items), unreferenced=unreferenced)
+
+    def _readable(self) -> list[Snapshot]:
+        found = []
+        for number in self.paths.snapshots():
+            with suppress(LatentcacheError):
+                found.append(open_snapshot(self.paths.root, number))
+        return found
 
     def _compact(self) -> None:
-        """Copy what is needed of shards that are mostly unneeded. A build that has not ended may need the rest."""
-        if self.layout.building.exists():
-            return
-        current = load_any(self.layout.root)
+        """Copy the needed part of shards that are mostly unneeded. A build that has not ended may need the rest."""
+        current = open_snapshot(self.paths.root)
         others = [old.shards for old, reason in self._fates() if reason and old.number != current.number]
         if None in others:
             return
         shared = frozenset[str]().union(*(shards for shards in others if shards))
-        sparse = sparse_shards(self.layout, current, shared)
-        done, broken = compact(self.layout, current, sparse) if self.apply and sparse else ([], [])
-        for item in sparse:
-            state = "held" if item in broken else "compacted" if item in done else "compactable"
-            size = disk_bytes(self.layout.shards / item.shard)
-            freed = size if item in broken else size * (item.entries - item.live) // item.entries
-            reason = "damaged" if item in broken else "sparse"
-            self.items.append(Waste(state=state, reason=reason, file=f"shards/{item.shard}", num_bytes=freed))
+        uses = [use for use in shard_use(self.paths, [current]) if use.name in current.shards and not use.tombstoned]
+        worth = [use for use in uses if is_worth_copying(use) and use.name not in shared]
+        building = self.paths.building.exists()
+        for use in uses:
+            if use.entries > use.needed and (building or use not in worth):
+                self._in_use(use, shared=use.name in shared, building=building)
+        if building:
+            return
+        done = compact(self.paths, current, worth) if self.apply and worth else set()
+        for use in worth:
+            file, freed = f"shards/{use.name}", max(use.bytes - use.needed_bytes, 0)
+            if not self.apply or use.name in done:
+                state = "compacted" if self.apply else "compactable"
+                self.items.append(Garbage(state=state, reason="low-utilization", file=file, num_bytes=freed))
+            else:
+                until = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
+                self.items.append(Garbage(state="held", reason="damaged", file=file, num_bytes=freed, until=until))
 
-    def _fates(self) -> Iterator[tuple[OldGeneration, str]]:
-        """Every generation and why it stays; without a reason it may go, and no reader gets it until the next one."""
-        current = self.layout.current_generation()
-        generations = generations_on_disk(self.layout, current)
-        replaced = {old.replaces for old in generations if old.number <= current}
-        lasting = [o.number for o in reversed(generations) if o.number <= current and o.shards is not None]
+    def _in_use(self, use: ShardUse, *, shared: bool, building: bool) -> None:
+        """Unreferenced entries in a shard that is in use."""
+        until = "until less than half of the entries of its shard are needed"
+        if shared:
+            until = "until no other snapshot needs its shard"
+        if building:
+            until = "until the build that was started has ended"
+        self.items.append(
+            Garbage(
+                state="held",
+                reason="unfinished-build" if building else "in-use",
+                file=f"shards/{use.name}",
+                num_bytes=max(use.bytes - use.needed_bytes, 0),
+                entries=use.entries - use.needed,
+                until=until,
+            )
+        )
+
+    def _fates(self) -> Iterator[tuple[_Old, str]]:
+        """Every snapshot and why it stays; without a reason it goes, and no reader gets it until the next one."""
+        current = self.paths.current_snapshot()
+        snapshots = _on_disk(self.paths, current)
+        replaced = {old.replaces for old in snapshots if old.number <= current}
+        lasting = [old.number for old in reversed(snapshots) if old.number <= current and old.shards is not None]
         kept = set([number for number in lasting if number not in replaced or number == current][: self.keep])
-        for old in generations:
+        for old in snapshots:
             if old.number in kept:
                 yield old, "kept"
             elif old.number < current and self._is_recent(old.since):
                 yield old, "grace"
             else:
-                with unpinned(old.folder / "manifest.json") as free:
-                    yield old, "" if free else "pinned"
+                with unleased(old.folder / "manifest.json") as free:
+                    yield old, "" if free else "leased"
 
-    def _generations(self) -> list[tuple[OldGeneration, str]]:
-        """Remove generations; returns those that stay, and why."""
+    def _snapshots(self) -> list[tuple[_Old, str]]:
+        """Remove snapshots; returns those that stay, and why."""
         stay = []
         for old, reason in self._fates():
             if not reason:
@@ -171,83 +256,136 @@ class _Collector:
                 continue
             stay.append((old, reason))
             if reason != "kept":
-                self._hold(old.folder, reason, self._holders(old, reason))
+                self._hold(old.folder, reason, self._until(old, reason), self._holders(old, reason))
         return stay
 
-    def _shards(self, stay: list[tuple[OldGeneration, str]]) -> None:
-        """Remove shards that no generation needs which stays."""
-        # A repair that died has retired a shard and not yet published where its entries are now.
-        unfinished = not self.layout.retired().isdisjoint(load_any(self.layout.root).shards)
+    def _shards(self, stay: list[tuple[_Old, str]]) -> None:
+        """Remove shards that no snapshot needs which stays."""
+        # A repair that died has tombstoned a shard and not yet published where its entries are now.
+        tombstoned = self.paths.tombstoned()
+        unfinished = not tombstoned.isdisjoint(open_snapshot(self.paths.root).shards)
         blind = next(((old, reason) for old, reason in stay if old.shards is None), None)
-        for folder in self.layout.all_sealed():
+        for folder in self.paths.all_sealed():
             needing = [(old, reason) for old, reason in stay if old.shards is None or folder.name in old.shards]
             if any(reason == "kept" for _, reason in needing):
                 continue
-            retired = self.layout.retired_mark(folder.name).exists()
+            dead, sealed = folder.name in tombstoned, _sealed_at(folder)
             if needing or blind:
                 old, reason = needing[0] if needing else blind or stay[0]
-                self._hold(folder, reason, self._holders(old, reason))
-            elif self.layout.building.exists() and not retired:
-                self._hold(folder, "unfinished-build")
-            elif unfinished and not retired:
-                self._hold(folder, "unfinished-repair")
-            elif not retired and self._is_recent(sealed_at(folder)):
-                self._hold(folder, "grace")
+                self._hold(folder, reason, self._until(old, reason), self._holders(old, reason))
+            elif self.paths.building.exists() and not dead:
+                self._hold(folder, "unfinished-build", "until the build that was started has ended")
+            elif unfinished and not dead:
+                self._hold(folder, "unfinished-repair", "until the repair is run again, or a build")
+            elif not dead and self._is_recent(sealed):
+                self._hold(folder, "grace", f"until {_clock(sealed + self.grace_s)}, for readers without a lease")
             else:
-                self._remove(folder, "retired" if retired else "unreferenced")
+                self._remove(folder, "tombstoned" if dead else "unreferenced")
 
     def _leftovers(self) -> None:
         """Remove what processes that died have left half made or half removed."""
-        for folder in self.layout.open_shards():
-            if self.layout.building.exists() or not self._is_elsewhere(folder):
-                self._hold(folder, "unfinished-build")
-            else:
-                self._remove(folder, "left-over")
-        for path in leftovers(self.layout):
+        for folder in self.paths.open_shards():
+            self._hold(folder, "unfinished-build", "until the next `latentcache build` has sealed it")
+        for path in _leftovers(self.paths):
             self._remove(path, "left-over")
-        for path in sorted(self.layout.quarantine.glob("*")):
+        for path in sorted(self.paths.quarantine.glob("*")):
             if self.damaged:
                 self._remove(path, "damaged")
             else:
-                self._hold(path, "damaged")
+                self._hold(path, "damaged", "until `latentcache gc CACHE --damaged --apply`")
         if self.apply:
-            shutil.rmtree(self.layout.scratch, ignore_errors=True)
+            shutil.rmtree(self.paths.scratch, ignore_errors=True)
 
     def _is_recent(self, moment: float) -> bool:
         return self.grace_s > 0 and time.time() - moment < self.grace_s
 
-    def _is_elsewhere(self, folder: Path) -> bool:
-        """Whether every entry of an open shard is in a sealed one too."""
-        known = load_catalog(self.layout)
-        try:
-            return all(entry.key in known for entry in live_entries(folder, payloads=False))
-        except (OSError, StoreError):
-            return False
+    def _holders(self, old: _Old, reason: str) -> tuple[Holder, ...]:
+        return tuple(holders(old.folder / "manifest.json")) if reason == "leased" else ()
 
-    def _holders(self, old: OldGeneration, reason: str) -> tuple[Holder, ...]:
-        return tuple(holders(old.folder / "manifest.json")) if reason == "pinned" else ()
+    def _until(self, old: _Old, reason: str) -> str:
+        if reason == "leased":
+            return "until its readers close the cache"
+        return f"until {_clock(old.since + self.grace_s)}, for readers without a lease"
 
-    def _hold(self, path: Path, reason: str, by: tuple[Holder, ...] = ()) -> None:
-        self.items.append(self._waste("held", reason, path, by))
+    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = ()) -> None:
+        self.items.append(replace(self._garbage("held", reason, path), holders=by, until=until))
 
     def _remove(self, path: Path, reason: str) -> None:
-        """One thing goes: out of sight in one step, then for good."""
-        waste = self._waste("removable", reason, path)
+        """Move a thing out of sight in one step, then delete it."""
+        item = self._garbage("removable", reason, path)
         if self.apply:
             failpoint("collect-delete")
-            if path.parent == self.layout.scratch:
+            if path.parent == self.paths.scratch:
                 _delete(path)
             else:
-                gone = to_scratch(self.layout, path)
-                self.layout.retired_mark(path.name).unlink(missing_ok=True)
+                gone = to_scratch(self.paths, path)
+                self.paths.tombstone(path.name).unlink(missing_ok=True)
                 failpoint("collect-delete")
                 _delete(gone)
-            waste = replace(waste, state="removed")
-        self.items.append(waste)
+            item = replace(item, state="removed")
+        self.items.append(item)
 
-    def _waste(self, state: str, reason: str, path: Path, by: tuple[Holder, ...] = ()) -> Waste:
-        file = path.relative_to(self.layout.root).as_posix()
-        return Waste(state=state, reason=reason, file=file, num_bytes=disk_bytes(path), holders=by)
+    def _garbage(self, state: str, reason: str, path: Path) -> Garbage:
+        file = path.relative_to(self.paths.root).as_posix()
+        return Garbage(state=state, reason=reason, file=file, num_bytes=disk_bytes(path))
+
+
+def disk_bytes(path: Path) -> int:
+    """Space that a file or folder takes, in bytes."""
+    total = 0
+    for place in [path, *(Path(folder, name) for folder, _, names in os.walk(path) for name in names)]:
+        with suppress(OSError):
+            total += place.lstat().st_blocks * 512
+    return total
+
+
+def _on_disk(paths: CachePaths, current: int) -> list[_Old]:
+    """The snapshots on disk, upwards."""
+    numbers, found = paths.snapshots(), []
+    for position, number in enumerate(numbers):
+        folder = paths.snapshot(number)
+        manifest: dict[str, Any] = {}
+        with suppress(StoreError):
+            manifest = load_manifest(folder)
+        after = paths.snapshot(numbers[position + 1]) if number < current and position + 1 < len(numbers) else folder
+        found.append(
+            _Old(
+                number=number,
+                folder=folder,
+                shards=frozenset(manifest["shards"]) if manifest else None,
+                replaces=int(manifest.get("replaces", 0)),
+                since=(after / "manifest.json").stat().st_mtime,
+            )
+        )
+    return found
+
+
+def _leftovers(paths: CachePaths) -> Iterator[Path]:
+    """Files that were never put in place, snapshots that were never published, tombstones of shards that are gone."""
+    yield from sorted(paths.scratch.glob("*"))
+    for pattern in ("*.tmp", "shards/*.tmp", "shards/*/*.tmp", "snapshots/*/*.tmp"):
+        yield from sorted(path for path in paths.root.glob(pattern) if path.is_file())
+    for path in sorted(paths.reports.glob("*/.*.tmp")):  # a report may be on its way at this moment
+        if time.time() - path.lstat().st_mtime > _REPORT_S:
+            yield path
+    if paths.pending.exists():  # the caller holds the builder lock, so the build that announced it is gone
+        yield paths.pending
+    for folder in sorted((paths.root / "snapshots").glob("*")):
+        if folder.is_dir() and not (folder / "manifest.json").exists():
+            yield folder
+    for mark in sorted(paths.shards.glob(f"*{TOMBSTONE_SUFFIX}")):
+        if not (paths.shards / mark.stem).exists():
+            yield mark
+
+
+def _sealed_at(folder: Path) -> float:
+    """When a shard was sealed."""
+    index = folder / "index.safetensors"
+    return (index if index.exists() else folder).stat().st_mtime
+
+
+def _clock(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
 
 
 def _delete(path: Path) -> None:

@@ -1,270 +1,254 @@
-"""Checks of what is stored that read no payload: shards and the headers in their indexes, a column at a time.
+"""Check stored entries without reading payloads: shard indexes and file sizes against the columns of a snapshot.
 
-Guarantee: a damaged cache gives findings, never an exception and never a signal: index files are read, checked
-against their checksum and never mapped. Every header is held against its key, its bucket's shape, the recipe and
-the columns of the generation; a damaged block of tokens is a finding for each of its documents. Cost: about 1 µs per
-entry. Memory does not grow with them: columns are taken a portion at a time, an index is read in slices; an entry
-that nobody needs takes 32 bytes until all are known.
+A damaged cache gives findings, never an exception: indexes are read and checked, never mapped. All comparisons are
+vectorised, about 1 us per entry; a damaged block is a finding for each of its samples.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, StoreError
-from latentcache.geometry.sizes import latent_size
-from latentcache.identity.content import HASH_BYTES
-from latentcache.identity.key import KEY_BYTES
-from latentcache.store.entry import unpack_header
-from latentcache.store.generation import Generation
-from latentcache.store.headers import header_ids, headers_hold, keyed_headers
-from latentcache.store.index import IndexFile, open_index
-from latentcache.store.layout import CacheLayout
-from latentcache.store.token_generation import AnyGeneration, TokenGeneration
-from latentcache.verify.findings import Finding
-from latentcache.verify.portions import Met, Portion, by_content
-from latentcache.verify.subjects import field_of, name_of, samples_of
-from latentcache.verify.token_entries import wrong_blocks
+from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.store.index import ShardIndex, load_index
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.verify.findings import Finding, Findings, Text, hint_of
 
-#: Keys compared together.
-_SLICE = 1 << 16
-_CONTENT_AT = KEY_BYTES - HASH_BYTES - 8
 
-Damage = dict[int, list[Finding]]
-"""Findings by sample number."""
+class View:
+    """One field of a snapshot with its columns in memory.
+
+    Args:
+        rows: The field.
+        samples: Number of samples in the snapshot.
+    """
+
+    def __init__(self, rows: FieldRows, samples: int) -> None:
+        self.rows, self.name = rows, rows.name
+        self.shard, self.offset = np.asarray(rows.shard), np.asarray(rows.offset).astype(np.int64)
+        self.head, self.bytes = np.asarray(rows.head).astype(np.int64), np.asarray(rows.bytes).astype(np.int64)
+        self.checksum, self.key = np.asarray(rows.checksum), np.asarray(rows.key)
+        self.sample, self.entry, self.group = (np.asarray(column) for column in (rows.sample, rows.entry, rows.group))
+
+        # The columns are what was written; a crafted snapshot may still point outside itself.
+        bounds = [
+            (self.shard, len(rows.shards)),
+            (self.sample, samples),
+            (self.entry, len(self)),
+            (self.group, len(rows.groups)),
+        ]
+        if any(len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in bounds):
+            raise CacheDamagedError(
+                f"the field {self.name!r} of a snapshot contradicts itself", why="a row points outside"
+            )
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def keys_of(self, rows: NDArray[np.integer]) -> NDArray[np.uint8]:
+        """(n, 32) item keys of rows; those of their entries if only a kind that is not installed can make them."""
+        try:
+            return self.rows.row_keys(rows)
+        except CacheFormatError:
+            return self.key[self.entry[rows]]
+
+    @cached_property
+    def _by_shard(self) -> tuple[NDArray[np.intp], NDArray[Any]]:
+        order = np.lexsort((self.offset, self.shard))
+        return order, self.shard[order]
+
+    @cached_property
+    def _by_entry(self) -> tuple[NDArray[np.intp], NDArray[Any]]:
+        order = np.argsort(self.entry, kind="stable")
+        return order, self.entry[order]
+
+    def in_shard(self, number: int) -> NDArray[np.intp]:
+        """Entries of a shard, by their offset."""
+        order, shard = self._by_shard
+        first, last = np.searchsorted(shard, [number, number + 1])
+        return order[first:last]
+
+    def rows_of(self, entries: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Rows that hold something of these entries (n,), and for each row which of the n it is."""
+        order, entry = self._by_entry
+        first = np.searchsorted(entry, entries, "left")
+        times = np.searchsorted(entry, entries, "right") - first
+        which = np.repeat(np.arange(len(entries)), times)
+        within = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
+        return order[first[which] + within], which
+
+    def group_of(self, entries: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Position of the group of each entry; 0 for an entry without rows."""
+        order, entry = self._by_entry
+        first = np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))
+        return self.group[order[first]].astype(np.int64) if len(entry) else np.zeros(len(entries), dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Damage:
+    """Entries that must go, by field; what a repair works from."""
+
+    wrong: dict[str, dict[str, list[NDArray[np.integer]]]] = field(default_factory=dict)
+    """Field -> reason -> entries whose bytes are wrong."""
+    intact: dict[str, list[NDArray[np.integer]]] = field(default_factory=lambda: defaultdict(list))
+    """Field -> those of them whose checksum is right all the same."""
+    lost: dict[str, list[NDArray[np.integer]]] = field(default_factory=lambda: defaultdict(list))
+    """Field -> entries that are not there."""
+    shards: dict[str, str] = field(default_factory=dict)
+    """Shards whose files are damaged, with the reason."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Checked:
-    """What a look at the entries came to."""
+class Store:
+    """A snapshot under check: its fields, what was found, what must go."""
 
-    damage: Damage = field(default_factory=lambda: defaultdict(list))
-    loose: list[Finding] = field(default_factory=list)
-    """Findings that belong to no sample: damaged files, orphans."""
+    paths: CachePaths
+    snapshot: Snapshot
+    findings: Findings
+    views: dict[str, View]
+    damage: Damage = field(default_factory=Damage)
     headers: int = 0
-    whole_shards: list[int] = field(default_factory=list)
-    """Shards whose index and size hold: the only ones whose payloads are worth reading."""
-    unneeded: list[str] = field(default_factory=list)
-    """Names of shards in use that hold entries which no sample needs."""
+    readable: list[int] = field(default_factory=list)
+    """Shards whose data file is there and may be read."""
 
-    def add(self, generation: AnyGeneration, row: int, category: str, reason: str, **more: str) -> None:
-        """Note a finding about one row, for each sample that has it."""
-        rows = generation.rows
-        about = {
-            "category": category,
-            "reason": reason,
-            "key": rows.key[row].tobytes().hex(),
-            "field": field_of(generation),
-            "file": f"shards/{generation.shards[int(rows.shard[row])]}",
-        }
-        for sample in samples_of(generation, row):
-            self.damage[sample].append(Finding(path=name_of(generation, sample), **about, **more))
-
-
-def check_entries(
-    layout: CacheLayout, generation: AnyGeneration, *, chosen: NDArray[np.bool_] | None = None, orphans: bool = True
-) -> Checked:
-    """Check the entries of a generation as far as that needs no payload.
-
-    Args:
-        layout: The cache.
-        generation: What the entries should be.
-        chosen: (R,) which rows to look at; all where it is not given.
-        orphans: Look for entries that nothing needs as well.
-    """
-    checked = Checked()
-    unneeded: list[NDArray[np.uint8]] = []
-    for number, portions in by_content(generation):
-        found = _check_shard(layout.shards / generation.shards[number], portions, chosen, generation, checked)
-        if found is not None:
-            checked.whole_shards.append(number)
-            unneeded += found
-            checked.unneeded += [generation.shards[number]] if found else []
-    if orphans:
-        unneeded += _other_shards(layout, generation, checked)
-        checked.loose += _orphans(unneeded, generation)
-    return checked
+    def note(
+        self,
+        view: View,
+        category: str,
+        reason: str,
+        entries: NDArray[np.integer],
+        *,
+        found: Text = "",
+        intact: bool = False,
+    ) -> None:
+        """Note n entries of one shard: a finding for each sample that holds something of them."""
+        if not len(entries):
+            return
+        if category in ("corrupt", "drift"):
+            self.damage.wrong.setdefault(view.name, {}).setdefault(reason, []).append(entries)
+        if intact:
+            self.damage.intact[view.name].append(entries)
+        if category == "missing":
+            self.damage.lost[view.name].append(entries)
+        rows, which = view.rows_of(entries)
+        self.findings.add(
+            category,
+            reason,
+            view.sample[rows],
+            field=view.name,
+            file=f"shards/{self.snapshot.shards[int(view.shard[entries[0]])]}",
+            keys=view.keys_of(rows),
+            found=found if isinstance(found, str) else lambda place: found(int(which[place])),
+        )
 
 
-def words(error: OSError | StoreError) -> str:
-    """An error as one line."""
-    if isinstance(error, StoreError):
+def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None:
+    """Compare index and size of every shard with the entries of the snapshot; ``chosen``: (E,) by field."""
+    for number, name in enumerate(store.snapshot.shards):
+        parts = [(view, view.in_shard(number)) for view in store.views.values()]
+        wanted = [(view, entries[chosen[view.name][entries]]) for view, entries in parts]
+        try:
+            size = store.paths.data(name).stat().st_size
+        except OSError as error:
+            _unavailable(store, name, wanted, error)
+            continue
+        index = _index(store, name)
+        store.readable.append(number)
+        for view, entries in wanted:
+            beyond = (view.offset[entries] + view.bytes[entries] > size) | (view.offset[entries] < view.head[entries])
+            store.note(view, "corrupt", "truncated", entries[beyond], found=f"its shard ends at byte {size}")
+            if beyond.any():
+                store.damage.shards.setdefault(name, "truncated")
+            if index is not None:
+                _check_index(store, view, entries[~beyond], index)
+    for view in store.views.values():
+        _check_rows(store, view, chosen[view.name])
+
+
+def words(error: OSError | LatentcacheError) -> str:
+    """An error in one line."""
+    if isinstance(error, LatentcacheError):
         return f"{error.what}: {error.why}" if error.why else error.what
     return error.strerror or str(error)
 
 
-def _shard_state(folder: Path, error: CacheDamagedError) -> tuple[str, str, str]:
-    """Category, reason and words for a shard that does not open."""
-    if isinstance(error.__cause__, PermissionError):
-        return "unverifiable", "permission", words(error)
-    if not (folder / "data.mdb").exists():
-        return "missing", "entry-lost", "its shard is gone"
-    return "corrupt", "shard", words(error)
+def _unavailable(store: Store, name: str, wanted: list[tuple[View, NDArray[np.intp]]], error: OSError) -> None:
+    """A data file that is not there, or may not be looked at."""
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    category, reason = ("missing", "entry-lost") if gone else ("unverifiable", unreadable(error))
+    for view, entries in wanted:
+        store.note(view, category, reason, entries, found="its shard is gone" if gone else words(error))
 
 
-def _check_shard(
-    folder: Path,
-    portions: Iterator[Met],
-    chosen: NDArray[np.bool_] | None,
-    generation: AnyGeneration,
-    checked: Checked,
-) -> list[NDArray[np.uint8]] | None:
-    """Hold every header of a shard against all that is known of it, or say of all its rows that it does not open.
+def unreadable(error: OSError) -> str:
+    """Reason word of an error that says nothing about the bytes."""
+    return "permission" if isinstance(error, PermissionError) else "io-error"
 
-    Returns:
-        The keys of entries nobody needs; None where the shard is damaged.
-    """
-    unneeded: list[NDArray[np.uint8]] = []
-    failed, index = None, None
+
+def _index(store: Store, name: str) -> ShardIndex | None:
+    """The index of a shard; None with a finding if it is damaged."""
     try:
-        index = open_index(folder)
-    except CacheDamagedError as error:
-        failed = error
-    for met in portions:
-        wanted = np.ones(len(met.portion), dtype=np.bool_) if chosen is None else chosen[met.portion.row]
-        try:
-            if index is not None and failed is None:
-                unneeded += _check_portion(index, met, wanted, generation, checked)
-                continue
-        except CacheDamagedError as error:
-            failed = error
-        if failed is not None:
-            category, reason, why = _shard_state(folder, failed)
-            for row in met.portion.row[wanted].tolist():
-                checked.add(generation, row, category, reason, found=why)
-    return unneeded if failed is None else None
+        return load_index(store.paths.shard(name), check_data=False)
+    except StoreError as error:
+        denied = isinstance(error.__cause__, PermissionError)
+        category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")
+        if not denied:
+            store.damage.shards[name] = "index"
+        file = f"shards/{name}/index.safetensors"
+        one = Finding(category=category, reason=reason, file=file, found=words(error), hint=hint_of(category))
+        store.findings.others.append(one)
+        return None
 
 
-def _check_portion(
-    index: IndexFile, met: Met, wanted: NDArray[np.bool_], generation: AnyGeneration, checked: Checked
-) -> list[NDArray[np.uint8]]:
-    """Hold the headers of some rows of a shard against what is known; gives the keys of entries nobody needs."""
-    order = np.argsort(met.portion.offset, kind="stable")
-    rows, wanted = met.portion[order], wanted[order]
-    listed, unneeded = np.zeros(len(rows), dtype=np.bool_), []
-    for part in index.slices(contents=met.contents):
-        which, entry, unused = _matched(rows.offset, part["offset"])
-        same_key = (part["key"][entry] == rows.key[which]).all(axis=1)
-        which, entry = which[same_key], entry[same_key]
-        listed[which] = True
-        if unused.any():
-            unneeded.append(part["key"][unused])
-        looked = wanted[which]
-        _check_headers(part[entry[looked]], rows[which[looked]], generation, checked)
-    for row in rows.row[wanted & ~listed].tolist():
-        checked.add(generation, row, "missing", "entry-lost", found="its shard's index does not list it")
-    return unneeded
-
-
-def _matched(
-    offsets: NDArray[np.uint64], found: NDArray[np.uint64]
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-    """Pairs of a position in ``offsets`` and one in ``found`` that are equal; and (n,) what of ``found`` has none.
-
-    Args:
-        offsets: Sorted, some more than once: files with the same bytes share an entry.
-        found: (n,) in any order.
-    """
-    first = np.searchsorted(offsets, found, side="left")
-    times = np.searchsorted(offsets, found, side="right") - first
-    entry = np.repeat(np.arange(len(found)), times)
-    which = np.arange(len(entry)) - np.repeat(np.cumsum(times) - times, times) + np.repeat(first, times)
-    return which, entry, times == 0
-
-
-def _check_headers(entries: NDArray[Any], rows: Portion, generation: AnyGeneration, checked: Checked) -> None:
-    """Hold the headers of some rows, beside which their entries in the index are given, against what is known."""
-    checked.headers += len(rows)
-    if isinstance(generation, TokenGeneration):
-        for row, why in wrong_blocks(entries, rows.row, generation):
-            checked.add(generation, row, "corrupt", "header", found=why)
+def _check_index(store: Store, view: View, entries: NDArray[np.intp], index: ShardIndex) -> None:
+    """Compare entries of a shard with what its index says of them."""
+    store.headers += len(entries)
+    if not index.entries:
+        store.note(view, "missing", "entry-lost", entries, found="the index of its shard lists nothing")
         return
-    for bucket in np.unique(rows.bucket).tolist():
-        part = np.flatnonzero(rows.bucket == bucket)
-        for row, why in _wrong_headers(entries[part], rows[part], bucket, generation):
-            checked.add(generation, row, "corrupt", "header", found=why)
+    offset = np.asarray(index.offset).astype(np.int64)
+    order = np.argsort(offset, kind="stable")
+    place = order[np.minimum(np.searchsorted(offset[order], view.offset[entries]), len(order) - 1)]
+    listed = (offset[place] == view.offset[entries]) & (index.entry_keys(place) == view.key[entries]).all(axis=1)
+    same = np.asarray(index.bytes)[place].astype(np.int64) == view.bytes[entries]
+    same &= np.asarray(index.head)[place].astype(np.int64) == view.head[entries]
+    same &= np.asarray(index.checksum)[place] == view.checksum[entries]
+    store.note(view, "missing", "entry-lost", entries[~listed], found="the index of its shard does not list it")
+    wrong = entries[listed & ~same]
+    store.note(view, "corrupt", "header", wrong, found="its size or checksum differs from the index of its shard")
 
 
-def _wrong_headers(
-    entries: NDArray[Any], rows: Portion, bucket: int, generation: Generation
-) -> Iterator[tuple[int, str]]:
-    """Rows of one bucket whose header is not what it should be, and why."""
-    spec = generation.recipe.encoder
-    cells = latent_size(generation.buckets[bucket], spec.factor)
-    shape = (spec.stored_channels, cells.height, cells.width)
-    keyed = keyed_headers(rows.key)
-    keyed[:, KEY_BYTES:] = entries["header"]
-    if not headers_hold(keyed, shape, spec.storage_dtype):
-        yield from _unlike(keyed, rows.row, shape, spec.storage_dtype)
-    content, recipe = header_ids(keyed)
-    named = keyed[:, _CONTENT_AT : _CONTENT_AT + HASH_BYTES]
-    wrong = (content != rows.content).any(axis=1) | (named != rows.content).any(axis=1)
-    yield from ((row, "it was made from another file") for row in rows.row[wrong].tolist())
-    wrong = (recipe != np.frombuffer(generation.recipe.recipe_id, dtype=np.uint8)).any(axis=1)
-    yield from ((row, "it was made by another recipe") for row in rows.row[wrong].tolist())
-    wrong = (entries["facts"] != _facts(rows)).any(axis=1)
-    yield from ((row, "its placement is not the recorded one") for row in rows.row[wrong].tolist())
+def _check_rows(store: Store, view: View, chosen: NDArray[np.bool_]) -> None:
+    """See that every row lies within its entry and has the size that its group says."""
+    rows, spec = view.rows, view.rows.spec
+    itemsize = numpy_dtype(spec.dtype).itemsize
+    shapes = [group.shape for group in rows.groups]
+    element = np.array(
+        [itemsize * int(np.prod(shape[1:] if spec.ragged else shape)) for shape in shapes], dtype=np.int64
+    )
+    start, length = np.asarray(rows.start).astype(np.int64), np.asarray(rows.length).astype(np.int64)
+    unit, size = element[view.group], view.bytes[view.entry]
+    if rows.packing == "block" or spec.ragged:
+        count = length if spec.ragged else np.ones_like(length)
+        wrong = (start + count) * unit > size
+    else:
+        wrong = (unit != size) | (start != 0)
+    bad = np.unique(view.entry[wrong])
+    store.note(view, "corrupt", "header", bad[chosen[bad]], found="a row of the snapshot lies outside its entry")
 
 
-def _unlike(
-    keyed: NDArray[np.uint8], rows: NDArray[np.intp], shape: tuple[int, ...], dtype: str
-) -> Iterator[tuple[int, str]]:
-    """Which header does not hold, and what is wrong with it: looked at one by one."""
-    for row, one in zip(rows.tolist(), keyed, strict=True):
-        key, data = one[:KEY_BYTES].tobytes(), one[KEY_BYTES:].tobytes()
-        try:
-            header = unpack_header(data, key)
-        except StoreError as error:
-            yield row, error.why or error.what
-            continue
-        if header.shape != shape or header.dtype != dtype:
-            yield row, f"shape: expected {dtype} {list(shape)}, found {header.dtype} {list(header.shape)}"
-
-
-def _facts(rows: Portion) -> NDArray[np.uint8]:
-    """(n, 32) the facts beside each header, from the columns: pixel hash, resize, crop."""
-    numbers = np.concatenate([rows.resize, rows.crop], axis=1).astype("<u4")
-    return np.concatenate([rows.pixel_hash, numbers.view(np.uint8)], axis=1)
-
-
-def _other_shards(layout: CacheLayout, generation: AnyGeneration, checked: Checked) -> list[NDArray[np.uint8]]:
-    """Keys of the shards that the generation does not use; a damaged one does no harm."""
-    found = []
-    for folder in layout.sealed_shards():
-        if folder.name in generation.shards:
-            continue
-        try:
-            found += [part["key"].copy() for part in open_index(folder).slices()]
-            checked.unneeded.append(folder.name)
-        except CacheDamagedError as error:
-            file = f"shards/{folder.name}"
-            checked.loose.append(Finding(category="orphan", reason="damaged-shard", file=file, found=words(error)))
-    return found
-
-
-def _orphans(unneeded: list[NDArray[np.uint8]], generation: AnyGeneration) -> list[Finding]:
-    """One finding for each key that no row of the generation has."""
-    if not sum(map(len, unneeded)):
-        return []
-    keys = np.unique(_as_items(np.concatenate(unneeded)))
-    needed, columns = np.zeros(len(keys), dtype=np.bool_), generation.rows
-    for start in range(0, len(columns.key), _SLICE):
-        part = _as_items(columns.key[start : start + _SLICE])
-        place = np.minimum(np.searchsorted(keys, part), len(keys) - 1)
-        needed[place[keys[place] == part]] = True
-    lost: NDArray[Any] = keys[~needed]
-    flat = lost.tobytes()
-    names = (flat[start : start + KEY_BYTES].hex() for start in range(0, len(flat), KEY_BYTES))
-    return [Finding(category="orphan", reason="unreferenced", key=name, field=field_of(generation)) for name in names]
-
-
-def _as_items(keys: NDArray[np.uint8]) -> NDArray[Any]:
-    """(n,) one item for each key, in their own order. Of two keys of one length, no zero at the end is lost."""
-    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").ravel()
+def shard_parts(
+    store: Store, chosen: Mapping[str, NDArray[np.bool_]]
+) -> Iterator[tuple[int, list[tuple[View, NDArray[np.intp]]]]]:
+    """Each readable shard with the chosen entries of each field in it, by their offset."""
+    for number in store.readable:
+        parts = [(view, view.in_shard(number)) for view in store.views.values()]
+        yield number, [(view, entries[chosen[view.name][entries]]) for view, entries in parts]

@@ -1,212 +1,317 @@
-"""What a check can find, and what it means: categories, counts, and whether anything must be done."""
+"""Collect what a check finds: one category per sample, counts, and one finding per cause.
+
+Findings are kept in columns until the report is made. A cause that hits more than ``EACH`` samples becomes one
+finding with a count and the first names, so a touched file of ten million records costs an array, not ten million
+objects.
+"""
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from latentcache.recipe import Recipe, differences
+import numpy as np
+from numpy.typing import NDArray
 
-CATEGORIES = (
-    "corrupt",
-    "unverifiable",
-    "drift",
-    "stale",
-    "missing",
-    "quarantined",
-    "orphan",
-    "touched",
-    "provenance",
-    "ok",
-)
-"""In order of precedence: a sample is in the first that fits."""
-PROBLEMS = frozenset({"corrupt", "unverifiable", "drift", "stale", "missing"})
+from latentcache.fields.table import Rejected, SampleTable
+
+CATEGORIES = ("corrupt", "unverifiable", "drift", "missing", "stale", "quarantined", "touched", "ok")
+"""Most severe first: a sample is in the first that fits."""
+PROBLEMS = frozenset({"corrupt", "unverifiable", "drift", "missing", "stale"})
 """Categories that make a cache unfit for training as it is."""
+#: Samples up to which a cause gets one finding for each, and names that a finding for more of them shows.
+EACH, NAMES = 100, 10
 
+_OK = len(CATEGORIES) - 1
 _HINTS = {
-    "corrupt": "the stored bytes are not what was written",
-    "unverifiable": "it could not be read, so nothing is known about it",
-    "drift": "the encoder gives other latents for it now",
-    "stale": "the entry is whole, and made from something that is no longer so",
+    "corrupt": "the stored bytes are not the bytes that were written",
+    "unverifiable": "it could not be read, so its state is unknown",
+    "drift": "encoding the input again gives another result than the stored one",
+    "stale": "the entry is intact but out of date",
     "missing": "the cache has no entry for it",
-    "quarantined": "the build refused this file; it is left out",
-    "orphan": "no sample needs this entry any more; it does no harm",
-    "touched": "the file was written or moved, and its bytes are the same",
-    "provenance": "shown for information: it moves latents by less than one pixel step",
+    "quarantined": "the build rejected this input; the cache leaves it out",
+    "touched": "metadata-only change: the input was written or moved, and its bytes are the same",
 }
+#: A text for all samples of a finding, or what gives the text of the n-th one.
+Text = str | Callable[[int], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing a check found."""
+    """One cause, and the sample or the samples that it hits."""
 
     category: str
     reason: str
     path: str = ""
-    """Sample name, relative to the data folder."""
+    """Relative to DATA; empty if ``count`` is above 1 and the samples are in several files."""
+    line: int = 0
     key: str = ""
-    """Entry key in hex."""
+    """Of the entry or item, in hex."""
     field: str = ""
-    """Which tensor of the sample the key belongs to."""
     file: str = ""
-    """Relative to the cache: where the damage lies."""
+    """Relative to the cache: the damaged file."""
     expected: str = ""
     found: str = ""
     hint: str = ""
     fix: str = ""
+    count: int = 1
+    names: tuple[str, ...] = ()
+    """The first samples, if ``count`` is above 1."""
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether it is about an entry that no sample needs, and says that it is damaged."""
-        return self.category == "corrupt" and self.reason.startswith("unused")
-
-    def with_defaults(self, fix: str) -> Finding:
-        """With the category's hint, and ``fix`` where something has to be done and nothing else is said."""
-        mend = self.fix or (fix if self.category in PROBLEMS or self.category == "orphan" else "")
-        return replace(self, hint=self.hint or _HINTS[self.category], fix=mend)
+    def as_json(self) -> dict[str, Any]:
+        """The item of the JSON contract; parts that are empty are left out."""
+        item: dict[str, Any] = {
+            "category": self.category,
+            "reason": self.reason,
+            "path": _text(self.path),
+            "hint": self.hint,
+        }
+        if item["path"] != self.path:
+            item["path_b64"] = base64.b64encode(self.path.encode("utf-8", "surrogateescape")).decode("ascii")
+        for name in ("line", "key", "field", "file", "expected", "found", "fix"):
+            value = getattr(self, name)
+            if value:
+                item[name] = _text(value) if isinstance(value, str) else value
+        if self.count > 1:
+            item |= {"count": self.count, "names": [_text(name) for name in self.names]}
+        return item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """What is still noise, in std."""
+class RecipeChange:
+    """One setting in which the recipe of a field differs from the one that was asked for."""
 
-    largest: float
-    mean: float
-
-    def __str__(self) -> str:
-        return f"at most {self.largest:.2g} std, {self.mean:.2g} on average"
+    field: str
+    setting: str
+    cached: Any
+    requested: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reencoded:
-    """What encoding again came to."""
+    """Result of encoding samples again."""
 
-    samples: int = 0
-    """Encoded again, all their entries."""
-    entries: int = 0
     asked: int = 0
     seed: int = 0
+    samples: int = 0
+    """Encoded again, with all their entries."""
+    entries: int = 0
     drifted: int = 0
     """Entries."""
     device: str = ""
     largest: float = 0.0
-    """Largest difference of all, in std."""
+    """Largest difference, in the unit of the kind."""
     mean: float = 0.0
-    """Largest mean difference of an entry, in std."""
-    tolerance: Tolerance
+    """Largest mean difference of an entry."""
     confidence: str = ""
-    """What clean samples say of all; empty where one was not."""
+    """What clean samples say of all; empty if one was not."""
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON form; a difference that is not finite is null."""
+        data = asdict(self)
+        return data | {name: data[name] if data[name] < float("inf") else None for name in ("largest", "mean")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What a verification found."""
+    """Result of a check."""
 
     mode: str
-    generation: int
-    findings: tuple[Finding, ...]
-    """Everything but ``ok``."""
+    snapshot: int
     counts: dict[str, int]
-    """One number per category."""
+    """Samples of each category, and ``unreferenced``: entries that no snapshot needs."""
+    findings: tuple[Finding, ...]
+    """Everything but ``ok``, most severe first."""
     samples: int
-    building: bool
-    """Whether a build has been started here that has not ended."""
-    elapsed_s: float
-    damage: tuple[Finding, ...] = ()
-    """Every finding about a stored entry, also those that a worse one of the same sample hides."""
-    not_looked_at: int = 0
-    """Samples that were not chosen, or for which there was no time: neither fine nor a finding."""
+    """Usable and rejected ones of the snapshot."""
     checked: Mapping[str, int] = field(default_factory=dict)
-    """How much was looked at: ``headers``, ``payload_bytes``, ``sources_stat``, ..."""
-    recipe_diff: tuple[tuple[str, Any, Any], ...] = ()
-    """Fields in which the cache differs from what was asked for: name, in the cache, asked for."""
+    not_looked_at: int = 0
+    """Samples that were not chosen, or for which there was no time: in no category."""
+    not_compared: tuple[str, ...] = ()
+    """``encoder``, ``tokenizer``: not checked because it was not given."""
+    recipe_diff: tuple[RecipeChange, ...] = ()
     confidence: str = ""
-    """What the samples that were drawn say of all."""
     reencoded: Reencoded | None = None
-    """What encoding again came to, where it was asked for."""
-    recipe_id: str = ""
-    """Of the generation, in hex."""
+    recipe_ids: Mapping[str, str] = field(default_factory=dict)
+    """Field -> recipe id in hex."""
     allow_failed: str = "0"
-    """What the build was told to put up with: a number of quarantined files, or a share such as ``2%``."""
-    share: str = ""
-    """``i/n`` where the cache holds one of n shares of its data: what is in the others is not missing here."""
-
-    @property
-    def unused_corrupt(self) -> int:
-        """How many of the corrupt are entries that no sample needs."""
-        return sum(finding.is_unused for finding in self.findings)
+    """What the build was told to tolerate: a number of rejected inputs, or a part such as ``2%``."""
+    part: str = ""
+    """``i/n`` if the cache is one of n parts of its data."""
+    building: bool = False
+    """True if a build was started here that has not ended."""
+    complete: bool = True
+    elapsed_s: float = 0.0
 
     def exit_code(self, allowed_failed: int = 0) -> int:
-        """0 when the cache can be trained on, and built from, as it is, else 1."""
-        problems = any(self.counts[name] for name in PROBLEMS)
-        return int(problems or self.counts["quarantined"] > allowed_failed)
+        """0 if the cache can be trained on as it is, else 1."""
+        return int(any(self.counts[name] for name in PROBLEMS) or self.counts["quarantined"] > allowed_failed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Payload of ``verify --json``."""
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "findings"}
+        return data | {
+            "checked": dict(self.checked),
+            "recipe_ids": dict(self.recipe_ids),
+            "not_compared": list(self.not_compared),
+            "recipe_diff": [asdict(change) for change in self.recipe_diff],
+            "reencoded": None if self.reencoded is None else self.reencoded.as_json(),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "items": [finding.as_json() for finding in self.findings],
+        }
 
 
-def count(findings: Iterable[Finding], num_ok: int) -> dict[str, int]:
-    """One number per category: how many findings have it, and how many samples have none."""
-    counts = dict.fromkeys(CATEGORIES, 0)
-    for finding in findings:
-        counts[finding.category] += 1
-    counts["ok"] = num_ok
-    return counts
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    samples: NDArray[np.int64]
+    keys: NDArray[np.uint8] | None
+    expected: Text
+    found: Text
+    hint: str
 
 
-def spoken(value: Any) -> str:
-    """A value of a recipe as people write it: lists with commas, sizes as 64x96; anything else as in JSON."""
-    if isinstance(value, list | tuple):
-        parts = ("x".join(map(str, part)) if isinstance(part, list | tuple) else spoken(part) for part in value)
-        return ", ".join(parts) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {spoken(part)}" for name, part in value.items())
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The finding that decides a sample's category."""
-    return min(findings, key=lambda finding: CATEGORIES.index(finding.category), default=None)
-
-
-def recipe_findings(cached: Recipe, requested: Recipe | None) -> list[tuple[str, dict[str, str]]]:
-    """One entry per field that differs: reason, and both sides. What was asked for comes before what it replaces."""
-    if requested is None:
-        return []
-    rows = sorted(differences(cached, requested), key=lambda row: row[2] in (None, [], ()))
-    return [(f"recipe:{name}", {"expected": spoken(theirs), "found": spoken(mine)}) for name, mine, theirs in rows]
-
-
-def mender(cache: Path, data: Path, reencode: str = "", allow_failed: str = "0") -> Callable[[Finding], str]:
-    """Gives the command that mends a finding. A build looks at no payload, so damaged ones are taken out before it.
+class Findings:
+    """Findings of one check, in columns.
 
     Args:
-        cache: The cache.
-        data: Its data folder.
-        reencode: The flags that encode the same samples again.
-        allow_failed: What the last build was told; a build that is not told it allows nothing.
+        table: The samples of the snapshot.
     """
-    folder = shlex.quote(str(cache))
-    build = f"latentcache build {shlex.quote(str(data))} --out {folder}"
-    if allow_failed != "0":
-        build += f" --allow-failed {shlex.quote(allow_failed)}"
 
-    def command(finding: Finding) -> str:
-        if finding.category == "unverifiable" and finding.reason == "shard":
-            return f"latentcache verify {folder} --full"
-        if finding.category == "unverifiable" and finding.reason == "not-encoded":
-            return f"latentcache verify {folder}{reencode} --device cpu"
-        if finding.category == "unverifiable":
-            return f"chmod -R u+rX {folder if finding.file else shlex.quote(str(data))}"
-        if finding.category == "orphan":
-            return f"latentcache gc {folder} --apply"
-        if finding.category == "drift":
-            return f"latentcache verify {folder}{reencode} --repair --yes; {build}"
-        if finding.is_unused:
-            return f"latentcache verify {folder} --repair --yes"
-        if finding.category != "corrupt" or finding.reason == "shard":
-            return build
-        return f"latentcache verify {folder} --repair --yes; {build}"
+    def __init__(self, table: SampleTable) -> None:
+        self.table = table
+        self.rank = np.full(len(table), _OK, dtype=np.uint8)
+        """(S,) position of each sample's category in ``CATEGORIES``."""
+        self.others: list[Finding] = []
+        """Findings about no sample of the snapshot."""
+        self._causes: dict[tuple[int, str, str, str], list[_Batch]] = {}
 
-    return command
+    def add(
+        self,
+        category: str,
+        reason: str,
+        samples: NDArray[np.integer],
+        *,
+        field: str = "",
+        file: str = "",
+        keys: NDArray[np.uint8] | None = None,
+        expected: Text = "",
+        found: Text = "",
+        hint: str = "",
+    ) -> None:
+        """Note n samples (n,) with a cause; ``keys`` (n, 32) of their items."""
+        if not len(samples):
+            return
+        rank = CATEGORIES.index(category)
+        samples = np.asarray(samples, dtype=np.int64)
+        np.minimum.at(self.rank, samples, rank)
+        batch = _Batch(samples=samples, keys=keys, expected=expected, found=found, hint=hint)
+        self._causes.setdefault((rank, reason, field, file), []).append(batch)
+
+    def of(self, *categories: str) -> NDArray[np.bool_]:
+        """(S,) samples that are in one of these categories."""
+        return np.isin(self.rank, [CATEGORIES.index(name) for name in categories])
+
+    def with_reasons(self, category: str, reasons: frozenset[str]) -> NDArray[np.bool_]:
+        """(S,) samples with a finding of this category and one of these reasons."""
+        found = np.zeros(len(self.rank), dtype=np.bool_)
+        for (rank, reason, _, _), batches in self._causes.items():
+            if CATEGORIES[rank] == category and reason in reasons:
+                for batch in batches:
+                    found[batch.samples] = True
+        return found
+
+    def counts(self, looked: NDArray[np.bool_]) -> dict[str, int]:
+        """Samples per category; of those not looked at only the ones with a finding that must be mended."""
+        seen = np.bincount(self.rank[looked | self.of(*PROBLEMS)], minlength=len(CATEGORIES)).tolist()
+        counts = dict(zip(CATEGORIES, seen, strict=True))
+        for finding in self.others:
+            counts[finding.category] += finding.count
+        return counts
+
+    def result(self, looked: NDArray[np.bool_]) -> tuple[Finding, ...]:
+        """One finding per cause, or per sample of causes that hit few; only those that decide a sample's category."""
+        made = list(self.others)
+        done: dict[tuple[int, str], NDArray[np.bool_]] = {}
+        for (rank, reason, field_name, file), batches in sorted(self._causes.items(), key=lambda item: item[0][0]):
+            category = CATEGORIES[rank]
+            shown = done.setdefault((rank, field_name), np.zeros(len(self.rank), dtype=np.bool_))
+            kept = []
+            for batch in batches:
+                wanted = (self.rank[batch.samples] == rank) & ~shown[batch.samples]
+                if category not in PROBLEMS:
+                    wanted &= looked[batch.samples]
+                _, first = np.unique(batch.samples, return_index=True)
+                places = first[wanted[first]]
+                shown[batch.samples[places]] = True
+                kept.append((batch, places))
+            cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=_HINTS[category])
+            made += self._made(cause, [pair for pair in kept if len(pair[1])])
+        order = {name: rank for rank, name in enumerate(CATEGORIES)}
+        return tuple(sorted(made, key=lambda finding: order[finding.category]))
+
+    def _made(self, cause: Finding, kept: list[tuple[_Batch, NDArray[np.intp]]]) -> list[Finding]:
+        total = sum(len(places) for _, places in kept)
+        if total <= EACH:
+            return [self._one(cause, batch, int(place)) for batch, places in kept for place in places]
+        first = np.concatenate([batch.samples[places[:NAMES]] for batch, places in kept[:NAMES]])[:NAMES]
+        one = self._one(cause, kept[0][0], int(kept[0][1][0]))
+        paths = self._paths(np.concatenate([batch.samples[places] for batch, places in kept]))
+        names = tuple(self.table.names.take(first))
+        return [replace(one, path=paths, line=0, key="", count=total, names=names)]
+
+    def _one(self, cause: Finding, batch: _Batch, place: int) -> Finding:
+        sample = int(batch.samples[place])
+        path, line = self.place(sample)
+        return replace(
+            cause,
+            path=path,
+            line=line,
+            key="" if batch.keys is None else batch.keys[place].tobytes().hex(),
+            expected=_at(batch.expected, place),
+            found=_at(batch.found, place),
+            hint=batch.hint or cause.hint,
+        )
+
+    def place(self, sample: int) -> tuple[str, int]:
+        """File and line of a sample; the line is 0 if the sample is a whole file."""
+        own = next(iter(self.table.inputs.values()), None)
+        if own is None or own.line is None:
+            return self.table.names[sample], 0
+        return self.table.files.names[int(own.file[sample])], int(own.line[sample])
+
+    def _paths(self, samples: NDArray[np.int64]) -> str:
+        """The file that holds all these samples; empty if they are in several."""
+        own = next(iter(self.table.inputs.values()), None)
+        if own is None or own.line is None:
+            return ""
+        files = np.unique(np.asarray(own.file)[samples])
+        return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
+
+
+def rejected_finding(item: Rejected) -> Finding:
+    """A rejected input as a finding."""
+    return Finding(
+        category="quarantined",
+        reason=item.reason,
+        path=item.name,
+        line=item.line,
+        field=item.field,
+        found=item.detail,
+        hint=item.hint or _HINTS["quarantined"],
+    )
+
+
+def hint_of(category: str) -> str:
+    """What a category means, in one line."""
+    return _HINTS[category]
+
+
+def _at(text: Text, place: int) -> str:
+    return text if isinstance(text, str) else text(place)
+
+
+def _text(value: str) -> str:
+    """A text that JSON can carry: bytes that are not UTF-8 become replacement characters."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

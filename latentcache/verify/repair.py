@@ -1,235 +1,295 @@
-"""``repair_cache``: takes what fails its check out of a cache, so that a build makes it again.
+"""``repair_cache``: take what fails its check out of a cache, so that a build makes it again.
 
-Guarantee: nothing is removed but what a full verification calls corrupt, and, where asked for, what is stale or has
-drifted; no entry is changed, sources are not touched. Damaged shards are copied entry by entry, as far as
-they are whole, and retired; readers of the generation before go on. Killed at any point, the cache is the old one or
-the new one, and the same command goes on. Cost: a full verification, and a copy of every damaged shard.
+Guarantee: nothing is removed but what a full verification calls corrupt or drifted and, if asked for, stale; no
+stored byte is changed, sources are not touched. Of damaged shards everything intact is copied into new ones, the old
+ones get a tombstone, and a snapshot without the removed entries, marked incomplete, is published. Readers of the
+snapshot before go on. Killed at any point, the cache is the old one or the new one, and the same command continues.
+Cost: a full verification, and a copy of every damaged shard.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
-from latentcache.geometry.sizes import latent_size
-from latentcache.identity.key import KEY_BYTES
-from latentcache.recipe import DTYPES, Recipe
-from latentcache.store.catalog import Catalog, Located, index_or_none
-from latentcache.store.entry import HEADER_BYTES
-from latentcache.store.generation import Generation, load_generation
-from latentcache.store.index import load_index
-from latentcache.store.layout import CacheLayout
+from latentcache.store.atomic_io import write_atomically
+from latentcache.store.garbage import check_one_disk, copy_entries, relocate, tombstone
+from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.lock import builder_lock
-from latentcache.store.retire import check_one_disk, moved, republish, retire
-from latentcache.store.salvage import Salvaged, places_in, salvage
-from latentcache.store.variants import in_pairs
+from latentcache.store.paths import CachePaths
 from latentcache.verify.drift import Reencode
-from latentcache.verify.findings import Finding, VerifyReport
-from latentcache.verify.removals import (
-    OF_SHARDS,
-    Removal,
-    RepairPlan,
-    RepairReport,
-    corrupt_of,
-    damaged_shards,
-    write_log,
-)
-from latentcache.verify.run import verify_cache
+from latentcache.verify.entries import Store, View
+from latentcache.verify.findings import VerifyReport
+from latentcache.verify.fixes import Commands
 from latentcache.verify.selection import Depth
-from latentcache.verify.twins import alike
+from latentcache.verify.verify import Check, RequestedBy
 
-#: Reasons of ``stale`` for which an entry is no longer right. A caption is no part of one.
-_OF_ENTRIES = frozenset({"source-changed", "source-removed", "geometry-changed"})
+#: Reasons of ``stale`` for which an entry is no longer right. A caption is no part of an image's entry.
+_OF_ENTRIES = frozenset({"source-changed", "source-removed", "plan-changed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """One entry that is taken out of the snapshot."""
+
+    field: str
+    key: str
+    """In hex."""
+    path: str
+    """Of its first sample."""
+    reason: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """What a repair would do."""
+
+    report: VerifyReport
+    """What the verification found."""
+    removals: tuple[Removal, ...]
+    """Entries to be taken out; entries of damaged shards that cannot be copied come on top."""
+    shards: tuple[str, ...]
+    """Damaged shards: everything intact in them is copied into new ones."""
+    drop: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """(E,) by field: the entries of ``removals``, and those that are lost already."""
+    condemned: frozenset[bytes] = frozenset()
+    """Keys of entries that must not be copied, in any shard."""
+
+    @property
+    def needed(self) -> bool:
+        """True if there is anything to do."""
+        return bool(self.removals or self.shards or any(mask.any() for mask in self.drop.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairReport:
+    """What a repair did."""
+
+    plan: RepairPlan
+    done: bool = False
+    snapshot: int = 0
+    """The new snapshot; 0 if nothing was done."""
+    complete: bool = True
+    removals: tuple[Removal, ...] = ()
+    saved: int = 0
+    """Entries that were copied out of damaged shards."""
+    log: str = ""
+    """File in the cache that lists the removals."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``verify --json`` says of a repair."""
+        return {
+            "done": self.done,
+            "removed": len(self.removals),
+            "removed_bytes": sum(item.num_bytes for item in self.removals),
+            "saved": self.saved,
+            "shards": list(self.plan.shards),
+            "snapshot": self.snapshot or self.plan.report.snapshot,
+            "complete": self.complete,
+            "log": self.log,
+        }
 
 
 def repair_cache(
     cache: Path,
     *,
+    confirm: Callable[[RepairPlan], bool],
     data: Path | None = None,
-    requested: Recipe | Callable[[Recipe], Recipe] | None = None,
+    requested: RequestedBy | None = None,
     drop_stale: bool = False,
     depth: Depth | None = None,
     reencode: Reencode | None = None,
-    confirm: Callable[[RepairPlan], bool],
+    commands: Commands | None = None,
 ) -> RepairReport:
     """Verify everything, then take out what is corrupt.
 
     Args:
         cache: The cache folder.
-        data: The data folder, where it is not the recorded one.
-        requested: As for :func:`verify_cache`; what differs from it is reported and kept.
-        drop_stale: Take out entries whose source or geometry is no longer the same, too.
-        depth: A full one, that may ask for samples to be encoded again; what has drifted is then taken out, too.
-        reencode: As for :func:`verify_cache`.
-        confirm: Shown the plan, where there is anything to do; False leaves all as it is.
+        confirm: Is shown the plan if there is anything to do; False leaves everything as it is.
+        data: The data, if it is not at the recorded place.
+        requested: As for ``verify_cache``; entries of another recipe are reported and kept.
+        drop_stale: Take out entries whose source or plan is no longer the same, too.
+        depth: A full one, that may ask for samples to be encoded again; drifted entries are then taken out, too.
+        reencode: As for ``verify_cache``.
+        commands: Words for the printed commands.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
         CacheFormatError: Written by a newer version.
         CacheLockedError: A build, another repair or a collection is at work here.
-        CacheDamagedError: The manifest or a column is damaged, so nothing can be said of single samples.
+        CacheDamagedError: The manifest or a column is damaged.
         CacheReadOnlyError: The cache cannot be written.
-        StoreError: A part of the cache lies on another file system.
+        StoreError: A part of the cache is on another file system.
         DiskFullError: No room to copy a damaged shard. Nothing is lost.
-        SourceNotFoundError: The data folder is gone; say where it is with ``data``.
+        SourceError: The data is gone, or cannot be read.
     """
-    layout = CacheLayout(cache)
-    layout.current_generation()  # no lock is left in a folder that is no cache
-    with builder_lock(layout.lock):
-        report = verify_cache(
-            cache, data=data, requested=requested, depth=depth or Depth(full=True), reencode=reencode
-        )
-        generation = load_generation(cache, report.generation)
-        plan = _plan(layout, generation, report, drop_stale=drop_stale)
+    paths = CachePaths(cache)
+    paths.current_snapshot()  # no lock is left in a folder that is no cache
+    with builder_lock(paths.lock):
+        check = Check(cache=cache, depth=depth or Depth(full=True), commands=commands or Commands())
+        report = check.run(data=data, requested=requested, reencode=reencode)
+        plan = _plan(check.store, report, drop_stale=drop_stale)
         if not plan.needed or not confirm(plan):
-            return RepairReport(plan=plan)
-        check_one_disk(layout)
-        return _carry_out(layout, generation, plan)
+            return RepairReport(plan=plan, complete=report.complete)
+        check_one_disk(paths)
+        return _carry_out(check.store, plan)
 
 
-def _plan(layout: CacheLayout, generation: Generation, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
-    corrupt = corrupt_of(report)
-    condemned = {f.key: f.reason for f in corrupt if f.reason not in OF_SHARDS and not f.is_unused}
-    whole = defaultdict[str, set[bytes]](set)
-    for finding in filter(_is_whole_and_wrong, corrupt):
-        whole[finding.file.split("/")[1]].add(bytes.fromhex(finding.key))
-    wrong = alike(layout, whole)
-    reasons = dict(_rows_alike(generation, wrong)) | dict(_rows_of_keys(generation, condemned))
+def _plan(store: Store, report: VerifyReport, *, drop_stale: bool) -> RepairPlan:
+    drop = {name: np.zeros(len(view), dtype=np.bool_) for name, view in store.views.items()}
+    removals, condemned, shards = list[Removal](), set[bytes](), set(store.damage.shards)
+    for name, reasons in store.damage.wrong.items():
+        view = store.views[name]
+        for reason, batches in reasons.items():
+            entries = np.unique(np.concatenate(batches))
+            entries = entries[~drop[name][entries]]
+            drop[name][entries] = True
+            removals += _removals(store, view, entries, reason)
+            shards |= {store.snapshot.shards[number] for number in np.unique(view.shard[entries]).tolist()}
+            condemned |= {key.tobytes() for key in view.key[entries]}
+    for name, batches in store.damage.lost.items():
+        drop[name][np.concatenate(batches)] = True
+    wanted = _wrong_sums(store)
+    for name, index in _indexes(store.paths) if len(wanted) else ():
+        same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
+        condemned |= {key.tobytes() for key in index.entry_keys(same)}
+        shards |= {name} if len(same) else set()
+    for name, view in store.views.items():
+        twins = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
+        drop[name][twins] = True
+        removals += _removals(store, view, twins, "same-bytes")
     if drop_stale:
-        reasons = dict(_rows_of_stale(generation, report.findings)) | reasons
-    removals = tuple(_removal(generation, row, reason) for row, reason in sorted(reasons.items()))
-    shards = damaged_shards(layout, generation, corrupt, also=wrong.keys())
-    return RepairPlan(report=report, removals=removals, shards=shards, wrong=wrong)
-
-
-def _rows_of_keys(generation: Generation, reasons: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """Rows with these keys, in hex, and why; files with the same bytes share an entry."""
-    wanted = {bytes.fromhex(key): reason for key, reason in reasons.items() if key}
-    flat = generation.rows.key.tobytes() if wanted else b""
-    for row in range(len(flat) // KEY_BYTES):
-        reason = wanted.get(flat[row * KEY_BYTES : (row + 1) * KEY_BYTES])
-        if reason is not None:
-            yield row, reason
-
-
-def _rows_alike(generation: Generation, wrong: Mapping[str, Set[bytes]]) -> Iterator[tuple[int, str]]:
-    """Rows whose entry holds the bytes of a wrong one, and was not found itself."""
-    for name in set(wrong) & set(generation.shards):
-        for row in _rows_in(generation, [name]):
-            if generation.rows.key[row].tobytes() in wrong[name]:
-                yield row, "same-bytes"
-
-
-def _rows_of_stale(generation: Generation, findings: Sequence[Finding]) -> Iterator[tuple[int, str]]:
-    reasons = {f.path: f.reason for f in findings if f.category == "stale" and f.reason in _OF_ENTRIES}
-    by_sample = {n: reasons[name] for n, name in enumerate(generation.samples.names) if name in reasons}
-    for row, sample in enumerate(generation.rows.sample.tolist()):
-        if sample in by_sample:
-            yield row, by_sample[sample]
-
-
-def _removal(generation: Generation, row: int, reason: str) -> Removal:
-    shape, itemsize = _shape_of(generation, row), DTYPES[generation.recipe.encoder.storage_dtype][1]
-    return Removal(
-        row=row,
-        path=generation.samples.names[int(generation.rows.sample[row])],
-        key=generation.rows.key[row].tobytes().hex(),
-        reason=reason,
-        num_bytes=HEADER_BYTES + int(np.prod(shape)) * itemsize,
+        removals += _stale(store, drop)
+    return RepairPlan(
+        report=report,
+        removals=tuple(removals),
+        shards=tuple(sorted(shards)),
+        drop=drop,
+        condemned=frozenset(condemned),
     )
 
 
-def _shape_of(generation: Generation, row: int) -> tuple[int, int, int]:
-    """(C, H, W) that the recipe gives the entry of a row."""
-    spec = generation.recipe.encoder
-    cells = latent_size(generation.buckets[int(generation.rows.bucket[row])], spec.factor)
-    return spec.stored_channels, cells.height, cells.width
+def _removals(store: Store, view: View, entries: NDArray[np.integer], reason: str) -> Iterator[Removal]:
+    names, first = store.findings.table.names, dict[int, int]()
+    rows, which = view.rows_of(entries)
+    for place, row in zip(which.tolist(), rows.tolist(), strict=True):
+        first.setdefault(place, row)
+    for place, entry in enumerate(entries.tolist()):
+        yield Removal(
+            field=view.name,
+            key=view.key[entry].tobytes().hex(),
+            path=names[int(view.sample[first[place]])] if place in first else "",
+            reason=reason,
+            num_bytes=int(view.head[entry] + view.bytes[entry]),
+        )
 
 
-def _carry_out(layout: CacheLayout, generation: Generation, plan: RepairPlan) -> RepairReport:
-    """Copy, log, retire, publish, in this order: until the last step readers and builds see nothing half."""
-    salvaged, placed = _saved(layout, generation, plan)
-    reasons = {
-        item.row: item.reason for item in plan.removals if item.row not in placed or item.reason in _OF_ENTRIES
-    }
-    for row in _rows_in(generation, plan.shards):
-        if row not in placed:
-            reasons.setdefault(row, "not-whole")
-    removals = tuple(_removal(generation, row, reason) for row, reason in sorted(reasons.items()))
-    log = write_log(layout, generation.number, removals)
+def _stale(store: Store, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:
+    """Entries all of whose samples are stale for a reason that is about entries; marks them in ``drop``."""
+    stale, removals = store.findings.with_reasons("stale", _OF_ENTRIES), list[Removal]()
+    for name, view in store.views.items():
+        needed = np.zeros(len(view), dtype=np.bool_)
+        needed[view.entry[~stale[view.sample]]] = True
+        touched = np.zeros(len(view), dtype=np.bool_)
+        touched[view.entry[stale[view.sample]]] = True
+        entries = np.flatnonzero(touched & ~needed & ~drop[name])
+        drop[name][entries] = True
+        removals += _removals(store, view, entries, "stale")
+    return removals
+
+
+def _wrong_sums(store: Store) -> NDArray[np.uint64]:
+    """Checksums of wrong payloads whose checksum is right.
+
+    A build takes an entry that it finds by key, and copies one that was made from the same pixels. So entries with
+    these bytes go everywhere at once, or the next build would bring them back.
+    """
+    found = [store.views[name].checksum[np.concatenate(batches)] for name, batches in store.damage.intact.items()]
+    return np.unique(np.concatenate([*found, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
+
+
+def _indexes(paths: CachePaths) -> Iterator[tuple[str, ShardIndex]]:
+    for folder in paths.sealed_shards():
+        try:
+            yield folder.name, load_index(folder, check_data=False)
+        except StoreError:
+            continue
+
+
+def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
+    """Copy, log, tombstone, publish, in this order: until the last step readers and builds see nothing half."""
+    paths, moved, saved = store.paths, dict[str, str](), 0
+    drop = {name: mask.copy() for name, mask in plan.drop.items()}
+    removals = list(plan.removals)
+    for name in plan.shards:
+        copy = copy_entries(paths, paths.shard(name), _places(store, name, plan.condemned))
+        saved += copy.saved
+        if copy.shard:
+            moved[name] = copy.shard
+        removals += _not_copied(store, name, copy.shard, drop)
+    log = _write_log(paths, store.snapshot.number, removals)
     for name in plan.shards:
         failpoint("repair-delete")
-        retire(layout, name, "damaged")
-    dropped = reasons.keys() | (_rows_lost(generation, plan.report.damage) - placed.keys())
-    rows, shards = moved(generation, in_pairs(generation, dropped), placed)
-    complete = generation.complete and not dropped
+        tombstone(paths, name, "damaged")
+    complete = store.snapshot.complete and not any(mask.any() for mask in drop.values())
     failpoint("repair-delete")
-    number = republish(layout, generation, rows=rows, shards=shards, complete=complete)
+    number = relocate(paths, store.snapshot, moved, drop, complete=complete)
     return RepairReport(
-        plan=plan,
-        done=True,
-        generation=number,
-        complete=complete,
-        removals=removals,
-        salvaged=salvaged,
-        log=log,
+        plan=plan, done=True, snapshot=number, complete=complete, removals=tuple(removals), saved=saved, log=log
     )
 
 
-def _saved(
-    layout: CacheLayout, generation: Generation, plan: RepairPlan
-) -> tuple[tuple[Salvaged, ...], dict[int, Located]]:
-    """Copy what is whole of the damaged shards; gives what became of them, and the new place of each row."""
-    rows = _rows_in(generation, plan.shards)
-    elsewhere = _elsewhere(layout, generation, rows, plan.shards)
-    salvaged = tuple(
-        salvage(
-            layout,
-            layout.shards / name,
-            skip=elsewhere.keys() | plan.wrong.get(name, set()),
-            hints=places_in(generation, name),
-        )
-        for name in plan.shards
-    )
-    copies = Catalog([load_index(layout.shards / found.shard) for found in salvaged if found.shard])
-    placed: dict[int, Located] = {}
-    for row in rows:
-        key = generation.rows.key[row].tobytes()
-        found = elsewhere.get(key) or copies.locate(key)
-        if found is not None and found.header.shape == _shape_of(generation, row):
-            placed[row] = found
-    return salvaged, placed
+def _places(store: Store, shard: str, condemned: frozenset[bytes]) -> Any:
+    """Entries of a shard to copy: all that its index lists, or, if that is damaged, those of the snapshot."""
+    try:
+        index = load_index(store.paths.shard(shard), check_data=False)
+        parts = [(index.entry_keys(), np.asarray(index.offset), np.asarray(index.head))]
+    except StoreError:
+        number = store.snapshot.shards.index(shard) if shard in store.snapshot.shards else -1
+        parts = [(v.key[e], v.offset[e], v.head[e]) for v in store.views.values() for e in [v.in_shard(number)]]
+    return [
+        (key.tobytes(), int(offset), int(head))
+        for key, offset, head in chain.from_iterable(zip(*part, strict=True) for part in parts)
+        if key.tobytes() not in condemned
+    ]
 
 
-def _is_whole_and_wrong(finding: Finding) -> bool:
-    """Whether its checksum would let an entry through that must not be kept."""
-    return finding.reason in ("non-finite", "unused-non-finite") or finding.category == "drift"
+def _not_copied(store: Store, shard: str, copy: str, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:
+    """Entries that the copy of their shard lacks; marks them in ``drop``."""
+    removals = list[Removal]()
+    if shard not in store.snapshot.shards:
+        return removals
+    there = {key.tobytes() for key in load_index(store.paths.shard(copy)).entry_keys()} if copy else set()
+    for name, view in store.views.items():
+        entries = view.in_shard(store.snapshot.shards.index(shard))
+        lost = [
+            entry for entry in entries.tolist() if not drop[name][entry] and view.key[entry].tobytes() not in there
+        ]
+        drop[name][lost] = True
+        removals += _removals(store, view, np.array(lost, dtype=np.intp), "not-intact")
+    return removals
 
 
-def _rows_in(generation: Generation, shards: Sequence[str]) -> list[int]:
-    numbers = [generation.shards.index(name) for name in shards if name in generation.shards]
-    return list(np.flatnonzero(np.isin(generation.rows.shard, numbers)).tolist())
-
-
-def _rows_lost(generation: Generation, damage: Sequence[Finding]) -> set[int]:
-    """Rows whose entry is not there: the new generation does not promise it any more."""
-    lost = {finding.key: "" for finding in damage if finding.category == "missing"}
-    return {row for row, _ in _rows_of_keys(generation, lost)}
-
-
-def _elsewhere(
-    layout: CacheLayout, generation: Generation, rows: Sequence[int], damaged: Sequence[str]
-) -> dict[bytes, Located]:
-    """Entries of damaged shards that are whole in another shard too: by an earlier repair that was killed."""
-    folders = [folder for folder in layout.sealed_shards() if folder.name not in damaged]
-    catalog = Catalog([index for folder in folders if (index := index_or_none(folder))])
-    found = {}
-    for row in rows:
-        located = catalog.locate(generation.rows.key[row].tobytes())
-        if located is not None and catalog.payload(located) is not None:
-            found[located.key] = located
-    return found
+def _write_log(paths: CachePaths, snapshot: int, removals: list[Removal]) -> str:
+    """One line for each entry, durable before anything is taken out; returns the file name, or nothing."""
+    if not removals:
+        return ""
+    lines = [
+        {"key": item.key, "field": item.field, "path": item.path, "reason": item.reason, "bytes": item.num_bytes}
+        | {"snapshot": snapshot}
+        for item in removals
+    ]
+    path = paths.root / f"repair-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S.%fZ')}.jsonl"
+    write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode("ascii"))
+    return path.name

@@ -1,8 +1,8 @@
-"""Which samples a check reads, and what is known of all when some were read and found whole.
+"""Choose what a check reads, and state what a clean part says of the whole.
 
-``n/t`` takes the n-th of t slices: a sample is in the slice that a hash of its name says, so t runs cover all and new
-files move no other. ``x%`` and ``N`` draw at random, without putting back, by a seed that is shown. A check that ran
-out of time has looked at less than it chose; what it did not look at is counted as that, never as fine.
+``n/t`` takes the entries whose key falls into the n-th of t slices: keys hold content hashes, so t runs read every
+entry once, and new entries move no other. ``x%``, ``N`` and ``2G`` draw samples at random by a seed. A sample that a
+time limit left out is counted as not looked at, never as ok.
 """
 
 from __future__ import annotations
@@ -10,72 +10,50 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.identity.content import checksum
+from latentcache.identity.key import CONTENT_AT
+from latentcache.store.snapshot import FieldRows, Snapshot
 
 _CERTAINTY = 0.95
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_FORMS = "expected n/t (slice n of t), x%, a size such as 2G, or a number of samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """A part of the samples. Exactly one of the three is set."""
+    """A part of a cache. Exactly one of slices, fraction, number and num_bytes is set."""
 
     slice_number: int = 0
-    """From 1; 0 where samples are drawn."""
+    """From 1."""
     slices: int = 0
-    share: float = 0.0
-    """0 to 1."""
+    fraction: float = 0.0
+    """0 to 1, of the samples."""
     number: int = 0
+    """Samples."""
+    num_bytes: int = 0
+    """Payload bytes of the samples that are drawn, at least."""
     seed: int = 0
-
-    def choose(self, names: Iterable[str], total: int) -> NDArray[np.bool_]:
-        """(S,) whether each sample is chosen.
-
-        Args:
-            names: Of all S samples.
-            total: S.
-        """
-        if self.slices:
-            wanted = self.slice_number - 1
-            slices = (checksum(name.encode("utf-8", "surrogateescape")) % self.slices for name in names)
-            return np.fromiter((found == wanted for found in slices), dtype=np.bool_, count=total)
-        count = self.number or math.ceil(self.share * total)
-        chosen = np.zeros(total, dtype=np.bool_)
-        chosen[np.random.default_rng(self.seed).permutation(total)[:count]] = True
-        return chosen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a process may use that reads what is not trusted."""
-
-    memory_bytes: int
-    cpu_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Depth:
-    """How much is looked at."""
+    """How much a check looks at."""
 
     full: bool = False
     """Read every payload and every source."""
     selection: Selection | None = None
-    """Read payloads and sources of these samples only, and look at no others."""
+    """Read payloads and sources of this part only."""
     max_duration_s: float | None = None
-    isolate: bool = True
-    """Read payloads in a process of its own, so that a shard cannot end this one."""
     untrusted: bool = False
-    """The cache is from elsewhere: believe nothing of it, see ``verify.untrusted``."""
-    limits: Limits | None = None
-    """What ``verify.untrusted.check_foreign`` gave, where it was asked already."""
+    """The cache comes from elsewhere: check it in a sandbox (``verify.sandbox``)."""
     reencode: int = 0
-    """How many samples to encode again, by who is asked to."""
+    """Samples to encode again."""
     seed: int = 0
     """Of the samples that are encoded again."""
 
@@ -86,46 +64,39 @@ class Depth:
 
     @property
     def reads(self) -> bool:
-        """Whether payloads and sources are read."""
+        """True if payloads and sources are read."""
         return self.mode != "fast"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What a selection takes of a snapshot with S samples."""
+
+    samples: NDArray[np.bool_]
+    """(S,)"""
+    entries: Mapping[str, NDArray[np.bool_]]
+    """(E,) for each field: entries that are read."""
+    unit: str = "samples"
+    """What was drawn, for the statement of confidence: samples or entries."""
+    everything: bool = False
+
+
 class Deadline:
-    """When to stop looking. Without a limit it is never over."""
+    """Tells when to stop; without a limit it is never over."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._end = math.inf if limit_s is None else time.monotonic() + limit_s
-        self.cancelled = False
-        self._then: Callable[[], None] | None = None
 
-    def cancel(self) -> None:
-        """Over at once: the result is not wanted any more."""
-        self._end, self.cancelled = -math.inf, True
-        if self._then is not None:
-            self._then()
-
-    def when_cancelled(self, then: Callable[[], None]) -> None:
-        """What to do when the result is not wanted any more."""
-        self._then = then
-        if self.cancelled:
-            then()
-
-    @property
     def over(self) -> bool:
-        """Whether the time is used up."""
+        """True if the time is used up."""
         return time.monotonic() >= self._end
 
-    @property
-    def left_s(self) -> float | None:
-        """Seconds left, not below 0; None without a limit."""
-        return None if self._end == math.inf else max(self._end - time.monotonic(), 0.0)
 
-
-def parse_selection(text: str, seed: int) -> Selection:
-    """``3/10``, ``2%`` or ``500``.
+def parse_selection(text: str, seed: int = 0) -> Selection:
+    """Read ``3/10``, ``2%``, ``2G`` or ``500``.
 
     Raises:
-        UsageError: It is none of them, or names a slice that is not there.
+        UsageError: It is none of them, or names a slice that does not exist.
     """
     if match := re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text):
         number, slices = int(match[1]), int(match[2])
@@ -133,45 +104,84 @@ def parse_selection(text: str, seed: int) -> Selection:
             return Selection(slice_number=number, slices=slices, seed=seed)
     elif match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text):
         if 0 < float(match[1]) <= 100:
-            return Selection(share=float(match[1]) / 100, seed=seed)
+            return Selection(fraction=float(match[1]) / 100, seed=seed)
+    elif match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT])", text):
+        if float(match[1]) > 0:
+            return Selection(num_bytes=math.ceil(float(match[1]) * _UNITS[match[2]]), seed=seed)
     elif re.fullmatch(r"[0-9]{1,12}", text) and int(text):
         return Selection(number=int(text), seed=seed)
-    raise UsageError(
-        f"--sample {text!r} names no part of the samples",
-        why="expected n/t (the n-th of t slices), x% or a number of samples",
-        fix="--sample 1/10, --sample 2% or --sample 300",
-    )
+    raise UsageError(f"--sample={text}: names no part of the samples", why=_FORMS, fix="--sample 1/7, 2%, 2G or 300")
+
+
+def choose(snapshot: Snapshot, selection: Selection | None) -> Chosen:
+    """Select samples and entries of a snapshot; everything without a selection."""
+    total, fields = len(snapshot.samples), snapshot.fields
+    if selection is None:
+        every = {name: np.ones(len(rows.key), dtype=np.bool_) for name, rows in fields.items()}
+        return Chosen(samples=np.ones(total, dtype=np.bool_), entries=every, everything=True)
+    if selection.slices:
+        entries = {name: _slice(np.asarray(rows.key), selection) for name, rows in fields.items()}
+        samples = np.zeros(total, dtype=np.bool_)
+        for name, rows in fields.items():
+            samples[np.asarray(rows.sample)[entries[name][np.asarray(rows.entry)]]] = True
+        return Chosen(samples=samples, entries=entries, unit="entries")
+    samples = _drawn(snapshot, selection)
+    return Chosen(samples=samples, entries={name: _entries_of(rows, samples) for name, rows in fields.items()})
+
+
+def _slice(keys: NDArray[np.uint8], selection: Selection) -> NDArray[np.bool_]:
+    """(E,) entries in the slice: by the first half of the content hash, so variants of one input stay together."""
+    numbers = np.ascontiguousarray(keys[:, CONTENT_AT : CONTENT_AT + 8]).view("<u8").ravel()
+    chosen: NDArray[np.bool_] = numbers % np.uint64(selection.slices) == np.uint64(selection.slice_number - 1)
+    return chosen
+
+
+def _drawn(snapshot: Snapshot, selection: Selection) -> NDArray[np.bool_]:
+    """(S,) samples in random order, until there are enough of them, or of their bytes."""
+    total = len(snapshot.samples)
+    order = np.random.default_rng(selection.seed).permutation(total)
+    count = selection.number or math.ceil(selection.fraction * total)
+    if selection.num_bytes:
+        size = np.zeros(total, dtype=np.int64)
+        for rows in snapshot.fields.values():
+            entry = np.asarray(rows.entry)
+            part = np.asarray(rows.bytes)[entry].astype(np.int64) // np.bincount(entry, minlength=1)[entry]
+            np.add.at(size, np.asarray(rows.sample), part)
+        count = int(np.searchsorted(np.cumsum(size[order]), selection.num_bytes)) + 1
+    chosen = np.zeros(total, dtype=np.bool_)
+    chosen[order[:count]] = True
+    return chosen
+
+
+def _entries_of(rows: FieldRows, samples: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(E,) entries of a field that hold something of ``samples`` (S,)."""
+    chosen = np.zeros(len(rows.key), dtype=np.bool_)
+    chosen[np.asarray(rows.entry)[samples[np.asarray(rows.sample)]]] = True
+    return chosen
 
 
 def wrong_below(looked: int, total: int) -> float:
-    """Least share of ``total`` that ``looked`` drawn ones would have shown in 95 of 100 cases, had it been wrong.
+    """Smallest wrong part of ``total`` that ``looked`` drawn ones would show in 95 of 100 draws.
 
-    With D wrong ones the chance to miss them all is C(total - D, looked) / C(total, looked), which for a large total
-    is (1 - D/total) ** looked: then the answer is ``1 - 0.05 ** (1 / looked)``, about 3 / looked. 0 when all were
-    looked at, 1 when none was.
+    With D wrong ones the chance to miss all is C(total - D, looked) / C(total, looked). For a large total that is
+    (1 - D/total) ** looked: then the answer is ``1 - 0.05 ** (1 / looked)``, about 3 / looked. 0 if all were looked
+    at, 1 if none was.
     """
     if looked >= total:
         return 0.0
-    low, high = 0, total  # high is seen with certainty enough, low is not
+    low, high = 0, total  # high would have been seen, low not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if _missed(looked, total, middle) <= 1 - _CERTAINTY + 1e-9 else (middle, high)
     return high / total
 
 
-def confidence(looked: int, total: int, unit: str = "") -> str:
-    """What ``looked`` clean ones out of ``total`` say of all of them, in one sentence.
-
-    Args:
-        looked: How many were drawn, and looked at.
-        total: How many there are.
-        unit: What was drawn, where it is not samples: ``blocks``.
-    """
-    what, of_what = (f" {unit}", f" of the {unit}") if unit else ("", "")
+def confidence(looked: int, total: int, unit: str = "samples") -> str:
+    """State in one sentence what ``looked`` clean units out of ``total`` say of all of them."""
     if looked >= total:
-        return f"{looked}{what} clean: that is all of them"
-    share = 100 * wrong_below(looked, total)
-    return f"{looked}{what} clean: 95 % sure that less than {share:.2g} %{of_what} are wrong"
+        return f"{looked} {unit} clean: all of them"
+    percent = 100 * wrong_below(looked, total)
+    return f"{looked} {unit} clean: 95 % sure that less than {percent:.2g} % of the {unit} are wrong"
 
 
 def _missed(looked: int, total: int, wrong: int) -> float:

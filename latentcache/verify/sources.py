@@ -1,256 +1,314 @@
-"""Checks of where entries come from: is every file still the one that was encoded, and is every file encoded?
+"""Compare a snapshot with its data, its recipes and today's plan, and note what is out of date.
 
-A file whose stat memo holds is not opened; any other is hashed again, so a change is found also where size and
-modification time were put back. Memory: what is odd, and else a part of the folder and of the columns at a time.
+Which file or record changed is decided in ``sources.compare``; this module gives each state its category, for any
+kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, UnusableSampleError
-from latentcache.identity.stat import RACY_NS
-from latentcache.sources.reading import read_source
-from latentcache.sources.resolve import Listing
-from latentcache.sources.sample import Refusal, SampleColumns, Scan, unpack_identity
-from latentcache.store.generation import Generation, unpack_memo
-from latentcache.verify.abreast import Stretch, abreast
-from latentcache.verify.files import UNREADABLE, FileCheck, Question, SamePixels, removed, unusable_now
-from latentcache.verify.findings import Finding, worst
-from latentcache.verify.placements import Placements
-from latentcache.verify.selection import Deadline
+from latentcache.errors import EmptySourceError, LatentcacheError, SourceNotFoundError
+from latentcache.fields.protocol import FieldRecipe
+from latentcache.fields.table import Input, Rejected, SampleTable
+from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
+from latentcache.sources.scan import SourceOptions, scan
+from latentcache.store.snapshot import Snapshot
+from latentcache.verify.entries import Store, View
+from latentcache.verify.findings import EACH, NAMES, Finding, RecipeChange, hint_of
 
-#: First word of the cause of an old refusal -> what the file is, now that the cause is gone.
-_WORTH_A_TRY = {
-    "caption": ("stale", "caption-changed"),
-    "empty": ("stale", "source-changed"),
-    "changing": ("stale", "source-changed"),
-}
+#: Tells whether new bytes of a sample's image decode to the pixels that were encoded; None if that is unknown here.
+SamePixels = Callable[[Snapshot, int, bytes], bool | None]
 
 
 @dataclass(slots=True, kw_only=True)
 class SourcesChecked:
-    """What a look at the sources came to."""
+    """Result of looking at the sources."""
 
-    by_sample: dict[int, Finding]
-    others: list[Finding] = field(default_factory=list)
-    """On files that are no samples of the generation."""
-    unasked: list[int] = field(default_factory=list)
-    """Samples whose file was to be read and was not, because the time was over."""
-    stats: int = 0
+    looked: NDArray[np.bool_]
+    """(S,) samples whose source was looked at, as far as was asked for."""
+    checked: int = 0
     hashed: int = 0
+    apply: Callable[[], None] = lambda: None
+    """Adds the findings; called by the thread that owns them."""
+
+
+def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
+    """The data that was named, or recorded, or where it is if cache and data were moved together.
+
+    Raises:
+        SourceNotFoundError: It does not exist.
+    """
+    if data is not None:
+        return data
+    recorded = Path(str(snapshot.source["root"]))
+    relative = str(snapshot.source.get("relative", ""))
+    places = [recorded, *([Path(cache, relative)] if relative else [])]
+    for place in places:
+        if place.exists():
+            return place
+    raise SourceNotFoundError(
+        f"the data of this cache is gone: {recorded}",
+        where=str(recorded),
+        why="; ".join(f"nothing at {place}" for place in places),
+        fix=f"name it: latentcache verify {shlex.quote(str(cache))} --data DATA",
+    )
 
 
 def check_sources(
-    generation: Generation,
-    found: Scan | Listing,
+    store: Store,
+    root: Path,
     *,
     full: bool,
-    chosen: NDArray[np.bool_] | None = None,
-    deadline: Deadline | None = None,
-    same_pixels: SamePixels | None = None,
+    chosen: NDArray[np.bool_] | None,
+    over: Callable[[], bool],
+    same_image: SamePixels | None,
 ) -> SourcesChecked:
-    """Compare a generation with its data folder as it is now.
+    """Compare every sample with its source.
 
     Args:
-        generation: What was built.
-        found: What is there.
-        full: Hash every file, whatever its stat says.
-        chosen: (S,) which samples to look at; all where it is not given.
-        deadline: When to stop reading files.
-        same_pixels: Tells a metadata edit from a change.
+        store: What is checked; nothing is added to its findings before ``apply`` is called.
+        root: The data.
+        full: Read every source, even if its stat proves it unchanged.
+        chosen: (S,) samples whose sources are read; None for all.
+        over: Asked between files; True ends the check.
+        same_image: Tells a metadata edit from a change of pixels.
+
+    Raises:
+        SourceError: A table of the data, or a file of records, cannot be read.
     """
-    names, placements = generation.samples.names, Placements(generation)
-    check = FileCheck(root=found.root, deadline=deadline or Deadline(None))
-    if same_pixels is not None:
-        check.pixels_of = lambda number, data: same_pixels(
-            data, generation.recipe, placements.size(number), placements.placed(number)
+    snapshot, samples = store.snapshot, store.findings.table
+    rejected = tuple({(one.name, one.line): one for one in reversed(_whole(store))}.values())[::-1]
+    everything = full and chosen is None
+    pixels = None if same_image is None else lambda row, data: same_image(snapshot, row, data)
+    try:
+        now = scan(
+            root,
+            SourceOptions.from_json(snapshot.source.get("options", {})),
+            None if everything else samples,
+            rejected=() if everything else rejected,
+            reread=_files_of(samples, chosen) if full and chosen is not None else None,
+            stopping=over,
         )
-    met = _Met()
-    answers = check.ask(_doubtful(generation, found, chosen, met, full=full))
-    gone = set(met.absent)
-    moved = ((number, finding) for number, finding in placements.moved(chosen) if number not in gone)
-    own = {number: [answer] for number, answer in answers.items()}
-    for number, finding in chain(met.captions, moved):
-        own.setdefault(number, []).append(finding)
-    by_sample = {number: decided for number, several in own.items() if (decided := worst(several)) is not None}
-    refused, notes = ((), ()) if met.empty else (found.refused, found.notes)
-    said = {item.name: item for item in (*notes, *refused)}
-    by_sample |= {
-        number: _absent(name, said) for number, name in zip(met.absent, names.take(met.absent), strict=True)
-    }
-    others = _others(generation, refused, notes, met.new, check, full=full)
-    unasked = [number for number in check.unasked if number >= 0]
-    return SourcesChecked(by_sample=by_sample, others=others, unasked=unasked, stats=met.stats, hashed=check.hashed)
-
-
-@dataclass(slots=True)
-class _Met:
-    """What came up while samples and files were gone through together, beside files to be read."""
-
-    stats: int = 0
-    """Samples whose file is there."""
-    captions: list[tuple[int, Finding]] = field(default_factory=list)
-    absent: list[int] = field(default_factory=list)
-    new: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
-    """Files that are no samples, with their stats (5,)."""
-    empty: bool = False
-
-
-def _doubtful(
-    generation: Generation, found: Scan | Listing, chosen: NDArray[np.bool_] | None, met: _Met, *, full: bool
-) -> Iterator[Question]:
-    """The files whose stat does not prove that they are as they were; all else goes into ``met``."""
-    samples = generation.samples
-    for stretch in abreast(samples.names, _parts(found, met)):
-        files, part, place = stretch.found, stretch.samples, stretch.place
-        met.new |= {files.names[i]: files.stats[i].copy() for i in stretch.fresh}
-        wanted = np.ones(len(place), dtype=np.bool_) if chosen is None else chosen[part]
-        met.absent += (np.flatnonzero(wanted & (place < 0)) + part.start).tolist()
-        own = np.flatnonzero(wanted & (place >= 0))
-        met.stats += len(own)
-        if not len(own):
-            continue
-        met.captions += _captions(generation, stretch, own)
-        stat = samples.stat[part][own]
-        if not full:
-            same = (stat[:, :5] == files.stats[place[own]]).all(axis=1)
-            doubtful = ~same | _racy(stat)
-            own, stat = own[doubtful], stat[doubtful]
-        contents = samples.content[part][own] if len(own) else stat
-        for i, memo, content in zip(own.tolist(), stat.tolist(), contents, strict=True):
-            name = files.names[place[i]]
-            yield Question(name=name, memo=unpack_memo(memo), content=content.tobytes(), number=part.start + i)
-
-
-def _parts(found: Scan | Listing, met: _Met) -> Iterator[SampleColumns]:
-    """The files; a folder in which nothing is a picture is one without samples, not an error."""
-    try:
-        yield from found.parts()
     except EmptySourceError:
-        met.empty = True
+        rows = np.arange(len(samples)) if chosen is None else np.flatnonzero(chosen)
+        return SourcesChecked(
+            looked=np.ones(len(samples), dtype=np.bool_),
+            apply=lambda: store.findings.add("stale", "source-removed", rows, found="the data holds no samples now"),
+        )
+    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, stopping=over, same_pixels=pixels)
+
+    def apply() -> None:
+        for state in set(State) - {State.OK, State.NOT_CHECKED}:
+            _add_state(store, compared, state)
+        store.findings.others += [_finding(found) for found in compared.others]
+        store.findings.others += _new(compared)
+
+    looked = compared.state != int(State.NOT_CHECKED)
+    return SourcesChecked(looked=looked, checked=compared.checked, hashed=compared.hashed, apply=apply)
 
 
-def _racy(stat: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """(n,) whether each memo (n, 6) was taken when the file was too young to be trusted."""
-    times = stat.view(np.int64)
-    young: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
-    return young
+def check_recipes(store: Store, requested: Mapping[str, FieldRecipe]) -> tuple[RecipeChange, ...]:
+    """Note every sample of a field as stale whose recipe is not the one that was asked for."""
+    changes: list[RecipeChange] = []
+    for name, recipe in requested.items():
+        view = store.views.get(name)
+        if view is None:
+            every = np.arange(len(store.findings.table))
+            store.findings.add("missing", "not-built", every, field=name, found="the cache lacks this field")
+        elif view.rows.kind is not None and view.rows.recipe is not None:
+            rows = view.rows.kind.differences(view.rows.recipe, recipe)
+            found = [RecipeChange(field=name, setting=s, cached=mine, requested=theirs) for s, mine, theirs in rows]
+            changes += found
+            if found:
+                first = min(found, key=lambda change: change.requested in (None, [], ()))
+                store.findings.add(
+                    "stale",
+                    f"recipe:{first.setting}",
+                    np.unique(view.sample),
+                    field=name,
+                    expected=_both(found, "requested"),
+                    found=_both(found, "cached"),
+                )
+    return tuple(changes)
 
 
-def _absent(name: str, said: Mapping[str, Refusal]) -> Finding:
-    """A sample of the generation that is no usable sample now; ``said`` is what the scan says of names."""
-    above = (name[: end + 1] for end, letter in enumerate(name) if letter == "/")
-    now = next((said[place] for place in (name, *above) if place in said), None)
-    if now is None:
-        return removed(name, "no such file")
-    if now.name != name and now.cause not in UNREADABLE:  # its folder is passed over as a whole
-        return removed(name, f"{now.name}: {now.cause}, {now.detail}")
-    if now.cause in ("unlisted", "hidden"):
-        return removed(name, now.detail)
-    return unusable_now(name, now.cause, now.detail)
+def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
+    """Compare the rows of each field with what its kind plans for the same samples today; ``chosen`` (S,)."""
+    for view in store.views.values():
+        if view.rows.kind is None or view.rows.recipe is None:
+            _check_absent(store, view, chosen, set())
+            continue
+        try:
+            plan = view.rows.kind.plan(_loaded(store.findings.table), view.rows.recipe)
+        except (LatentcacheError, ValueError, TypeError, KeyError) as error:
+            every = np.flatnonzero(chosen)
+            store.findings.add(
+                "unverifiable", "plan", every, field=view.name, found=f"{type(error).__name__}: {error}"
+            )
+            continue
+        rejected = {int(row): item for row, item in plan.rejected}
+        known = plan.key.any(axis=1)
+        planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, view.rows.row_keys())
+        if len(planned) == len(stored) and bool((planned == stored).all()):
+            _check_absent(store, view, chosen, set(rejected), rejected)
+            continue
+        absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
+        extra = np.unique(view.sample[~np.isin(stored, planned)])
+        store.findings.add(
+            "stale",
+            "plan-changed",
+            extra[chosen[extra]],
+            field=view.name,
+            hint="the rules that cut or place this sample give another item now",
+        )
+        _check_absent(store, view, chosen, {*rejected, *absent.tolist()} - set(extra.tolist()), rejected)
 
 
-def _captions(generation: Generation, stretch: Stretch, own: NDArray[np.intp]) -> Iterator[tuple[int, Finding]]:
-    """Samples ``own`` of a stretch whose caption is another one now."""
-    recorded, now = generation.samples.captions, stretch.found.captions
-    if not len(recorded.data) and not any(now):
+def _check_absent(
+    store: Store,
+    view: View,
+    chosen: NDArray[np.bool_],
+    planned: set[int],
+    rejected: Mapping[int, Rejected] | None = None,
+) -> None:
+    """Samples that lack items of a field: rejected by it, or lost."""
+    table, refused = store.findings.table, {_name(one): one for one in store.snapshot.rejected}
+    without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
+    numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
+    lost = []
+    for number, name in zip(numbers.tolist(), table.names.take(numbers), strict=True):
+        if not chosen[number]:
+            continue
+        item = refused.get(name) or (rejected or {}).get(number)
+        if item is not None:
+            store.findings.add(
+                "quarantined",
+                item.reason,
+                np.array([number]),
+                field=view.name,
+                found=item.detail,
+                hint=item.hint,
+            )
+        elif number in planned or (view.rows.kind is None and not store.snapshot.complete):
+            lost.append(number)
+    store.findings.add(
+        "missing", "entry-lost", np.array(lost, dtype=np.int64), field=view.name, found="the snapshot lacks it"
+    )
+
+
+def _whole(store: Store) -> list[Rejected]:
+    """Rejected inputs that are no samples of the snapshot."""
+    rejected = list(store.snapshot.rejected)
+    if not any(one.target for one in rejected):
+        return rejected
+    wanted = {_name(one) for one in rejected}
+    present = {name for name in store.findings.table.names if name in wanted}
+    return [one for one in rejected if _name(one) not in present]
+
+
+def _name(item: Rejected) -> str:
+    return f"{item.name}:{item.line}" if item.line else item.name
+
+
+def _files_of(samples: SampleTable, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(F,) files that hold an input of the chosen samples."""
+    wanted = np.zeros(len(samples.files), dtype=np.bool_)
+    for one in samples.inputs.values():
+        files = np.asarray(one.file)[chosen]
+        wanted[files[files >= 0]] = True
+    return wanted
+
+
+def _add_state(store: Store, compared: Compared, state: State) -> None:
+    """Note all samples in one state."""
+    rows = compared.rows(state)
+    if not len(rows):
         return
-    first = stretch.samples.start
-    for i, j, old in zip(own.tolist(), stretch.place[own].tolist(), recorded.take(own + first), strict=True):
-        if old != now[j]:
-            yield first + i, _caption(stretch.found.names[j], old, now[j])
+    category, reason = CATEGORY[state]
+    if state != State.UNREADABLE:
+        first: Found = compared.found(int(rows[0]))
+        store.findings.add(
+            category,
+            reason,
+            rows,
+            expected=lambda place: compared.found(int(rows[place])).expected,
+            found=lambda place: compared.found(int(rows[place])).found,
+            hint=first.hint,
+        )
+        return
+    for row in rows.tolist():
+        found = compared.found(row)
+        store.findings.add(
+            found.category, found.reason, np.array([row]), expected=found.expected, found=found.found, hint=found.hint
+        )
 
 
-def _caption(name: str, old: str, new: str) -> Finding:
+def _new(compared: Compared) -> Iterable[Finding]:
+    """Samples of the data that the snapshot lacks: one finding each, or one for many."""
+    total = len(compared.new)
+    if total <= EACH:
+        return [_finding(compared.found_new(row)) for row in compared.new.tolist()]
+    names = tuple(
+        f"{found.path}:{found.line}" if found.line else found.path
+        for found in map(compared.found_new, compared.new[:NAMES].tolist())
+    )
+    return [replace(_finding(compared.found_new(int(compared.new[0]))), path="", line=0, count=total, names=names)]
+
+
+def _finding(found: Found) -> Finding:
     return Finding(
-        category="stale",
-        reason="caption-changed",
-        path=name,
-        expected=_short(old) or "(no caption)",
-        found=_short(new) or "(no caption)",
-        hint="latents are not touched by this: a build only records the new caption",
+        category=found.category,
+        reason=found.reason,
+        path=found.path,
+        line=found.line,
+        field=found.field,
+        expected=found.expected,
+        found=found.found,
+        hint=found.hint or hint_of(found.category),
     )
 
 
-def _others(
-    generation: Generation,
-    refused_now: Sequence[Refusal],
-    notes: Sequence[Refusal],
-    new: Mapping[str, NDArray[np.uint64]],
-    check: FileCheck,
-    *,
-    full: bool,
-) -> list[Finding]:
-    """Files that are no sample of the generation: refused then, refused now, or new."""
-    refused = {str(item["name"]): item for item in generation.refused}
-    asked_for = {*refused, *(item.name for item in refused_now)}
-    names = {name for name in generation.samples.names if name in asked_for} if asked_for else set[str]()
-    recorded = {name: item for name, item in refused.items() if name not in names}
-    asked = [_question(item, -1 - i) for i, item in enumerate(recorded.values()) if item["name"] in new]
-    doubtful = [q for q in asked if q.content and (full or not _proven(q, new[q.name]))]
-    answers = check.ask(doubtful)
-    changed = {question.name: answers.get(question.number) for question in doubtful}
-    findings = [_quarantined(item) for item in refused_now if item.name not in names]
-    still, noted = {item.name for item in refused_now}, {note.name: note for note in notes}
-    for name, item in recorded.items():
-        if name in new:
-            findings.append(_refused_then(item, changed.get(name), name, check.root))
-        elif name not in still:
-            findings.append(_absent(name, noted))
-    fresh = (name for name in new if name not in recorded)
-    return findings + [Finding(category="missing", reason="not-built", path=name) for name in fresh]
+def _loaded(table: SampleTable) -> SampleTable:
+    """A table whose columns are in memory."""
+    inputs = {
+        name: Input(
+            content=np.asarray(one.content),
+            file=np.asarray(one.file),
+            line=None if one.line is None else np.asarray(one.line),
+            text=one.text,
+        )
+        for name, one in table.inputs.items()
+    }
+    return replace(table, inputs=inputs, columns={name: np.asarray(column) for name, column in table.columns.items()})
 
 
-def _proven(question: Question, now: NDArray[np.uint64]) -> bool:
-    return question.memo is not None and question.memo.trusts(unpack_identity(now.tolist()))
+def _marks(sample: NDArray[np.integer], key: NDArray[np.uint8]) -> NDArray[Any]:
+    """(n,) one item per row of sample and key."""
+    number = np.ascontiguousarray(sample.astype(">u4")).view(np.uint8).reshape(-1, 4)
+    return np.ascontiguousarray(np.concatenate([number, key], axis=1)).view(f"S{4 + key.shape[1]}").ravel()
 
 
-def _refused_then(item: Mapping[str, Any], answer: Finding | None, name: str, root: Path) -> Finding:
-    """A file that the build refused and that the scan takes now: only other bytes or words make it worth a try."""
-    if answer is not None and answer.category == "stale":
-        return answer
-    cause = str(item["cause"])
-    if item.get("content") or not (cause.startswith("caption") or _readable(root / name)):
-        return _recorded(item)
-    category, reason = _WORTH_A_TRY.get(cause.partition("-")[0], ("missing", "not-built"))
-    return Finding(category=category, reason=reason, path=name, found=f"refused as {cause}; it can be read now")
+def _both(changes: list[RecipeChange], side: str) -> str:
+    """The values of one side, with the names of the settings if there are several."""
+    texts = [(change.setting, spoken(getattr(change, side))) for change in changes]
+    return texts[0][1] if len(texts) == 1 else ", ".join(f"{name} {text}" for name, text in texts)
 
 
-def _readable(path: Path) -> bool:
-    try:
-        read_source(path)
-    except UnusableSampleError:
-        return False
-    return True
-
-
-def _question(item: Mapping[str, Any], number: int) -> Question:
-    memo = unpack_memo(item["stat"]) if item.get("stat") else None
-    content = bytes.fromhex(item.get("content", ""))
-    return Question(name=str(item["name"]), memo=memo, content=content, number=number)
-
-
-def _quarantined(item: Refusal) -> Finding:
-    return Finding(category="quarantined", reason=item.cause, path=item.name, found=item.detail, hint=item.hint)
-
-
-def _recorded(item: Mapping[str, Any]) -> Finding:
-    return Finding(
-        category="quarantined",
-        reason=str(item["cause"]),
-        path=str(item["name"]),
-        found=str(item.get("detail", "")),
-        hint=str(item.get("hint", "")),
-    )
-
-
-def _short(text: str, limit: int = 80) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def spoken(value: Any) -> str:
+    """A value of a recipe as people write it: lists with commas, sizes as 64x96."""
+    if isinstance(value, list | tuple):
+        parts = ("x".join(map(str, part)) if isinstance(part, list | tuple) else spoken(part) for part in value)
+        return ", ".join(parts) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {spoken(part)}" for name, part in value.items())
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else text[:79] + "…"

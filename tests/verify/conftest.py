@@ -1,3 +1,28 @@
-from small_cache import cache, data, open_folder, run, shared
+import sys; sys.path.insert(0,"/tmp"); import fakegarbage  # TEMP
+import os
+from pathlib import Path
 
-__all__ = ["cache", "data", "open_folder", "run", "shared"]
+import pytest
+from made_cache import KINDS, make
+
+from latentcache.fields import registry
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _made_kinds():
+    """Child processes find the made-up kinds too."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", registry.VARIABLE)}
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before["PYTHONPATH"]]))
+    registry.register([f"made_cache:{name.capitalize()}" for name in KINDS])
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    registry.field_kinds.cache_clear()
+
+
+@pytest.fixture(params=KINDS)
+def case(request, tmp_path):
+    """One cache of each kind with eight samples."""
+    return make(tmp_path, request.param)

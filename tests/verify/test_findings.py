@@ -1,83 +1,128 @@
-from pathlib import Path
+import tracemalloc
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.verify.findings import CATEGORIES, PROBLEMS, Finding, VerifyReport, count, mender, spoken, worst
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, SampleTable
+from latentcache.verify.findings import CATEGORIES, EACH, Finding, Findings, VerifyReport
 
-FINDINGS = st.builds(Finding, category=st.sampled_from(CATEGORIES[:-1]), reason=st.text(max_size=5))
-
-
-def report(**counts):
-    everything = dict.fromkeys(CATEGORIES, 0) | counts
-    return VerifyReport(
-        mode="fast", generation=1, findings=(), counts=everything, samples=9, building=False, elapsed_s=0.0
-    )
+KEYS = np.arange(320, dtype=np.uint64).view(np.uint8)[: 10 * 32].reshape(10, 32)
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
-def test_only_problems_and_refused_files_are_status_1(category):
-    assert report(**{category: 1}).exit_code() == int(category in PROBLEMS or category == "quarantined")
+def table(count, *, records=False):
+    names = Strings.of(f"t.jsonl:{n + 1}" if records else f"{n:03}.png" for n in range(count))
+    files = Strings.of(["t.jsonl"]) if records else names
+    places = np.zeros(count, np.int32) if records else np.arange(count, dtype=np.int32)
+    line = np.arange(1, count + 1, dtype=np.uint32) if records else None
+    own = Input(content=np.zeros((count, 16), np.uint8), file=places, line=line)
+    stat = np.zeros((len(files), 6), np.uint64)
+    return SampleTable(names=names, files=Files(names=files, stat=stat, content=np.zeros((len(files), 16), np.uint8)),
+                       inputs={"record" if records else "image": own})  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "allowed", "status"), [(0, 0, 0), (1, 0, 1), (1, 1, 0), (5, 4, 1), (5, 5, 0)])
-def test_allowed_quarantined_are_fine(number, allowed, status):
-    assert report(quarantined=number).exit_code(allowed) == status
-    assert report(quarantined=number, stale=1).exit_code(allowed) == 1
+def every(count):
+    return np.ones(count, dtype=np.bool_)
 
 
-@given(st.lists(FINDINGS), st.integers(0, 9))
-def test_every_finding_is_counted_once(findings, num_ok):
-    counts = count(findings, num_ok)
-    assert set(counts) == set(CATEGORIES)
-    assert sum(counts.values()) == len(findings) + num_ok
-    assert counts["ok"] == num_ok
+def test_each_sample_has_the_worst_of_its_categories():
+    found = Findings(table(4))
+    found.add("touched", "stat-changed", np.array([0, 1, 2]))
+    found.add("stale", "source-changed", np.array([1, 2]))
+    found.add("corrupt", "payload", np.array([2]), field="mask")
+    counts = found.counts(every(4))
+    assert {name: number for name, number in counts.items() if number} == {"corrupt": 1, "stale": 1, "touched": 1, "ok": 1}
+    assert [(one.category, one.path, one.field) for one in found.result(every(4))] == [
+        ("corrupt", "002.png", "mask"), ("stale", "001.png", ""), ("touched", "000.png", "")
+    ]  # fmt: skip
 
 
-@given(st.lists(FINDINGS, min_size=1))
-def test_the_worst_is_the_first_in_the_order(findings):
-    decided = worst(findings)
-    assert decided is not None
-    rank = CATEGORIES.index(decided.category)
-    assert all(rank <= CATEGORIES.index(finding.category) for finding in findings)
-    assert decided is next(finding for finding in findings if finding.category == decided.category)
+@given(st.lists(st.tuples(st.sampled_from(CATEGORIES[:-1]), st.lists(st.integers(0, 19), max_size=8)), max_size=12))
+def test_categories_sum_to_the_samples(added):
+    found = Findings(table(20))
+    for category, samples in added:
+        found.add(category, "reason", np.array(samples, dtype=np.int64))
+    counts = found.counts(every(20))
+    assert sum(counts.values()) == 20
+    worst = [min([CATEGORIES.index(c) for c, samples in added if n in samples], default=7) for n in range(20)]
+    assert list(counts.values()) == [worst.count(rank) for rank in range(8)]
+    assert sum(one.count for one in found.result(every(20))) == 20 - counts["ok"]
 
 
-def test_nothing_is_worst_of_nothing():
-    assert worst([]) is None
+def test_a_sample_has_one_item_for_each_field_that_is_as_bad():
+    found = Findings(table(1))
+    found.add("corrupt", "payload", np.array([0]), field="latents", keys=KEYS[:1])
+    found.add("corrupt", "header", np.array([0]), field="latents", keys=KEYS[1:2])
+    found.add("corrupt", "payload", np.array([0]), field="mask", keys=KEYS[2:3])
+    assert [(one.field, one.reason) for one in found.result(every(1))] == [("latents", "payload"), ("mask", "payload")]
 
 
-@pytest.mark.parametrize("category", CATEGORIES[:-1])
-def test_every_category_has_a_hint_and_problems_have_a_fix(category):
-    finding = Finding(category=category, reason="x").with_defaults("mend it")
-    assert finding.hint
-    assert finding.fix == ("mend it" if category in PROBLEMS | {"orphan"} else "")
+def test_texts_follow_their_samples():
+    found = Findings(table(5))
+    found.add("stale", "source-changed", np.array([3, 1]), found=["three", "one"].__getitem__, keys=KEYS[:2])
+    found.add("corrupt", "payload", np.array([3]))
+    (_, one) = found.result(every(5))
+    assert (one.path, one.found, one.key) == ("001.png", "one", KEYS[1].tobytes().hex())
 
 
-def test_what_a_finding_says_itself_stays():
-    finding = Finding(category="stale", reason="x", hint="h", fix="f").with_defaults("mend it")
-    assert (finding.hint, finding.fix) == ("h", "f")
+def test_a_cause_that_hits_many_samples_is_one_item():
+    found = Findings(table(EACH + 1, records=True))
+    found.add("touched", "stat-changed", np.arange(EACH + 1), found="touched")
+    (one,) = found.result(every(EACH + 1))
+    assert (one.count, one.path, one.line, one.found) == (EACH + 1, "t.jsonl", 0, "touched")
+    assert one.names[:2] == ("t.jsonl:1", "t.jsonl:2")
+    assert len(one.names) == 10
+    assert one.as_json()["count"] == EACH + 1
+    assert len(Findings(table(EACH)).result(every(EACH))) == 0
+
+
+def test_the_samples_of_several_files_have_no_common_path():
+    found = Findings(table(EACH + 1))
+    found.add("stale", "recipe:scale", np.arange(EACH + 1))
+    assert found.result(every(EACH + 1))[0].path == ""
+
+
+def test_a_million_touched_samples_cost_columns_and_no_objects():
+    count = 1_000_000
+    files = Files(names=Strings.of(["t.jsonl"]), stat=np.zeros((1, 6), np.uint64), content=np.zeros((1, 16), np.uint8))
+    own = Input(content=np.zeros((0, 16), np.uint8), file=np.zeros(count, np.int32), line=np.ones(count, np.uint32))
+    names = Strings(np.zeros(count, np.uint8) + 97, np.arange(1, count + 1))
+    found = Findings(SampleTable(names=names, files=files, inputs={"record": own}))
+    tracemalloc.start()
+    found.add("touched", "stat-changed", np.arange(count), found=lambda place: f"text {place}")
+    (one,) = found.result(every(count))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert one.count == count
+    assert peak < 80 * count
+
+
+def test_of_samples_that_were_not_looked_at_only_problems_count():
+    found, looked = Findings(table(4)), np.array([True, False, False, False])
+    found.add("touched", "stat-changed", np.array([1]))
+    found.add("corrupt", "payload", np.array([2]))
+    counts = found.counts(looked)
+    assert {name: number for name, number in counts.items() if number} == {"corrupt": 1, "ok": 1}
+    assert [one.category for one in found.result(looked)] == ["corrupt"]
+
+
+def test_names_that_are_not_utf8_travel_as_bytes_too():
+    item = Finding(category="stale", reason="source-changed", path="b\udcff.png", names=("b\udcff.png",), count=2).as_json()
+    assert item["path"] == "b\ufffd.png"
+    assert item["path_b64"] == "Yv8ucG5n"
+    assert item["names"] == ["b\ufffd.png"]
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ((512, 768), "512, 768"),
-        ([[64, 96], [96, 64]], "64x96, 96x64"),
-        ([], "none"),
-        (None, "null"),
-        (True, "true"),
-        (0.5, "0.5"),
-        ("float16", "float16"),
-        ({"kind": "none", "mean": ()}, "kind none, mean none"),
-    ],
-)
-def test_values_are_said_without_the_marks_of_a_language(value, text):
-    assert spoken(value) == text
-
-
-def test_the_build_that_mends_allows_what_the_last_one_allowed():
-    stale = Finding(category="stale", reason="source-changed", path="a")
-    assert mender(Path("c"), Path("d"))(stale) == "latentcache build d --out c"
-    assert mender(Path("c"), Path("d"), "", "2%")(stale) == "latentcache build d --out c --allow-failed 2%"
+    ("counts", "code"),
+    [({}, 0), ({"touched": 3}, 0), ({"quarantined": 1}, 0), ({"quarantined": 2}, 1), ({"stale": 1}, 1),
+     ({"missing": 1}, 1), ({"corrupt": 1}, 1), ({"unverifiable": 1}, 1), ({"drift": 1}, 1), ({"unreferenced": 9}, 0)],
+)  # fmt: skip
+def test_exit_codes(counts, code):
+    every_one = dict.fromkeys([*CATEGORIES, "unreferenced"], 0)
+    report = VerifyReport(mode="fast", snapshot=1, counts=every_one | counts, findings=(), samples=9)
+    assert report.exit_code(1) == code
+    assert replace(report, counts=every_one).as_json()["items"] == []

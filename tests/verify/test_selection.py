@@ -1,97 +1,106 @@
 import math
-import time
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from made_cache import make
 
 from latentcache.errors import UsageError
-from latentcache.verify.selection import Deadline, Selection, confidence, parse_selection, wrong_below
-
-NAMES = [f"folder/p{number}.png" for number in range(1000)]
-
-
-@given(st.integers(1, 40))
-def test_slices_cover_all_and_overlap_nowhere(slices):
-    chosen = [Selection(slice_number=n, slices=slices).choose(NAMES, 1000) for n in range(1, slices + 1)]
-    assert sum(chosen).tolist() == [1] * 1000
-
-
-def test_a_new_file_moves_no_other_into_another_slice():
-    before = Selection(slice_number=2, slices=7).choose(NAMES, 1000)
-    after = Selection(slice_number=2, slices=7).choose(["a.png", *NAMES], 1001)
-    assert after[1:].tolist() == before.tolist()
-
-
-def test_slices_of_names_that_are_no_text():
-    assert Selection(slice_number=1, slices=1).choose(["\udcff.png"], 1).all()
-
-
-@given(st.integers(1, 3000), st.integers(0, 9))
-def test_a_number_draws_so_many_without_putting_back(number, seed):
-    selection = Selection(number=number, seed=seed)
-    chosen = selection.choose(NAMES, 1000)
-    assert chosen.sum() == min(number, 1000)
-    assert (selection.choose(NAMES, 1000) == chosen).all()
-
-
-def test_another_seed_draws_others():
-    drawn = [Selection(number=50, seed=seed).choose(NAMES, 1000).tolist() for seed in range(3)]
-    assert drawn[0] != drawn[1] != drawn[2]
+from latentcache.verify.selection import Selection, choose, confidence, parse_selection, wrong_below
+from latentcache.verify.verify import verify_cache
+from latentcache.verify.selection import Depth
 
 
 @pytest.mark.parametrize(
-    ("text", "chosen"), [("3/10", None), ("1/1", 1000), ("2%", 20), ("0.05%", 1), ("100%", 1000), ("7", 7)]
+    ("text", "expected"),
+    [
+        ("1/7", {"slice_number": 1, "slices": 7}),
+        ("5%", {"fraction": 0.05}),
+        ("0.5%", {"fraction": 0.005}),
+        ("100%", {"fraction": 1.0}),
+        ("2G", {"num_bytes": 2 << 30}),
+        ("1.5K", {"num_bytes": 1536}),
+        ("300", {"number": 300}),
+    ],
 )
-def test_what_can_be_said(text, chosen):
-    found = int(parse_selection(text, 0).choose(NAMES, 1000).sum())
-    assert found == chosen or (chosen is None and 50 < found < 150)
+def test_the_grammar_of_restic_and_numbers(text, expected):
+    assert parse_selection(text, 3) == Selection(seed=3, **expected)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0/3", "4/3", "1/0", "0%", "101%", "x", "-1", "1/2/3", "1.5", "½"])
-def test_what_cannot(text):
-    with pytest.raises(UsageError) as caught:
-        parse_selection(text, 0)
-    assert "--sample" in caught.value.fix
+@pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "0%", "101%", "2g", "0K", "-1", "1/", "x", "5 %", "1e3"])
+def test_anything_else_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="--sample="):
+        parse_selection(text)
 
 
-@given(st.integers(1, 5000))
-def test_for_a_large_whole_the_rule_is_exact(looked):
-    assert math.isclose(wrong_below(looked, 10**9), 1 - 0.05 ** (1 / looked), rel_tol=1e-2)
+def test_a_nightly_check_reads_every_entry_once_in_a_week(case):
+    times = {name: np.zeros(len(rows.key), int) for name, rows in case.snapshot.fields.items()}
+    for night in range(1, 8):
+        chosen = choose(case.snapshot, parse_selection(f"{night}/7"))
+        for name, entries in chosen.entries.items():
+            times[name] += entries
+    assert all((count == 1).all() for count in times.values())
 
 
-@given(st.integers(1, 60), st.integers(1, 60))
-def test_against_counting(looked, total):
-    """The least number of wrong ones that 19 of 20 draws would have shown, by exact integers."""
-    if looked >= total:
-        assert wrong_below(looked, total) == 0
-        return
-    missed = [math.comb(total - wrong, looked) / math.comb(total, looked) for wrong in range(total + 1)]
-    least = next(wrong for wrong, chance in enumerate(missed) if chance <= 0.05 + 1e-12)
-    assert wrong_below(looked, total) == pytest.approx(least / total)
+def test_new_inputs_move_no_entry_to_another_night(tmp_path):
+    case = make(tmp_path, "flat", total=20)
+    before = _nights(case)
+    case.write(30)
+    case.build()
+    after = _nights(case)
+    assert {key: night for key, night in after.items() if key in before} == before
 
 
-def test_the_sentence():
-    assert confidence(300, 1_000_000) == "300 clean: 95 % sure that less than 0.99 % are wrong"
-    assert confidence(4, 4) == "4 clean: that is all of them"
+def _nights(case):
+    keys = np.asarray(case.snapshot.fields["flat"].key)
+    return {
+        keys[entry].tobytes(): night
+        for night in range(1, 8)
+        for entry in np.flatnonzero(choose(case.snapshot, parse_selection(f"{night}/7")).entries["flat"])
+    }
 
 
-def test_deadlines():
-    never = Deadline(None)
-    assert (never.over, never.left_s) == (False, None)
-    assert Deadline(0).over
-    assert Deadline(0).left_s == 0
-    later = Deadline(60)
-    assert not later.over
-    assert 0 < later.left_s <= 60
-    assert time.monotonic() > 0
+@pytest.mark.parametrize(("text", "count"), [("3", 3), ("25%", 2), ("100%", 8), ("99", 8)])
+def test_samples_are_drawn_by_a_seed(case, text, count):
+    first, again, other = (choose(case.snapshot, parse_selection(text, seed)) for seed in (1, 1, 2))
+    assert int(first.samples.sum()) == count
+    assert (first.samples == again.samples).all()
+    if count < 4:
+        assert any((choose(case.snapshot, parse_selection(text, s)).samples != first.samples).any() for s in range(9))
+    for name, rows in case.snapshot.fields.items():
+        held = first.entries[name][np.asarray(rows.entry)]
+        assert held[first.samples[np.asarray(rows.sample)]].all()
+    assert other.unit == "samples"
 
 
-def test_what_is_not_wanted_any_more_is_over_at_once():
-    called = []
-    deadline = Deadline(60)
-    deadline.when_cancelled(lambda: called.append(1))
-    deadline.cancel()
-    assert (deadline.over, deadline.cancelled, called) == (True, True, [1])
-    deadline.when_cancelled(lambda: called.append(2))
-    assert called == [1, 2]
+def test_bytes_are_drawn_until_there_are_enough(tmp_path):
+    case = make(tmp_path, "flat", total=16)
+    for asked, samples in [("0.25K", 1), ("0.5K", 2), ("1K", 4), ("1M", 16)]:
+        assert int(choose(case.snapshot, parse_selection(asked)).samples.sum()) == samples
+
+
+def test_a_part_reads_that_part_and_says_how_sure_it_is(case):
+    report = verify_cache(case.cache, depth=Depth(selection=parse_selection("2", 5)))
+    assert report.mode == "sample"
+    assert report.counts["ok"] == report.checked["samples"] == 2
+    assert report.not_looked_at == 6
+    assert report.confidence.startswith("2 samples clean: 95 % sure")
+    assert 0 < report.checked["payloads"] <= 2
+
+
+def test_a_damaged_entry_is_found_in_its_night_and_in_no_other(case):
+    case.damage(2)
+    nights = [verify_cache(case.cache, depth=Depth(selection=parse_selection(f"{n}/3"))) for n in (1, 2, 3)]
+    assert sorted(report.exit_code() for report in nights) == [0, 0, 1]
+    assert [bool(report.confidence) for report in nights if report.exit_code()] == [False]
+
+
+def test_wrong_below_is_the_hypergeometric_bound():
+    assert wrong_below(10, 10) == 0
+    assert wrong_below(0, 10) == 1
+    for looked, total in [(59, 10_000_000), (300, 1_000_000)]:
+        assert wrong_below(looked, total) == pytest.approx(1 - 0.05 ** (1 / looked), rel=0.01)
+    for looked in range(1, 40):  # exact, by counting
+        wrong = round(wrong_below(looked, 40) * 40)
+        assert math.comb(40 - wrong, looked) <= 0.05 * math.comb(40, looked) + 1e-9
+        assert wrong == 1 or math.comb(41 - wrong, looked) > 0.05 * math.comb(40, looked)
+    assert confidence(4, 4) == "4 samples clean: all of them"

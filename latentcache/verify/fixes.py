@@ -1,0 +1,88 @@
+"""Name the command that mends a finding, with the options that were given."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from latentcache.verify.findings import PROBLEMS, Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The words of the command line that a check was given; a printed command carries on with them."""
+
+    program: str = "latentcache"
+    common: str = ""
+    """Flags that every later command needs too: ``--field package.module:Kind``."""
+    recipe: str = ""
+    """Recipe flags as given."""
+    run: str = ""
+    """Flags of a run: ``--device cpu``."""
+    allow_failed: str | None = None
+    """``--allow-failed`` as given; None: as the snapshot has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixes:
+    """Makes the commands for one cache.
+
+    ``root`` is where the data is (None: not looked for), ``named_data`` tells if ``--data`` was given, ``allow_failed``
+    is what the build tolerated, ``reencode`` are the flags that draw the same samples again.
+    """
+
+    commands: Commands
+    cache: Path
+    root: Path | None
+    named_data: bool = False
+    allow_failed: str = "0"
+    reencode: str = ""
+
+    def __call__(self, finding: Finding) -> Finding:
+        """The finding with its command; a finding that needs none stays as it is."""
+        if finding.category not in PROBLEMS or finding.fix:
+            return finding
+        return replace(finding, fix=self._command(finding))
+
+    def build(self) -> str:
+        """The build that makes the cache true for its data."""
+        words, root = self.commands, "DATA" if self.root is None else shlex.quote(str(self.root))
+        allowed = self.allow_failed if words.allow_failed is None else words.allow_failed
+        tolerated = f"--allow-failed {shlex.quote(allowed)}" if allowed != "0" else ""
+        return _joined(
+            words.program, "build", root, "--out", self._cache, tolerated, words.common, words.recipe, words.run
+        )
+
+    def _command(self, finding: Finding) -> str:
+        words = self.commands
+        data = f"--data {shlex.quote(str(self.root))}" if self.named_data and self.root is not None else ""
+        repair = _joined(words.program, "verify", self._cache, data, words.common, "--repair --yes")
+        if finding.category == "unverifiable" and finding.reason == "not-encoded":
+            return _joined(
+                words.program, "verify", self._cache, data, self.reencode, words.common, words.recipe, "--device cpu"
+            )
+        if finding.category == "unverifiable":
+            return (
+                f"chmod -R u+rX {self._cache if finding.file or self.root is None else shlex.quote(str(self.root))}"
+            )
+        if finding.category == "drift":
+            again = _joined(
+                words.program, "verify", self._cache, data, self.reencode, words.common, words.recipe, words.run
+            )
+            return f"{again} --repair --yes; {self.build()}"
+        return f"{repair}; {self.build()}" if finding.category == "corrupt" else self.build()
+
+    @property
+    def _cache(self) -> str:
+        return shlex.quote(str(self.cache))
+
+
+def left_to_do(fix: str) -> str:
+    """What of a command that repairs first is left to do after the repair."""
+    check, _, build = fix.partition("; ")
+    return build if " --repair --yes" in check else fix
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)

@@ -1,0 +1,224 @@
+"""Small caches of made-up kinds, one per way of packing, written with the store alone: no encoder, no workers."""
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec, recipe_id
+from latentcache.fields.registry import field_kind
+from latentcache.sources.scan import SourceOptions, scan
+from latentcache.store.blocks import Item, pack_items
+from latentcache.store.catalog import load_catalog
+from latentcache.store.paths import CachePaths
+from latentcache.store.shard import ShardWriter
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.snapshot import current_or_none, open_snapshot
+
+
+@dataclass(frozen=True)
+class MadeRecipe:
+    kind: str
+    spec: FieldSpec
+    scale: int = 1
+    read_time: ReadSpec = field(default_factory=ReadSpec)
+
+    def identity(self):
+        return {"scale": self.scale}
+
+    def as_json(self):
+        return {"scale": self.scale, "model": "made"}
+
+    @property
+    def recipe_id(self):
+        return recipe_id(self.kind, self.identity())
+
+
+class Made(FieldKind):
+    """Values that follow from the content alone."""
+
+    made_spec: FieldSpec
+    shape: tuple[int, ...]
+
+    def made_recipe(self, **settings: Any) -> MadeRecipe:
+        return MadeRecipe(kind=self.name, spec=self.made_spec, **settings)
+
+    def recipe_from_json(self, data):
+        return self.made_recipe(scale=data["scale"])
+
+    def plan(self, samples, recipe):
+        content = np.asarray(self.content(samples))
+        total = len(content)
+        sample, zeros = np.arange(total, dtype=np.int32), np.zeros(total, dtype=np.int32)
+        groups = (Group(label="", shape=self.shape),)
+        keys = self.keys(content, zeros, zeros.astype(np.uint8), groups, recipe)
+        return FieldPlan(sample=sample, group=zeros, variant=zeros.astype(np.uint8), cost=np.ones(total, np.int64),
+                         key=keys, groups=groups)  # fmt: skip
+
+    def encode(self, content: bytes, recipe: MadeRecipe) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Flat(Made):
+    """One float32 vector per image, an entry each; looks like latents."""
+
+    name, kind, inputs, shape = "flat", 220, ("image",), (64,)
+    made_spec = FieldSpec(dtype="float32", dims=("n",))
+    columns = {"crop": ("<u4", (2,))}  # noqa: RUF012
+
+    def encode(self, content, recipe):
+        return np.random.default_rng(list(content)).normal(size=64).astype(np.float32) * recipe.scale
+
+
+class Lines(Made):
+    """A ragged row of uint8 per image, an entry each; looks like an edge map."""
+
+    name, kind, inputs, shape = "lines", 221, ("image",), (-1, 4)
+    made_spec = FieldSpec(dtype="uint8", dims=("rows", "n"), ragged=True, collate="pad")
+
+    def encode(self, content, recipe):
+        return np.random.default_rng(list(content)).integers(0, 255, (5 + content[0] % 60, 4)).astype(np.uint8)
+
+
+class Words(Made):
+    """A ragged row of ids per record, in blocks; looks like tokens."""
+
+    name, kind, inputs, shape, packing, encoder = "words", 222, ("record",), (-1,), "block", "tokenizer"
+    made_spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
+    ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012
+
+    def encode(self, content, recipe):
+        return np.random.default_rng(list(content)).integers(0, 999, 1000 + content[0]).astype(np.uint16)
+
+    def check(self, group, payload, row, recipe):
+        return "an id is out of range" if payload.size and int(payload.max()) >= 1000 else ""
+
+
+KINDS = ("flat", "lines", "words")
+
+
+@dataclass
+class Case:
+    """A data set with a cache of some kinds."""
+
+    names: tuple[str, ...]
+    """Of the fields."""
+    data: Path
+    cache: Path
+    total: int = 8
+
+    @property
+    def of_records(self) -> bool:
+        return "words" in self.names
+
+    @property
+    def paths(self) -> CachePaths:
+        return CachePaths(self.cache)
+
+    @property
+    def snapshot(self):
+        return open_snapshot(self.cache)
+
+    def write(self, number: int, text: str | None = None) -> str:
+        """Write (or rewrite) one input; its sample's name."""
+        text = f"input {number}" if text is None else text
+        if not self.of_records:
+            (self.data / f"{number:03}.png").write_bytes(text.encode())
+            return f"{number:03}.png"
+        lines = self.records()
+        lines += [{"text": ""}] * (number + 1 - len(lines))
+        lines[number] = {"text": text}
+        self.put_records(lines)
+        return f"t.jsonl:{number + 1}"
+
+    def remove(self, number: int) -> None:
+        if not self.of_records:
+            (self.data / f"{number:03}.png").unlink()
+        else:
+            self.put_records([line for place, line in enumerate(self.records()) if place != number])
+
+    def records(self, name="t.jsonl") -> list[dict[str, str]]:
+        path = self.data / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def put_records(self, lines, name="t.jsonl") -> None:
+        (self.data / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def build(self, *, scale: int = 1, per_shard: int = 4, settled: bool = True) -> tuple[int, int]:
+        """Bring the cache up to date; items made, and items found."""
+        self.paths.shards.mkdir(parents=True, exist_ok=True)
+        known = current_or_none(self.cache)
+        listing = scan(self.data, SourceOptions(), None if known is None else known.samples, hash_all=True)
+        table, made, found, plans = listing.samples, 0, 0, []
+        if settled:  # files that are old enough to be trusted: the test of racy stats is another one
+            table.files.stat[:, 5] = table.files.stat[:, 1:3].max(axis=1) + np.uint64(10**12)
+        for name in self.names:
+            kind = field_kind(name)
+            recipe = kind.made_recipe(scale=scale)
+            plan = kind.plan(table, recipe)
+            absent = load_catalog(self.paths).find(plan.key) < 0
+            keys = {plan.key[place].tobytes(): place for place in np.flatnonzero(absent).tolist()}
+            items = [self._item(kind, recipe, key) for key in keys]
+            made, found = made + len(items), found + len({key.tobytes() for key in plan.key}) - len(items)
+            for start in range(0, len(items), per_shard):
+                writer = ShardWriter(self.paths.shards / f"{secrets.token_hex(8)}.open")
+                writer.write(pack_items(items[start : start + per_shard], recipe, kind))
+                writer.seal()
+            plans.append((kind, recipe, plan))
+        catalog = load_catalog(self.paths)
+        drafts = [
+            field_draft(catalog, kind=kind, recipe=recipe, groups=plan.groups, sample=plan.sample, group=plan.group,
+                        variant=plan.variant, place=catalog.find(plan.key))
+            for kind, recipe, plan in plans
+        ]  # fmt: skip
+        source = {"root": str(self.data), "relative": "../data", "options": listing.options.as_json()}
+        draft = SnapshotDraft(samples=table, fields=tuple(drafts), shards=catalog.shards, source=source,
+                              rejected=listing.rejected, notes=listing.notes)  # fmt: skip
+        publish_snapshot(self.paths, draft)
+        return made, found
+
+    def _item(self, kind, recipe, key: bytes) -> Item:
+        return Item(key=key, array=kind.encode(key[8:24], recipe), same=key[8:24])
+
+    def entry(self, number: int, name: str = "") -> tuple[Path, int, int, int]:
+        """Where the entry of a sample is: its data file, payload offset and bytes, and position among the entries."""
+        snapshot = self.snapshot
+        rows = snapshot.fields[name or self.names[0]]
+        entry = int(np.asarray(rows.entry)[np.flatnonzero(np.asarray(rows.sample) == number)[0]])
+        path = self.paths.data(snapshot.shards[int(rows.shard[entry])])
+        return path, int(rows.offset[entry]), int(rows.bytes[entry]), entry
+
+    def damage(self, number: int, name: str = "", at: int = 3) -> None:
+        """Flip a bit of the payload of a sample."""
+        path, offset, _, _ = self.entry(number, name)
+        self.put(path, offset + at, bytes([self.peek(path, offset + at)[0] ^ 4]))
+
+    def peek(self, path: Path, at: int, count: int = 1) -> bytes:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(count)
+
+    def put(self, path: Path, at: int, data: bytes) -> None:
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+    def sharing(self, number: int) -> int:
+        """How many samples have items in the entry of one."""
+        rows = self.snapshot.fields[self.names[0]]
+        entries = np.asarray(rows.entry)
+        return int((entries == entries[np.flatnonzero(np.asarray(rows.sample) == number)[0]]).sum())
+
+
+def make(folder: Path, *names: str, total: int = 8) -> Case:
+    """A data set of ``total`` inputs and the cache of it."""
+    case = Case(names=names, data=folder / "data", cache=folder / "cache", total=total)
+    case.data.mkdir(parents=True)
+    for number in range(total):
+        case.write(number)
+    case.build()
+    return case

@@ -1,0 +1,407 @@
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from made_cache import MadeRecipe, make
+
+from latentcache.errors import CacheNotFoundError, LatentcacheError, SourceNotFoundError
+from latentcache.fields import registry
+from latentcache.store.lock import builder_lock
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+from latentcache.verify.fixes import Commands
+from latentcache.verify.selection import Depth
+from latentcache.verify.verify import Requested, verify_cache
+
+FULL = Depth(full=True)
+DEPTHS = pytest.mark.parametrize("depth", [Depth(), FULL], ids=["fast", "full"])
+
+
+def counts(report):
+    return {name: number for name, number in report.counts.items() if number}
+
+
+def check(case, depth=FULL, **more):
+    report = verify_cache(case.cache, depth=depth, **more)
+    assert sum(report.counts.values()) - report.counts["unreferenced"] == max(report.samples, sum(counts(report).values()))
+    return report
+
+
+def state(folder):
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+@DEPTHS
+def test_a_fine_cache_is_fine(case, depth):
+    report = check(case, depth)
+    assert counts(report) == {"ok": 8}
+    assert (report.exit_code(), report.findings, report.snapshot, report.samples) == (0, (), 1, 8)
+    assert (report.checked["payloads"] > 0) == depth.full
+    assert report.checked["headers"] == len(case.snapshot.fields[case.names[0]].key)
+
+
+@DEPTHS
+def test_it_changes_nothing_and_works_on_a_read_only_cache_beside_a_build(case, depth):
+    case.paths.building.write_text("{}")
+    before = state(case.cache), state(case.data)
+    with builder_lock(case.paths.lock):
+        names = {name for name in state(case.cache) if name not in before[0]}
+        subprocess.run(["chmod", "-R", "a-w", case.cache], check=True)
+        assert check(case, depth).building
+        subprocess.run(["chmod", "-R", "u+w", case.cache], check=True)
+    after = {name: found for name, found in state(case.cache).items() if name not in names}
+    assert (after, state(case.data)) == before
+
+
+def test_damage_in_a_payload_is_found_by_a_full_check_for_every_sample_of_the_entry(case):
+    case.damage(2)
+    assert counts(check(case, Depth())) == {"ok": 8}
+    report = check(case)
+    shared = case.sharing(2)
+    assert counts(report) == {"corrupt": shared} | ({"ok": 8 - shared} if shared < 8 else {})
+    one = next(one for one in report.findings if one.path.startswith("002") or one.line == 3)
+    assert (one.category, one.reason, one.field) == ("corrupt", "payload", case.names[0])
+    assert one.file.startswith("shards/")
+    assert "checksum: expected" in one.found
+    rows = case.snapshot.fields[case.names[0]]
+    assert one.key == rows.row_keys(np.array([2])).tobytes().hex()
+    assert report.exit_code() == 1
+
+
+def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_is_right(tmp_path, monkeypatch):
+    import made_cache
+
+    made = made_cache.Flat.encode
+    bad = []
+
+    def encode(self, content, recipe):
+        array = made(self, content, recipe)
+        if not bad:
+            bad.append(content)
+            array[3] = np.nan
+        return array
+
+    monkeypatch.setattr(made_cache.Flat, "encode", encode)
+    case = make(tmp_path, "flat")
+    report = check(case)
+    assert [(one.category, one.reason, one.found) for one in report.findings] == [("corrupt", "values", "not finite")]
+
+
+def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
+    import made_cache
+
+    monkeypatch.setattr(made_cache.Words, "encode", lambda self, content, recipe: np.array([1, 1000], np.uint16))
+    report = check(make(tmp_path, "words"))
+    assert {(one.reason, one.found) for one in report.findings} == {("values", "an id is out of range")}
+    assert counts(report) == {"corrupt": 8}
+
+
+def test_a_kind_that_is_not_installed_still_has_its_checksums_verified(case, monkeypatch):
+    case.damage(2)
+    shared = case.sharing(2)
+    monkeypatch.setattr("latentcache.store.snapshot.field_kind", lambda name: None)
+    report = check(case)
+    assert case.snapshot.fields[case.names[0]].kind is None
+    assert counts(report)["corrupt"] == shared
+    assert report.not_compared == ()
+
+
+@DEPTHS
+def test_changed_gone_and_new_inputs(case, depth):
+    names = [case.write(1, "other"), case.write(8), case.write(9)]
+    case.remove(4)
+    report = check(case, depth)
+    found = counts(report)
+    assert found.pop("touched", 0) == (3 if case.of_records else 0)  # records behind the removed one moved up a line
+    assert found == {"stale": 2, "missing": 2, "ok": 3 if case.of_records else 6}
+    found = {(one.reason, one.path if not one.line else f"{one.path}:{one.line}") for one in report.findings}
+    lost = "t.jsonl:5" if case.of_records else "004.png"
+    if not case.of_records:
+        assert found == {("source-changed", names[0]), ("source-removed", lost), ("not-built", names[1]),
+                         ("not-built", names[2])}  # fmt: skip
+    assert all("latentcache build" in one.fix and str(case.data) in one.fix for one in report.findings if one.category != "touched")
+    made, _ = case.build()
+    assert made == 3
+    assert counts(check(case, depth)) == {"ok": 9}
+
+
+@DEPTHS
+def test_size_and_time_that_were_put_back_hide_nothing(tmp_path, depth):
+    case = make(tmp_path, "flat")
+    path = case.data / "002.png"
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert counts(check(case, depth)) == {"stale": 1, "ok": 7}
+
+
+@DEPTHS
+def test_a_touched_file_is_touched(case, depth):
+    for path in case.data.iterdir():
+        os.utime(path, ns=(1, 10**18))
+    report = check(case, depth)
+    assert counts(report) == {"touched": 8}
+    assert (report.exit_code(), {one.fix for one in report.findings}) == (0, {""})
+
+
+def test_a_rename_is_one_stale_and_one_missing_and_encodes_nothing(tmp_path):
+    case = make(tmp_path, "flat")
+    (case.data / "003.png").rename(case.data / "new.png")
+    report = check(case)
+    assert counts(report) == {"missing": 1, "stale": 1, "ok": 7}
+    assert {(one.reason, one.path) for one in report.findings} == {("not-built", "new.png"), ("source-removed", "003.png")}
+    assert case.build()[0] == 0
+
+
+def test_duplicates_are_missing_too(case):
+    names = [case.write(8, "input 2"), case.write(9, "input 2")]
+    report = check(case)
+    assert counts(report) == {"missing": 2, "ok": 8}
+    assert [one.path if not one.line else f"{one.path}:{one.line}" for one in report.findings] == names
+
+
+def _lines(case):
+    case.put_records([{"text": f"input {n}"} for n in (0, 1, 2, 3, 2, 5, 6, 7)])
+    case.build()
+    return case.records()
+
+
+def _duplicate_removed(case):
+    case.put_records([line for place, line in enumerate(_lines(case)) if place != 4])
+
+
+def _duplicated_file(case):
+    case.put_records(case.records(), "u.jsonl")
+
+
+def _moved(case):
+    lines = _lines(case)
+    case.put_records(lines[:7])
+    case.put_records(lines[7:], "u.jsonl")
+
+
+def _renamed(case):
+    (case.data / "t.jsonl").rename(case.data / "u.jsonl")
+
+
+def _swapped(case):
+    case.put_records([{"text": f"other {n}"} for n in range(8)], "u.jsonl")
+    case.build()
+    (case.data / "u.jsonl").rename(case.data / "v.jsonl")
+    (case.data / "t.jsonl").rename(case.data / "u.jsonl")
+    (case.data / "v.jsonl").rename(case.data / "t.jsonl")
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_duplicate_removed, {"stale": 1, "ok": 7}),
+        (_duplicated_file, {"missing": 8, "ok": 8}),
+        (_moved, {"stale": 1, "missing": 1, "ok": 7}),
+        (_renamed, {"stale": 8, "missing": 8}),
+        (_swapped, {"stale": 16}),
+    ],
+)
+def test_records_are_compared_by_file_and_place_not_as_a_set_of_contents(tmp_path, depth, change, expected):
+    case = make(tmp_path, "words")
+    change(case)
+    report = check(case, depth)
+    found = counts(report)
+    found.pop("unreferenced", None)
+    if change in (_duplicate_removed, _moved):  # the records behind the removed one are on another line now
+        found["ok"] = found.get("ok", 0) + found.pop("touched", 0)
+    assert found == expected
+    assert report.exit_code() == 1
+
+
+def test_data_without_samples_makes_every_sample_stale(tmp_path):
+    case = make(tmp_path, "flat")
+    for path in case.data.iterdir():
+        path.unlink()
+    report = check(case)
+    assert counts(report) == {"stale": 8}
+    assert {one.reason for one in report.findings} == {"source-removed"}
+
+
+def test_data_that_moved_with_its_cache_is_found_and_data_that_is_gone_is_named(case, tmp_path):
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    shutil.move(case.data, place / "data")
+    with pytest.raises(SourceNotFoundError) as caught:
+        verify_cache(case.cache)
+    assert "--data DATA" in caught.value.fix
+    assert counts(verify_cache(case.cache, data=place / "data")).keys() <= {"touched", "ok"}
+    shutil.move(case.cache, place / "cache")
+    assert verify_cache(place / "cache").exit_code() == 0
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_without_a_finished_build_there_is_nothing_to_check(tmp_path, started):
+    if started:
+        (tmp_path / "shards").mkdir()
+        (tmp_path / "BUILDING").write_text("{}")
+    with pytest.raises(CacheNotFoundError) as caught:
+        verify_cache(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+def asked(*names, scale=1, compared=()):
+    def requested(snapshot):
+        recipes = {name: MadeRecipe(kind=name, spec=snapshot.fields[name].spec, scale=scale) for name in names}
+        return Requested(recipes=recipes, compared=frozenset(compared))
+
+    return requested
+
+
+def test_another_recipe_makes_every_usable_sample_stale(case):
+    name = case.names[0]
+    report = check(case, Depth(), requested=asked(name, scale=2), commands=Commands(recipe="--scale 2"))
+    assert counts(report) == {"stale": 8}
+    assert {(one.reason, one.field, one.expected, one.found) for one in report.findings} == {
+        ("recipe:scale", name, "2", "1")
+    }  # fmt: skip
+    assert all(one.fix.endswith("--scale 2") for one in report.findings)
+    (change,) = report.recipe_diff
+    assert (change.setting, change.cached, change.requested) == ("scale", 1, 2)
+    assert counts(check(case, Depth(), requested=asked(name))) == {"ok": 8}
+
+
+def test_what_was_not_compared_is_named(case):
+    name = case.names[0]
+    word = "tokenizer" if case.of_records else "encoder"
+    assert check(case, Depth()).not_compared == (word,)
+    assert check(case, Depth(), requested=asked(name)).not_compared == (word,)
+    assert check(case, Depth(), requested=asked(name, compared=[name])).not_compared == ()
+
+
+def test_with_two_fields_a_sample_has_the_worst_of_them(tmp_path):
+    case = make(tmp_path, "flat", "lines")
+    case.damage(1, "lines")
+    case.damage(2, "flat")
+    case.damage(3, "flat")
+    case.damage(3, "lines")
+    case.write(1, "other")
+    case.write(4, "other")
+    report = check(case)
+    assert counts(report) == {"corrupt": 3, "stale": 1, "ok": 4}
+    assert sorted((one.path, one.field) for one in report.findings if one.category == "corrupt") == [
+        ("001.png", "lines"), ("002.png", "flat"), ("003.png", "flat"), ("003.png", "lines")
+    ]  # fmt: skip
+
+
+def test_a_field_that_was_asked_for_and_is_not_there_is_missing(case):
+    def requested(snapshot):
+        spec = snapshot.fields[case.names[0]].spec
+        return Requested(recipes={"other": MadeRecipe(kind="other", spec=spec)})
+
+    report = check(case, Depth(), requested=requested)
+    assert counts(report) == {"missing": 8}
+    assert {one.field for one in report.findings} == {"other"}
+
+
+def test_a_plan_that_gives_other_keys_today_is_stale(tmp_path, monkeypatch):
+    import made_cache
+    from latentcache.fields.protocol import Group
+
+    case = make(tmp_path, "flat")
+    kind = registry.field_kind("flat")
+    plan = type(kind).plan
+
+    def moved(self, samples, recipe):
+        found = plan(self, samples, recipe)
+        groups = (Group(label="", shape=self.shape), Group(label="", shape=self.shape, dims=(1, 2, 2)))
+        group = (np.arange(len(found.sample)) == 5).astype(np.int32)
+        keys = self.keys(np.asarray(self.content(samples)), group, found.variant, groups, recipe)
+        return made_cache.FieldPlan(sample=found.sample, group=group, variant=found.variant, cost=found.cost, key=keys,
+                                    groups=groups)  # fmt: skip
+
+    monkeypatch.setattr(type(kind), "plan", moved)
+    report = check(case, Depth())
+    assert [(one.category, one.reason, one.path) for one in report.findings] == [("stale", "plan-changed", "005.png")]
+
+
+def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
+    case = make(tmp_path, "flat")
+    for snapshot in (2, 3):
+        case.write(snapshot, f"other {snapshot}")
+        case.build()
+    shutil.rmtree(case.paths.snapshot(1))
+    report = check(case)
+    assert (report.counts["unreferenced"], report.findings, report.exit_code()) == (1, (), 0)
+    (case.cache / "shards" / "0123").mkdir()
+    assert check(case).exit_code() == 0
+
+
+def test_time_that_is_over_leaves_samples_not_looked_at(case):
+    report = verify_cache(case.cache, depth=Depth(full=True, max_duration_s=0.0))
+    assert (report.not_looked_at, counts(report), report.confidence) == (8, {}, "")
+
+
+def test_a_build_beside_the_check_changes_nothing_for_it(case):
+    before = check(case)
+    case.write(9)
+    case.build()
+    assert before.snapshot == 1
+    assert open_snapshot(case.cache).number == 2
+    assert check(case).snapshot == 2
+
+
+def _reads(case):
+    """Every item as the reader gives it, or the error in its place."""
+    try:
+        snapshot = case.snapshot
+        reader = EntryReader(case.paths, snapshot)
+        return {
+            (name, rows.row_keys(np.array([row])).tobytes()): hashlib.sha256(reader.read(name, row).tobytes()).digest()
+            for name, rows in snapshot.fields.items()
+            for row in range(len(rows))
+        }
+    except LatentcacheError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, seed):
+    draw = random.Random(seed)
+    right = _reads(case)
+    files = [path for path in sorted(case.cache.rglob("*")) if path.is_file() and path.name != "builder.lock"]
+    path = draw.choice(files)
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    how = draw.choice(["bit", "page", "cut", "gone", "grown"])
+    at = draw.randrange(max(len(data), 1))
+    if how == "bit" and data:
+        data[at] ^= 1 << draw.randrange(8)
+    elif how == "page":
+        data[at : at + 4096] = draw.randbytes(len(data[at : at + 4096]))
+    elif how == "cut":
+        del data[at:]
+    elif how == "grown":
+        data += draw.randbytes(100)
+    path.write_bytes(data)
+    if how == "gone":
+        path.unlink()
+    try:
+        code = verify_cache(case.cache, depth=FULL).exit_code()
+    except LatentcacheError as error:
+        code = error.exit_code
+    assert code in (0, 1, 3)
+    if code == 0:
+        assert _reads(case) == right
+
+
+def test_no_torch_and_no_encoder_is_imported(case):
+    code = (
+        "import sys; from pathlib import Path; from latentcache.verify.verify import verify_cache; "
+        "from latentcache.verify.selection import Depth; "
+        f"assert verify_cache(Path({str(case.cache)!r}), depth=Depth(full=True)).exit_code() == 0; "
+        "bad = [m for m in sys.modules if m == 'torch' or m.startswith(('latentcache.pipeline', 'latentcache.encoders'))]; "
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
