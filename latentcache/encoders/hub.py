@@ -1,14 +1,18 @@
-"""From a hub id to a folder of this disk: what the local hub cache holds is used as it is, else it is fetched.
+"""From a hub id to a folder on this disk.
 
-Decides whether a word is a hub id. Guarantee: the network is asked once, and never for what was meant as a path.
+Guarantee: a word that was meant as a path is never looked up on the network. The network is asked first, once: a
+local hub cache may hold a part of a repository or an old revision, and a recipe must not depend on that. Without a
+network the local hub cache is used if it holds everything that decides the recipe.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from latentcache.encoders.faults import first_line
 from latentcache.errors import ModelNotFoundError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -16,51 +20,63 @@ _HUB_TIMEOUT_S = 10.0
 
 
 def is_hub_id(word: str) -> bool:
-    """Whether a word that names nothing here could be ``org/name``."""
+    """True if a word that is not a path here could be ``org/name``."""
     return _HUB_ID.fullmatch(word) is not None and not word.startswith((".", "~"))
 
 
 def expanded(word: str) -> Path:
-    """With the home folder for ``~``; as it stands where there is no such user."""
+    """With the home folder for ``~``; unchanged if there is no such user."""
     try:
         return Path(word).expanduser()
     except RuntimeError:
         return Path(word)
 
 
-def snapshot(name: str, files: Sequence[str], is_whole: Callable[[Path], bool], *, what: str, flag: str) -> Path:
-    """Folder of a hub id.
+def hub_folder(
+    name: str,
+    files: Sequence[str],
+    is_complete: Callable[[Path], bool],
+    *,
+    what: str,
+    flag: str,
+    revision: str = "",
+) -> Path:
+    """Folder of a hub id, in the local hub cache.
 
     Args:
         name: ``org/name``.
-        files: Patterns of what is downloaded.
-        is_whole: Whether a folder of the local hub cache holds what is needed.
-        what: What it is, in a word.
-        flag: What a user names it with.
+        files: Patterns of the files to download.
+        is_complete: True if a folder of the local hub cache holds every file that decides the recipe.
+        what: ``model`` or ``tokenizer``.
+        flag: Option that takes the folder.
+        revision: Commit of an earlier build; if the local hub cache holds it, the network is not asked.
 
     Raises:
-        ModelNotFoundError: Not in the cache, and not within reach.
+        ModelNotFoundError: The network and the local hub cache lack it.
     """
     # Half a second that only users of a hub id should pay.
     from huggingface_hub import snapshot_download
 
-    try:
-        cached = Path(snapshot_download(name, local_files_only=True))
-        if is_whole(cached):
-            return cached
-    except (OSError, ValueError):
-        pass  # not in the cache: ask the network
+    with suppress(OSError, ValueError):
+        known = Path(snapshot_download(name, revision=revision, local_files_only=True)) if revision else None
+        if known is not None and is_complete(known):
+            return known
     try:
         return Path(snapshot_download(name, allow_patterns=[*files], etag_timeout=_HUB_TIMEOUT_S))
     except (OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"{name} is neither a folder here nor a {what} within reach",
-            where=name,
-            why=f"this machine is offline, or the repository does not exist or is closed: {first_line(error)}",
-            fix=f"where there is a network: `hf download {name} --local-dir FOLDER`; then {flag} FOLDER",
-        ) from error
+        failure = error
+    with suppress(OSError, ValueError):
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if is_complete(cached):
+            return cached
+    raise ModelNotFoundError(
+        f"{name}: neither a folder here nor a {what} that can be downloaded",
+        where=name,
+        why=f"this machine is offline, or the repository does not exist or is closed: {first_line(failure)}",
+        fix=f"on a machine with a network: `hf download {name} --local-dir FOLDER`; then {flag} FOLDER",
+    )
 
 
-def first_line(error: Exception) -> str:
-    """The first line of what an error says."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def revision_of(folder: Path) -> str:
+    """Commit of a folder of the local hub cache; empty for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else ""

@@ -1,7 +1,7 @@
 """Byte-level BPE by tiktoken's engine, fed with the ranks and the pattern of a ``tokenizer.json``.
 
 Decides which tokenizers can go this way: BPE over bytes, with the splitting of GPT-2, Llama 3, Qwen 2 or GPT-4o, no
-normaliser or NFC, and merges that agree with ranks. tiktoken merges any two neighbours whose bytes are a token, the
+normalizer or NFC, and merges that agree with ranks. tiktoken merges any two neighbours whose bytes are a token, the
 reference only pairs that are listed; both do the same exactly when merging the bytes of every token by lower ranks
 alone ends in a pair that is listed for it, and that is checked for every token. That both give the same ids is then
 also tried (``fastcheck``) before it is used. Needs the extra ``tokens``.
@@ -19,7 +19,7 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from latentcache.encoders.engines import Spans, runs_of
+from latentcache.encoders.text.engines import Spans, runs_of
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -58,7 +58,7 @@ class ByteRanks:
     added: tuple[tuple[str, int], ...]
     """Added tokens, taken before anything else."""
     nfc: bool
-    """Whether texts are brought into normal form C first."""
+    """True if texts are brought into normal form C first."""
 
 
 def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRanks | str:
@@ -75,7 +75,7 @@ def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRan
     if reason or not pattern:
         return reason or "its splitting into words is not one that is known to be the same in both engines"
     if normalizer and normalizer.get("type") != "NFC":
-        return f"its normaliser {normalizer.get('type')} is not known to the fast engine"
+        return f"its normalizer {normalizer.get('type')} is not known to the fast engine"
     ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()}, proven=proven)
     if isinstance(ranked, str):
         return ranked
@@ -91,7 +91,7 @@ def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRan
 
 
 class FastEngine:
-    """tiktoken's engine; an :class:`~latentcache.encoders.engines.Engine`.
+    """tiktoken's engine; an :class:`~latentcache.encoders.text.engines.Engine`.
 
     Args:
         ranks: From :func:`byte_ranks`.
@@ -114,7 +114,7 @@ class FastEngine:
         self._lengths = np.array(lengths, dtype=np.int64)
 
     def takes(self, text: str) -> bool:
-        """Whether a text may go this way: in the tokenizer's normal form already, and no endless run of blanks."""
+        """True if a text may go this way: in the tokenizer's normal form already, and no endless run of blanks."""
         if len(text) > _BLANKS and any(text[n : n + _BLANKS].isspace() for n in range(0, len(text), _BLANKS)):
             return False
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)

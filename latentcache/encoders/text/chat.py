@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.guard import CLOSE, ControlStrings, RenderedChat
+from latentcache.encoders.text.special import CLOSE, ControlStrings, RenderedChat
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Message, Record

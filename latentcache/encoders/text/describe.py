@@ -15,20 +15,20 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from latentcache.encoders.stub_tokeniser import stub_description
-from latentcache.encoders.tokenising import TokeniserDescription
+from latentcache.encoders.vae.builtin import stub_description
+from latentcache.encoders.text.protocol import TokenizerDescription
 from latentcache.encoders.tokenizer import load_tokenizer
 from latentcache.errors import UnsupportedModelError, UsageError
 from latentcache.identity.content import content_hash
 from latentcache.identity.template import CLOCK, pin_clock
 from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
 from latentcache.identity.tokenizer_files import LoadedTokenizer, read_template, token_ids
-from latentcache.token_recipe import LOSSES, TokenRecipe
+from latentcache.fields.input_ids import LOSSES, TokenRecipe
 
 _DEFAULT_DAY = date(2024, 7, 26)
 
 
-def describe_tokeniser(
+def describe_tokenizer(
     tokenizer: str,
     *,
     chat: bool,
@@ -38,8 +38,8 @@ def describe_tokeniser(
     add_bos: bool | None = None,
     add_eos: bool = True,
     split_control: bool = True,
-) -> TokeniserDescription:
-    """What a tokeniser makes of records; ``fastcheck.with_fast_path`` then says whether the fast path is right.
+) -> TokenizerDescription:
+    """What a tokenizer makes of records; ``fastcheck.with_fast_path`` then says whether the fast path is right.
 
     Args:
         tokenizer: Folder, ``tokenizer.json``, hub id, or ``stub`` (``stub:delay_ms=N``).
@@ -78,7 +78,7 @@ def describe_tokeniser(
     )
     if not chat:
         check_ends(recipe, tokenizer)
-    return TokeniserDescription(
+    return TokenizerDescription(
         recipe=recipe,
         tokenizer=text,
         chat_template=template,
@@ -100,7 +100,7 @@ def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: boo
     )
 
 
-def noted(description: TokeniserDescription, *, fast: bool, note: str) -> TokeniserDescription:
+def noted(description: TokenizerDescription, *, fast: bool, note: str) -> TokenizerDescription:
     """The description with a decision on the fast path and the sentence that says so."""
     return replace(description, fast=fast, notes=(*description.notes, note))
 
@@ -153,7 +153,7 @@ def _opened(text: str, word: str) -> Tokenizer:
 
 
 def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
-    """Whether the tokenizer itself begins a text with its begin token."""
+    """True if the tokenizer itself begins a text with its begin token."""
     bos = loaded.id_of("bos_token")
     said = loaded.config.get("add_bos_token")
     if isinstance(said, bool):

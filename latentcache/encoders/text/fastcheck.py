@@ -1,4 +1,4 @@
-"""Whether the fast engine gives the ids of the reference: tried before a build uses it, on its own first records.
+"""True if the fast engine gives the ids of the reference: tried before a build uses it, on its own first records.
 
 Three trials: every character of Unicode but the big uniform blocks, beside a letter, a digit and a sign; random
 documents of a fixed seed, made of what tokenizers disagree on; and the first megabyte of the data. One difference in
@@ -13,9 +13,9 @@ from itertools import islice
 
 import numpy as np
 
-from latentcache.encoders.describe_tokens import noted
-from latentcache.encoders.opening_tokens import open_both
-from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
+from latentcache.encoders.text.describe import noted
+from latentcache.encoders.text.opening import open_both
+from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
 from latentcache.sources.records import Record, record_size, text_record
 
 _FIRST_BYTES = 1 << 20
@@ -38,7 +38,7 @@ _PIECES = (
 )  # fmt: skip
 
 
-def with_fast_path(description: TokeniserDescription, records: Iterable[Record]) -> TokeniserDescription:
+def with_fast_path(description: TokenizerDescription, records: Iterable[Record]) -> TokenizerDescription:
     """The description with the fast engine on where it may be, and with the sentence that says what was found.
 
     Args:
@@ -49,28 +49,28 @@ def with_fast_path(description: TokeniserDescription, records: Iterable[Record])
         return description
     both = open_both(description)
     if isinstance(both, str):
-        return noted(description, fast=False, note=f"no fast tokenisation: {both}")
+        return noted(description, fast=False, note=f"no fast tokenization: {both}")
     reference, fast = both
     trials = (*_characters(), *_random_documents(_controls(description)), *_first(records))
     for start in range(0, len(trials), _BATCH):
         batch = trials[start : start + _BATCH]
-        pairs = zip(batch, reference.tokenise(batch), fast.tokenise(batch), strict=True)
+        pairs = zip(batch, reference.tokenize(batch), fast.tokenize(batch), strict=True)
         different = next((record for record, one, other in pairs if not _same(one, other)), None)
         if different is not None:
             place = f"{different.source}:{different.line}"
-            note = f"no fast tokenisation: it gave other ids than the tokenizer for {place}"
+            note = f"no fast tokenization: it gave other ids than the tokenizer for {place}"
             return noted(description, fast=False, note=note)
-    note = f"fast tokenisation: the same ids as the tokenizer's for {len(trials)} documents"
+    note = f"fast tokenization: the same ids as the tokenizer's for {len(trials)} documents"
     return noted(description, fast=True, note=note)
 
 
 def _same(one: object, other: object) -> bool:
-    if not isinstance(one, TokenisedDocument) or not isinstance(other, TokenisedDocument):
+    if not isinstance(one, TokenizedDocument) or not isinstance(other, TokenizedDocument):
         return one == other
     return np.array_equal(one.ids, other.ids) and np.array_equal(one.runs, other.runs)
 
 
-def _controls(description: TokeniserDescription) -> list[str]:
+def _controls(description: TokenizerDescription) -> list[str]:
     return [token for _, token in description.special]
 
 

@@ -1,4 +1,4 @@
-"""What the pipeline knows of tokenisation: records in, ids and runs with loss out. No tokenizer library here."""
+"""What the pipeline knows of tokenization: records in, ids and runs with loss out. No tokenizer library here."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from latentcache.sources.records import Record
 from latentcache.sources.sample import Refusal
-from latentcache.token_recipe import TokenRecipe
+from latentcache.fields.input_ids import TokenRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenisedDocument:
+class TokenizedDocument:
     """One record as tokens."""
 
     content: bytes
@@ -28,20 +28,20 @@ class TokenisedDocument:
     """Control strings that stand in its content as text."""
 
 
-class Tokeniser(Protocol):
+class RecordTokenizer(Protocol):
     """Turns records into documents. Made in each process from a description, never sent between processes."""
 
     @property
     def recipe(self) -> TokenRecipe:
         """What it makes of a record."""
 
-    def tokenise(self, records: Sequence[Record]) -> list[TokenisedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
         """One result for each record, in their order. The result of one does not depend on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokeniserDescription:
-    """All that a process needs to make a tokeniser; text only, so it can be sent to any process.
+class TokenizerDescription:
+    """All that a process needs to make a tokenizer; text only, so it can be sent to any process.
 
     The text of ``tokenizer.json`` is in it rather than its path: every worker uses the bytes that were fingerprinted,
     whatever happens to the file meanwhile.
@@ -55,7 +55,7 @@ class TokeniserDescription:
     special: tuple[tuple[str, str], ...] = ()
     """Names that templates know special tokens by, as (``bos_token``, ``<s>``)."""
     fast: bool = False
-    """Whether byte-level BPE goes through the fast engine; ``fastcheck.verify_fast`` decides, and nothing else."""
+    """True if byte-level BPE goes through the fast engine; ``fastcheck.verify_fast`` decides, and nothing else."""
     delay_ms: int = 0
     """Of the stub: how long it sleeps for each record."""
     parts: tuple[tuple[str, str], ...] = ()

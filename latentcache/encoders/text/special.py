@@ -102,7 +102,7 @@ def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, A
     added = [
         {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
     ]
-    # Matched before normalisation, which could take the noncharacters away.
+    # Matched before normalization, which could take the noncharacters away.
     added = [{**token, "normalized": False} if token["special"] else token for token in added]
     return {**unguarded(tokenizer), "model": model, "added_tokens": added}
 

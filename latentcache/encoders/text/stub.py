@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
+from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
 from latentcache.identity.content import json_hash
 from latentcache.sources.records import Message, Record
 from latentcache.sources.sample import Refusal
-from latentcache.token_recipe import TokenRecipe
+from latentcache.fields.input_ids import TokenRecipe
 
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
@@ -26,7 +26,7 @@ _VERSION = 1
 
 def stub_description(
     *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True, delay_ms: int = 0
-) -> TokeniserDescription:
+) -> TokenizerDescription:
     """What the stub makes of a record.
 
     Args:
@@ -47,17 +47,17 @@ def stub_description(
         eos_id=_EOS,
         pad_id=_PAD,
     )
-    return TokeniserDescription(recipe=recipe, delay_ms=delay_ms)
+    return TokenizerDescription(recipe=recipe, delay_ms=delay_ms)
 
 
-class StubTokeniser:
-    """A :class:`~latentcache.encoders.tokenising.Tokeniser` of bytes.
+class StubTokenizer:
+    """A :class:`~latentcache.encoders.text.protocol.RecordTokenizer` of bytes.
 
     Args:
         description: From :func:`stub_description`.
     """
 
-    def __init__(self, description: TokeniserDescription) -> None:
+    def __init__(self, description: TokenizerDescription) -> None:
         self._recipe = description.recipe
         self._delay_s = description.delay_ms / 1000
 
@@ -66,18 +66,18 @@ class StubTokeniser:
         """What it makes of a record."""
         return self._recipe
 
-    def tokenise(self, records: Sequence[Record]) -> list[TokenisedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
         """One document for each record."""
         time.sleep(self._delay_s * len(records))
         return [self._document(record) for record in records]
 
-    def _document(self, record: Record) -> TokenisedDocument:
+    def _document(self, record: Record) -> TokenizedDocument:
         if record.messages is None:
             ids = [*[_BOS] * self._recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self._recipe.add_eos]
             runs = [(0, len(ids))] if ids else []
         else:
             ids, runs = _turns(record.messages, self._recipe.loss == "all")
-        return TokenisedDocument(
+        return TokenizedDocument(
             content=record.content,
             ids=np.array(ids, dtype=self._recipe.dtype),
             runs=np.array(runs, dtype=np.uint32).reshape(-1, 2),

@@ -1,4 +1,4 @@
-"""The tokeniser of real tokenizers: texts and conversations to ids and runs, by the reference or the fast engine.
+"""The tokenizer of real tokenizers: texts and conversations to ids and runs, by the reference or the fast engine.
 
 Guarantee: the result of a record depends on the record and the description alone: not on the engine, on what stands
 beside it in a batch, nor on the process. Control strings in a text are counted, and stay text unless the recipe says
@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.engines import Engine, ReferenceEngine, Spans
-from latentcache.encoders.guard import CLOSE, MARK, OPEN, ControlStrings, RenderedChat, guarded, unguarded
-from latentcache.encoders.tokenising import TokenisedDocument, TokeniserDescription
+from latentcache.encoders.text.engines import Engine, ReferenceEngine, Spans
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, ControlStrings, RenderedChat, guarded, unguarded
+from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.sources.causes import hint_for
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Record
 from latentcache.sources.sample import Refusal
-from latentcache.token_recipe import TokenRecipe
+from latentcache.fields.input_ids import TokenRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FastChoice(Engine, Protocol):
     """An engine that may leave texts to the reference."""
 
     def takes(self, text: str) -> bool:
-        """Whether a text may go through it."""
+        """True if a text may go through it."""
 
 
 class Renderer(Protocol):
@@ -61,8 +61,8 @@ class Renderer(Protocol):
         """A conversation as text with what is learned, or ``UnusableSampleError``."""
 
 
-class TextTokeniser:
-    """A :class:`~latentcache.encoders.tokenising.Tokeniser`.
+class TextTokenizer:
+    """A :class:`~latentcache.encoders.text.protocol.RecordTokenizer`.
 
     Args:
         description: What to do; its ``tokenizer`` is not empty.
@@ -73,7 +73,7 @@ class TextTokeniser:
         UnsupportedModelError: The control tokens cannot be told from text in this tokenizer.
     """
 
-    def __init__(self, description: TokeniserDescription, parts: EngineParts, fast: FastChoice | None = None) -> None:
+    def __init__(self, description: TokenizerDescription, parts: EngineParts, fast: FastChoice | None = None) -> None:
         self._recipe = description.recipe
         self._control = parts.control
         self._reference = ReferenceEngine(json.dumps(parts.tokenizer), self._recipe.dtype)
@@ -87,15 +87,15 @@ class TextTokeniser:
         """What it makes of a record."""
         return self._recipe
 
-    def beside(self, fast: FastChoice) -> TextTokeniser:
+    def beside(self, fast: FastChoice) -> TextTokenizer:
         """The same with a fast engine; both share all else, which is only read."""
         other = copy.copy(self)
         other._fast = fast
         return other
 
-    def tokenise(self, records: Sequence[Record]) -> list[TokenisedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
         """One result for each record, in their order."""
-        results: list[TokenisedDocument | Refusal | None] = []
+        results: list[TokenizedDocument | Refusal | None] = []
         prepared: list[_Prepared] = []
         for record in records:
             try:
@@ -133,9 +133,9 @@ class TextTokeniser:
         spans = list(zip(places[::2], places[1::2], strict=True))
         return _Prepared(record, text, None if self._recipe.loss == "all" else spans, controls)
 
-    def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenisedDocument]:
+    def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenizedDocument]:
         """Ids and runs, each kind of text together: the engine works on batches."""
-        made: dict[int, TokenisedDocument] = {}
+        made: dict[int, TokenizedDocument] = {}
         takes = self._fast.takes if self._fast else _never
         for engine, fits in ((self._fast, True), (self._reference, False)):
             if engine is None:
@@ -150,7 +150,7 @@ class TextTokeniser:
                 made[number] = _document(prepared[number], ids, runs)
         return [made[number] for number in range(len(prepared))]
 
-    def _whole(self, item: _Prepared, ids: NDArray[np.generic]) -> TokenisedDocument:
+    def _whole(self, item: _Prepared, ids: NDArray[np.generic]) -> TokenizedDocument:
         """A document all of which carries loss; a text gets its ends."""
         if item.record.messages is None:
             recipe = self._recipe
@@ -181,7 +181,7 @@ class TextTokeniser:
                 )
 
 
-def engine_parts(description: TokeniserDescription) -> EngineParts:
+def engine_parts(description: TokenizerDescription) -> EngineParts:
     """What the engines of a description are made of. Cost: 0.1 s for 30 000 entries."""
     tokenizer = json.loads(description.tokenizer)
     control = ControlStrings(tokenizer)
@@ -189,12 +189,12 @@ def engine_parts(description: TokeniserDescription) -> EngineParts:
     return EngineParts(control, guarded(tokenizer, control.ids) if split else unguarded(tokenizer))
 
 
-def _renderer(description: TokeniserDescription, control: ControlStrings) -> Renderer | None:
+def _renderer(description: TokenizerDescription, control: ControlStrings) -> Renderer | None:
     recipe = description.recipe
     if not description.chat_template:
         return None
     # transformers, which plain texts never need.
-    from latentcache.encoders.chat import ChatRenderer
+    from latentcache.encoders.text.chat import ChatRenderer
 
     return ChatRenderer(
         description.chat_template,
@@ -209,8 +209,8 @@ def _never(text: str) -> bool:
     return False
 
 
-def _document(item: _Prepared, ids: NDArray[np.generic], runs: NDArray[np.uint32]) -> TokenisedDocument:
-    return TokenisedDocument(content=item.record.content, ids=ids, runs=runs, control_strings=item.controls)
+def _document(item: _Prepared, ids: NDArray[np.generic], runs: NDArray[np.uint32]) -> TokenizedDocument:
+    return TokenizedDocument(content=item.record.content, ids=ids, runs=runs, control_strings=item.controls)
 
 
 def _refused(record: Record, error: UnusableSampleError) -> Refusal:

@@ -1,14 +1,14 @@
-"""Attention over very many positions in bounded memory, whatever class of the model calls it.
+"""Attention over many positions in bounded memory, for every class of model.
 
-The middle block of an f8 autoencoder attends over all cells of a picture with one head of 512 channels: 16,384
-positions at 1024 x 1024, for which FlashAttention (256 channels at most) has no kernel. Where nothing but plain
-matrix products is left, their score matrix of 537 MB (float16) decides how many pictures fit.
+The middle block of an f8 autoencoder attends over all cells of an image with one head of 512 channels: 16,384
+positions at 1024 x 1024, for which FlashAttention (256 channels at most) has no kernel. If only plain matrix
+products are left, their score matrix of 537 MB (float16) limits the batch.
 
-Decides, once for each shape, how such a call is done: as it is where a fused kernel exists, or in chunks of queries
-whose scores take at most 256 MiB. On CUDA a short probe times both, on the CPU memory alone decides (its fused kernel
-has no limit of channels). All calls of ``F.scaled_dot_product_attention`` inside ``encode`` are seen, so the classes
-of all families are served by one rule. Guarantee: equal to the plain call to rounding; scores are float32.
-Cost: some microseconds per call of torch while a shape is new, or where chunks are used; nothing elsewhere.
+Chosen once per shape: the plain call if a fused kernel exists, or chunks of queries whose scores take at most
+256 MiB. On CUDA a short probe times both, on the CPU memory alone decides (its fused kernel
+has no limit of channels). All calls of ``F.scaled_dot_product_attention`` inside ``encode`` are seen, so one rule
+serves the classes of all families. Guarantee: equal to the plain call to rounding; scores are float32.
+Cost: some microseconds per call of torch for a new shape and for chunks; otherwise none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCORE_BYTES = 4
 
 @dataclass(slots=True)
 class Attention:
-    """How calls of one encoder are done.
+    """Attention calls of one encoder.
 
     Args:
         cap_bytes: Bytes of scores held at once.
@@ -51,7 +51,7 @@ class Attention:
 
     @contextmanager
     def watching(self, shape: tuple[int, ...]) -> Iterator[None]:
-        """What is encoded here has pixels of this shape; a shape without long attention is not watched again."""
+        """Encode pixels of this shape inside; a shape without long attention is not watched again."""
         if shape in self._left_alone:
             yield
             return
@@ -69,7 +69,7 @@ class Attention:
         return in_chunks(query, key, value, options.get("scale"), self.cap_bytes)
 
     def _chunks(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> bool:
-        """Whether a call is done in chunks; what was found is remembered."""
+        """True if a call is done in chunks; the answer is remembered."""
         if _score_bytes(query, key) <= self.cap_bytes or not _is_plain(query, key, options):
             return False
         signature = (query.device, query.dtype, query.shape[-1], query.shape[-2], key.shape[-2])
@@ -79,7 +79,7 @@ class Attention:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every call of torch, and hands over those of attention."""
+    """Sees every call of torch, and redirects attention calls."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _Watch(TorchFunctionMode):
 
 
 def chunks_are_better(query: Tensor, key: Tensor, value: Tensor, cap_bytes: int = CAP_BYTES) -> bool:
-    """Whether chunks are to be used: no fused kernel takes these tensors or, on CUDA, it is slower than chunks."""
+    """True if chunks are to be used: no fused kernel takes these tensors or, on CUDA, it is slower than chunks."""
     one = query[:1], key[:1], value[:1]
     if query.device.type != "cuda":
         few = tuple(tensor[..., :64, :] for tensor in one)  # the kernel does not depend on their number
@@ -133,12 +133,12 @@ def in_chunks(query: Tensor, key: Tensor, value: Tensor, scale: float | None, ca
 
 def _scores(queries: Tensor, keys: Tensor) -> Tensor:
     """(B, l, S) in float32: a score rounded to bfloat16 would be off by up to a tenth."""
-    turned = keys.transpose(-2, -1)
+    transposed = keys.transpose(-2, -1)
     if queries.dtype == torch.float32:
-        return torch.bmm(queries, turned)
+        return torch.bmm(queries, transposed)
     if queries.device.type == "cuda":
-        return torch.bmm(queries, turned, out_dtype=torch.float32)
-    return torch.bmm(queries.float(), turned.float())
+        return torch.bmm(queries, transposed, out_dtype=torch.float32)
+    return torch.bmm(queries.float(), transposed.float())
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _timed(call: Callable[[], Tensor], device: torch.device, calls: int = _CALLS) -> float | None:
-    """Seconds of the fastest call; None where it cannot be done."""
+    """Seconds of the fastest call; None if it fails."""
     best = math.inf
     try:
         for _ in range(calls + 1):
@@ -166,7 +166,7 @@ def _score_bytes(query: Tensor, key: Tensor) -> int:
 
 
 def _is_plain(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> bool:
-    """Whether a call is one that chunks can do: no mask, no dropout, not causal, as many heads of keys."""
+    """True if a call is one that chunks can do: no mask, no dropout, not causal, as many heads of keys."""
     used = [value for name, value in options.items() if name != "scale"]
     unused = all(not isinstance(value, Tensor) and value in (None, False, 0.0) for value in used)
     return unused and query.shape[:-2] == key.shape[:-2] and query.device.type != "meta"

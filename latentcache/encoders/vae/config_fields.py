@@ -1,7 +1,7 @@
-"""What a diffusers configuration says about a latent: channels, factor, size multiple, normalisation, identity.
+"""Read a diffusers configuration: channels, factor, size multiple, normalization and identity of its latents.
 
-Decides which fields of a configuration move the bytes that ``encode`` gives (they are hashed into the identity)
-and which only say how latents are read (they are not, so mending a scaling factor encodes nothing again).
+Fields that move the bytes of ``encode`` are hashed into the identity; fields that only say how latents are read are
+not, so a corrected scaling factor encodes nothing again.
 Pure functions of a parsed ``config.json`` and, for two families, of a few small tensors in the weights.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.families import Family
+from latentcache.encoders.vae.families import Family
 from latentcache.errors import UnsupportedModelError
+from latentcache.fields.latents import Normalization
 from latentcache.identity.content import json_hash
-from latentcache.recipe import Normalisation
 
 Config = Mapping[str, Any]
 ReadTensor = Callable[[str], NDArray[np.float32]]
@@ -29,13 +29,13 @@ _READ_ONLY = {
     *("out_channels", "out_ch", "sample_size", "sample_height", "sample_width", "force_upcast", "dropout"),
     *("use_post_quant_conv", "upsample_match_channel", "timestep_conditioning", "num_dec_blocks"),
 }
-#: What Mochi calls its colours: three, and twelve Fourier features that its ``encode`` makes of them.
-_MOCHI_COLOURS = 15
+#: Color channels of Mochi: three, and twelve Fourier features that its ``encode`` makes of them.
+_MOCHI_COLORS = 15
 _DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per_up_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class LatentShape:
     """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels."""
 
     channels: int
@@ -43,11 +43,11 @@ class Facts:
     multiple: int
 
 
-def facts_of(family: Family, config: Config, where: str) -> Facts:
+def shape_of(family: Family, config: Config, where: str) -> LatentShape:
     """Channels, factor and size multiple of a configuration.
 
     Raises:
-        UnsupportedModelError: A field is missing or cannot be, or the model does not take RGB pictures.
+        UnsupportedModelError: A field is missing or impossible, or the model does not take RGB images.
     """
     patch = _number(_field(family, config, family.patch), default=1)
     factor, channels = _factor(family, config), _number(_field(family, config, family.channels), default=0)
@@ -58,21 +58,21 @@ def facts_of(family: Family, config: Config, where: str) -> Facts:
             why=f"looked for the fields: {family.channels}; {family.factor}",
             fix="use the config.json that was published with the model",
         )
-    colours = _number(_field(family, config, family.colours), default=3)
-    if colours not in (3, 3 * patch * patch, _MOCHI_COLOURS):
+    colors = _number(_field(family, config, family.colors), default=3)
+    if colors not in (3, 3 * patch * patch, _MOCHI_COLORS):
         raise UnsupportedModelError(
-            f"{_class(config)} with {colours} input channels does not take RGB pictures",
+            f"{_class(config)} with {colors} input channels does not take RGB images",
             where=where,
-            fix="give the VAE that encodes the pictures of your model",
+            fix="give the VAE that encodes the images of your model",
         )
     packs = family.packs_from is not None and channels >= family.packs_from
-    return Facts(channels=channels, factor=factor * patch, multiple=factor * patch * (2 if packs else 1))
+    return LatentShape(channels=channels, factor=factor * patch, multiple=factor * patch * (2 if packs else 1))
 
 
 def config_hash(family: Family, config: Config, *, tiling: bool = False) -> str:
     """Hex hash of the class and of the fields that ``encode`` uses, defaults filled in.
 
-    The size of a tile counts where pictures are encoded in tiles; without, the hash knows nothing of it.
+    The size of a tile is part of the hash only if images are encoded in tiles.
     """
     if family.generic:
         names = [n for n in config if n not in _READ_ONLY and not n.startswith(_DECODER_PREFIXES)]
@@ -84,32 +84,32 @@ def config_hash(family: Family, config: Config, *, tiling: bool = False) -> str:
     return json_hash({"class": _class(config), "fields": fields}).hex()
 
 
-def normalisation_of(family: Family, config: Config, read_tensor: ReadTensor) -> Normalisation:
-    """How latents of this model are normalised when they are read.
+def normalization_of(family: Family, config: Config, read_tensor: ReadTensor) -> Normalization:
+    """Normalization of this model's latents at read.
 
     Per-channel means win over a scale wherever a configuration has them, as in the diffusers pipelines:
     ``(z - mean) * scaling_factor / std``.
     """
-    if family.normalisation == "batch-norm":
+    if family.normalization == "batch-norm":
         return _batch_norm(family, config, read_tensor)
     mean, std = _field(family, config, "latents_mean"), _field(family, config, "latents_std")
     scale, shift = (_field(family, config, name) for name in ("scaling_factor", "shift_factor"))
-    if family.normalisation == "buffers":
+    if family.normalization == "buffers":
         mean, std = read_tensor("latents_mean").tolist(), read_tensor("latents_std").tolist()
     if family.generic and mean and std:
         channels = _number(_field(family, config, family.channels), default=0)
         mean, std = _first_frame(mean, channels), _first_frame(std, channels)
     if mean and std:
-        return Normalisation(kind="mean-std", mean=_floats(mean), std=_floats(std), scale=float(scale or 1.0))
+        return Normalization(kind="mean-std", mean=_floats(mean), std=_floats(std), scale=float(scale or 1.0))
     if scale is None and shift is None:
-        return Normalisation()
-    return Normalisation(kind="scale-shift", scale=float(scale or 1.0), shift=float(shift or 0.0))
+        return Normalization()
+    return Normalization(kind="scale-shift", scale=float(scale or 1.0), shift=float(shift or 0.0))
 
 
-def _batch_norm(family: Family, config: Config, read_tensor: ReadTensor) -> Normalisation:
+def _batch_norm(family: Family, config: Config, read_tensor: ReadTensor) -> Normalization:
     """``(z - running_mean) / sqrt(running_var + eps)`` over 2x2 patches (diffusers pipeline_flux2.py)."""
     variance = read_tensor("bn.running_var").astype(np.float64) + _field(family, config, "batch_norm_eps")
-    return Normalisation(
+    return Normalization(
         kind="batch-norm",
         mean=_floats(read_tensor("bn.running_mean").tolist()),
         std=_floats(np.sqrt(variance).tolist()),

@@ -1,50 +1,116 @@
-"""What a model is, found out without loading it: its spec, its files, its precision.
+"""Describe a model without loading it: its spec, its files, its precision; and the recipe of latents made with it.
 
-Decides identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode``
-uses. Guarantee: the class comes from ``config.json``, never from a name; everything that makes a model
-unusable and can be seen in its files is said here, before torch is imported. Cost: reading the encoder's
-weights once at disk speed (a 335 MB VAE: a fraction of a second).
+Identity: the fingerprint of the encoder half and the hash of the configuration fields that ``encode`` uses.
+Guarantee: the class comes from ``config.json``, never from a name; every reason that makes a model unusable and that
+its files show is an error here, before torch is imported. Cost: reading the encoder's weights once at disk speed (a
+335 MB
+VAE: a fraction of a second); not again while the stat of the files is the one in the provenance of the last build.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders import demo, stub, weights
-from latentcache.encoders.facts import config_hash, facts_of, normalisation_of
-from latentcache.encoders.families import Family, family_of
-from latentcache.encoders.layouts import encoder_names
-from latentcache.encoders.locate import Located, locate
-from latentcache.encoders.posterior import require_posterior
-from latentcache.encoders.storage import STORAGE_TYPES
-from latentcache.errors import EncoderError, UnsupportedModelError, UsageError
-from latentcache.recipe import POSTERIORS, EncoderSpec, Normalisation
+from latentcache.encoders.vae import builtin, weights
+from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
+from latentcache.encoders.vae.families import Family, family_of
+from latentcache.encoders.vae.locate import Located, locate
+from latentcache.encoders.vae.storage import require_posterior
+from latentcache.encoders.versions import installed
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.fields.latents import (
+    EncoderSpec,
+    LatentsRecipe,
+    LatentsSettings,
+    Normalization,
+    PixelProfile,
+    geometry_of,
+    pixels_of,
+)
+from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.identity.content import json_hash
+from latentcache.identity.stat import StatMemo
 
-#: Compute types that can be asked for.
-COMPUTE_TYPES = ("auto", "float32", "float16", "bfloat16")
+DEFAULT_MODEL = "demo"
+_LIBRARIES = ("torch", "diffusers", "numpy", "pillow", "simplejpeg")
+_DECODERS = ("pillow", "simplejpeg")
+_PROBE = "latentcache.encoders.vae.probe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """All that is needed to open an encoder, and to name what it makes."""
+    """Everything that opens an encoder, and the names of its results."""
 
     label: str
-    """What the user called it."""
+    """The model, as the user called it."""
     kind: Literal["demo", "stub", "diffusers"]
     spec: EncoderSpec
     weights: tuple[Path, ...] = ()
     config_path: Path | None = None
     force_upcast: bool = False
-    """Whether the configuration warns of overflow in float16."""
+    """True if the configuration warns of overflow in float16."""
     delay_ms: int = 0
-    """Pause per picture of the stub; not part of its identity."""
+    """Pause per image of the stub; not part of its identity."""
+    revision: str = ""
+    """Commit of a hub repository."""
+    memo: Mapping[str, Any] | None = None
+    """Stats of the weights and their fingerprint; see :func:`_fingerprint`."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values, to open it in a worker."""
+        paths = {"weights": [str(path) for path in self.weights], "config_path": _text(self.config_path)}
+        return {**asdict(self), **paths, "memo": None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ModelDescription:
+        """Inverse of :meth:`as_json`."""
+        paths = {"weights": tuple(map(Path, data["weights"])), "spec": EncoderSpec.from_json(data["spec"])}
+        config = Path(data["config_path"]) if data["config_path"] else None
+        return cls(**{**data, **paths, "config_path": config})
+
+    @property
+    def needs_torch(self) -> bool:
+        """True for every real model."""
+        return self.kind == "diffusers"
+
+
+def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """The recipe that settings, model and cache give. Settings that were not given follow the cache.
+
+    An existing cache keeps its choices, so the same command on another machine, with another torch or without its
+    flags does not encode everything again; a new cache gets the best of this machine.
+
+    Raises:
+        RecipeError: The settings leave no bucket.
+        EncoderError: The model cannot be used.
+        DeviceError: The device failed while the precision was probed.
+    """
+    before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
+    if context.check and before is not None and settings.model is None and not context.check_encoder:
+        given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
+        given |= {"posterior": settings.latents, "tiling": settings.tiling}
+        changes = {name: value for name, value in given.items() if value not in (None, "auto")}
+        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels)
+        return Described(recipe=recipe, label=str(cached.provenance.get("model", "")), provenance=cached.provenance)
+    description = _described(settings, before, cached, context)
+    profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
+    recipe = _recipe(settings, before, description.spec, profile)
+    return Described(
+        recipe=recipe,
+        label=description.label,
+        producer={"model": description.as_json(), "fold": context.fold},
+        provenance=_provenance(description, context),
+        needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
+        demo=description.kind == "demo",
+    )
 
 
 def describe_model(
@@ -54,56 +120,58 @@ def describe_model(
     storage_dtype: str = "float16",
     posterior: str = "mode",
     tiling: bool = False,
-    device: str = "auto",
     config: str | None = None,
-    has_cuda: bool = False,
+    on_cuda: bool = False,
+    known: Mapping[str, Any] | None = None,
 ) -> ModelDescription:
     """Describe a model without loading it.
 
     Args:
         model: ``demo``; ``stub`` or ``stub:delay_ms=N``; a VAE or pipeline folder; a ``.safetensors`` file; a hub id.
-        compute_dtype: ``auto`` or one of float32, float16, bfloat16. ``auto`` is float32 off CUDA; on CUDA
-            float16 (eight times closer to float32 than bfloat16), bfloat16 where the configuration says force_upcast.
+        compute_dtype: ``auto`` is float32 off CUDA; on CUDA float16 (eight times closer to float32 than bfloat16),
+            bfloat16 if the configuration says ``force_upcast``.
         storage_dtype: float16, bfloat16 or float32.
-        posterior: What is stored of it: mode, sample or moments.
-        tiling: Encode large pictures in tiles, as the class itself does. Other latents than of whole pictures.
-        device: ``auto``, ``cpu`` or a torch device.
+        posterior: The part that is stored: mode, sample or moments.
+        tiling: Encode large images in tiles, as the class itself does. Other latents than of whole images.
         config: ``config.json`` for weights that have none beside them.
-        has_cuda: Whether ``device="auto"`` will find a CUDA device (:func:`cuda_available`).
+        on_cuda: True if the encoder runs on a CUDA device.
+        known: Provenance of an earlier build, with its memo of the weights.
 
     Raises:
-        UsageError: An unknown type or stub option.
+        UsageError: An unknown stub option.
         ModelNotFoundError: No such model.
-        UnsupportedModelError: No picture encoder, or one without what was asked for, or a damaged file.
-        EncoderError: A lone file without configuration, or a tensor that is not there.
+        UnsupportedModelError: Not an image encoder, or without a requested ability, or a damaged file.
+        EncoderError: A lone file without configuration, or a tensor that is missing.
     """
-    _check_choice("--storage-dtype", storage_dtype, tuple(STORAGE_TYPES))
-    _check_choice("--compute-dtype", compute_dtype, COMPUTE_TYPES)
-    _check_choice("--latents", posterior, POSTERIORS)
-    if tiling and (model == "demo" or model.partition(":")[0] == "stub"):
+    name = model.partition(":")[0]
+    if tiling and name in ("demo", "stub"):
         raise no_tiling(model)
     if model == "demo":
         require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
-        return ModelDescription(label=model, kind="demo", spec=demo.demo_spec(storage_dtype))
-    if model.partition(":")[0] == "stub":
-        return ModelDescription(
-            label=model, kind="stub", spec=stub.stub_spec(storage_dtype, posterior), delay_ms=_stub_delay(model)
-        )
-    located = locate(model, config)
+        return ModelDescription(label=model, kind="demo", spec=builtin.demo_spec(storage_dtype))
+    if name == "stub":
+        delay, spec = _stub_delay(model), builtin.stub_spec(storage_dtype, posterior)
+        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay)
+    known = known or {}
+    located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
     force_upcast = bool(located.config.get("force_upcast", False))
-    compute = _compute_type(compute_dtype, on_cuda=_on_cuda(device, has_cuda), force_upcast=force_upcast)
+    if compute_dtype == "auto":
+        compute_dtype = ("bfloat16" if force_upcast else "float16") if on_cuda else "float32"
+    spec, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
         kind="diffusers",
-        spec=_spec(located, compute_dtype=compute, storage_dtype=storage_dtype, posterior=posterior, tiling=tiling),
+        spec=replace(spec, compute_dtype=compute_dtype, storage_dtype=storage_dtype),
         weights=located.weights,
         config_path=located.config_path,
         force_upcast=force_upcast,
+        revision=located.revision,
+        memo=memo,
     )
 
 
 def cuda_available() -> bool:
-    """Whether this machine seems to have a usable CUDA device, without asking torch. Never raises."""
+    """True if this machine seems to have a usable CUDA device, without asking torch. Never raises."""
     if Path("/dev/nvidia0").exists():
         return True
     try:
@@ -117,41 +185,144 @@ def cuda_available() -> bool:
 def no_tiling(family: str) -> UnsupportedModelError:
     """The error for an encoder that cannot encode in tiles."""
     return UnsupportedModelError(
-        f"{family} cannot encode in tiles",
-        where="--tiling",
+        f"--tiling: {family} cannot encode in tiles",
         why="its class has no tiled encode",
-        fix="leave --tiling out; a batch that does not fit is halved, down to one picture",
+        fix="leave --tiling out; a batch that does not fit is halved, down to one image",
         slug="no-tiling",
     )
 
 
-def _spec(located: Located, *, compute_dtype: str, storage_dtype: str, posterior: str, tiling: bool) -> EncoderSpec:
+def _described(
+    settings: LatentsSettings, before: LatentsRecipe | None, cached: Cached, context: DescribeContext
+) -> ModelDescription:
+    """The model, with the precision of the cache or the best one of this machine."""
+    made, old = cached.provenance, before.encoder if before else None
+    on_cuda = not context.check and _on_cuda(context.device)
+    try:
+        description = describe_model(
+            settings.model or str(made.get("model") or DEFAULT_MODEL),
+            compute_dtype=settings.compute_dtype or "auto",
+            storage_dtype=settings.storage_dtype or (old.storage_dtype if old else "float16"),
+            posterior=settings.latents or (old.posterior if old else "mode"),
+            tiling=_tiling(settings, old),
+            config=settings.model_config or (made.get("model_config") if settings.model is None else None),
+            on_cuda=on_cuda,
+            known=made,
+        )
+    except ModelNotFoundError as error:
+        if settings.model is None and context.check:
+            error.fix = "give its present place with --model; without --reencode a check needs no model"
+        raise
+    if settings.compute_dtype not in (None, "auto"):
+        return description
+    compute = description.spec.compute_dtype
+    if old is not None and (context.check or _same_weights(description.spec, old)):
+        compute = old.compute_dtype
+    elif on_cuda and description.needs_torch and context.ask is not None:
+        found = context.ask(f"{_PROBE}:find_precision", model=description.as_json(), fold=context.fold)
+        compute = str(found["compute_dtype"])
+        if found["why"]:
+            context.warn(f"computing in {compute}: {found['why']}")
+    return replace(description, spec=replace(description.spec, compute_dtype=compute))
+
+
+def _recipe(
+    settings: LatentsSettings, before: LatentsRecipe | None, encoder: EncoderSpec, profile: PixelProfile
+) -> LatentsRecipe:
+    geometry = geometry_of(settings, before, encoder.multiple)
+    geometry.tables()
+    return LatentsRecipe(geometry=geometry, pixels=pixels_of(settings, profile), encoder=encoder)
+
+
+def _best_resample(settings: LatentsSettings, description: ModelDescription, context: DescribeContext) -> str:
+    """Torch's resize is 4 times cheaper than Pillow's, but importing torch for a numpy encoder is not."""
+    if settings.resample not in (None, "auto") or not description.needs_torch or context.ask is None:
+        return PixelProfile().resample
+    return "lanczos-u8" if context.ask(f"{_PROBE}:can_resample") else "lanczos-pil"
+
+
+def _provenance(description: ModelDescription, context: DescribeContext) -> dict[str, Any]:
+    """Model, fold and versions for the manifest; the model so that a later build finds it again."""
+    path = Path(description.label)
+    here = description.needs_torch and path.expanduser().exists()
+    lone = here and path.expanduser().is_file()
+    return {
+        "model": str(path.expanduser().resolve()) if here else description.label,
+        "model_config": str(description.config_path.resolve()) if lone and description.config_path else None,
+        "revision": description.revision,
+        "fold": context.fold,
+        "weights": description.memo,
+        "libraries": installed(_LIBRARIES),
+        "decoders": installed(_DECODERS),
+    }
+
+
+def _tiling(settings: LatentsSettings, old: EncoderSpec | None) -> bool:
+    """As given. A cache keeps its tiles, but another model does not inherit them: it may have none."""
+    if settings.tiling is not None:
+        return settings.tiling
+    return old is not None and old.tiling and settings.model is None
+
+
+def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:
+    return (asked.family, asked.fingerprint, asked.config) == (cached.family, cached.fingerprint, cached.config)
+
+
+def _on_cuda(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and cuda_available())
+
+
+def _spec(
+    located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
+) -> tuple[EncoderSpec, dict[str, Any]]:
+    """Spec of the files, and the memo of their fingerprint."""
     where = str(located.config_path)
     class_name = located.config["_class_name"]
     family = family_of(class_name, where)
     if family.output in ("latent", "latents"):
-        require_posterior(class_name, posterior, "it gives one latent for a picture and no distribution")
+        require_posterior(class_name, posterior, "it gives one latent for an image and no distribution")
     if tiling and not family.tiles:
         raise no_tiling(class_name)
-    facts = facts_of(family, located.config, where)
+    shape = shape_of(family, located.config, where)
     tensors = weights.read_headers(located.weights)
     names = _encoder_half(family, tensors, located)
-    normalisation = _normalisation(family, located, names, tensors)
-    _check_length(normalisation, facts.channels, where)
-    return EncoderSpec(
+    normalization = _normalization(family, located, names, tensors)
+    _check_length(normalization, shape.channels, where)
+    memo = _fingerprint(names, tensors, located.weights, known)
+    spec = EncoderSpec(
         family=class_name,
-        fingerprint=weights.fingerprint(names, tensors),
+        fingerprint=memo["fingerprint"],
         config=config_hash(family, located.config, tiling=tiling),
-        channels=facts.channels,
-        factor=facts.factor,
-        multiple=facts.multiple,
-        compute_dtype=compute_dtype,
-        storage_dtype=storage_dtype,
+        channels=shape.channels,
+        factor=shape.factor,
+        multiple=shape.multiple,
         posterior=posterior,
         tiling=tiling,
-        normalisation=normalisation,
+        normalization=normalization,
         generic=family.generic,
     )
+    return spec, memo
+
+
+def _fingerprint(
+    names: Mapping[str, str],
+    tensors: Mapping[str, weights.TensorInfo],
+    files: tuple[Path, ...],
+    known: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Fingerprint of the encoder half, with the stats that let the next build trust it without hashing."""
+    seen, which = time.time_ns(), json_hash(sorted(names.items())).hex()
+    stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]
+    if known is not None and known.get("names") == which and _trusted(known, stats):
+        return dict(known)
+    return {"fingerprint": weights.fingerprint(names, tensors), "names": which, "stats": stats, "seen_ns": seen}
+
+
+def _trusted(known: Mapping[str, Any], stats: list[list[Any]]) -> bool:
+    """True if all files have the stats of the memo, and none was so young then that it may have changed since."""
+    fields = ("size", "mtime_ns", "ctime_ns", "inode", "device")
+    memos = [StatMemo(**dict(zip(fields, one[1:], strict=True)), seen_ns=known["seen_ns"]) for one in known["stats"]]
+    return [list(one) for one in known["stats"]] == stats and not any(memo.racy for memo in memos)
 
 
 def _encoder_half(family: Family, tensors: Mapping[str, weights.TensorInfo], located: Located) -> Mapping[str, str]:
@@ -160,40 +331,40 @@ def _encoder_half(family: Family, tensors: Mapping[str, weights.TensorInfo], loc
     Raises:
         UnsupportedModelError: There are none.
     """
-    names = encoder_names(tensors, ldm=family.ldm)
+    names = weights.encoder_names(tensors, ldm=family.ldm)
     if not any(name.startswith("encoder.") for name in names):
         example = next(iter(tensors), "none")
         raise UnsupportedModelError(
-            f"{located.weights[0].name} holds no encoder",
+            f"{located.weights[0].name} has no encoder",
             where=str(located.weights[0]),
             why=f"none of its {len(tensors)} tensors is called encoder.*; the first is {example}",
-            fix="give weights that hold the whole VAE, not its decoder, a transformer or a LoRA",
+            fix="give the weights of the whole VAE, not of its decoder, a transformer or a LoRA",
         )
     return names
 
 
-def _normalisation(
+def _normalization(
     family: Family, located: Located, names: Mapping[str, str], tensors: Mapping[str, weights.TensorInfo]
-) -> Normalisation:
+) -> Normalization:
     def read(name: str) -> NDArray[np.float32]:
         if name not in names:
             raise EncoderError(
                 f"tensor {name} is not in {located.weights[0].name}",
                 where=str(located.weights[0]),
-                why="it says how the latents of this class are normalised",
+                why="it defines the normalization of latents of this class",
                 fix="download the weights again",
             )
         return weights.read_tensor(tensors[names[name]])
 
     if family.generic and {"latents_mean", "latents_std"} <= names.keys():
-        # Statistics among the weights (LTX-2) are in no configuration, which speaks of a scale of 1 only.
-        family = replace(family, normalisation="buffers")
-    return normalisation_of(family, located.config, read)
+        # Statistics among the weights (LTX-2) are in no configuration: it has a scale of 1 only.
+        family = replace(family, normalization="buffers")
+    return normalization_of(family, located.config, read)
 
 
-def _check_length(normalisation: Normalisation, channels: int, where: str) -> None:
-    expected = channels * normalisation.patch**2
-    for name, values in (("mean", normalisation.mean), ("std", normalisation.std)):
+def _check_length(normalization: Normalization, channels: int, where: str) -> None:
+    expected = channels * normalization.patch**2
+    for name, values in (("mean", normalization.mean), ("std", normalization.std)):
         if values and len(values) != expected:
             raise UnsupportedModelError(
                 f"the latents have {expected} channels, their {name} has {len(values)}",
@@ -202,23 +373,11 @@ def _check_length(normalisation: Normalisation, channels: int, where: str) -> No
             )
 
 
-def _compute_type(requested: str, *, on_cuda: bool, force_upcast: bool) -> str:
-    if requested != "auto":
-        return requested
-    if not on_cuda:
-        return "float32"
-    return "bfloat16" if force_upcast else "float16"
-
-
-def _on_cuda(device: str, has_cuda: bool) -> bool:
-    return device.startswith("cuda") or (device == "auto" and has_cuda)
-
-
 def _stub_delay(model: str) -> int:
     """The N of ``stub:delay_ms=N``.
 
     Raises:
-        UsageError: Another option, or no number.
+        UsageError: Another option, or not a number.
     """
     _, colon, option = model.partition(":")
     name, _, value = option.partition("=")
@@ -231,7 +390,5 @@ def _stub_delay(model: str) -> int:
     return int(value) if colon else 0
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        listed = ", ".join(choices)
-        raise UsageError(f"unknown type {value}", where=option, fix=f"use {option} with one of: {listed}")
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)

@@ -1,11 +1,9 @@
 """The encoder half of a diffusers autoencoder on a device: uint8 pixels in, raw latents out.
 
-Decides how pixels become raw latents: ``x / 127.5 - 1`` in float32 on the device, the mode of the posterior or
-its moments, no slicing, no autocast, tiles only where the recipe says so. Guarantee: before anything runs, every
-tensor of the encoder is there, has the right shape and is finite; the decoder is dropped before the encoder moves;
-an output of another shape than described is an error, never stored. ``submit`` returns while the device works: pixels
-go up and latents come down beside the computation (encoders/lane.py). Cost: one copy of uint8 pixels up and one of
-latents down per batch.
+Pixels become raw latents by ``x / 127.5 - 1`` in float32 on the device and the mode of the posterior or its moments,
+without slicing or autocast, with tiles only if the recipe has them. Guarantee: before anything runs, every tensor of
+the encoder is there, has the right shape and is finite; the decoder is dropped before the encoder moves; an output of
+another shape than described is an error, never stored. ``submit`` returns while the device works.
 """
 
 from __future__ import annotations
@@ -13,53 +11,30 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latentcache.encoders.attention import Attention
-from latentcache.encoders.describe import ModelDescription
-from latentcache.encoders.families import FAMILIES, GENERIC
 from latentcache.encoders.faults import Guard, first_line
-from latentcache.encoders.fold import fold_single_frames
-from latentcache.encoders.lane import Lane, Mark, Ring, Slot, Stopwatch, lane_to
-from latentcache.encoders.modules import enable_tiling, is_video, load_module
-from latentcache.encoders.posterior import encoded_channels, encoded_dtype, no_posterior
 from latentcache.encoders.protocol import EncodedBatch, Pixels
+from latentcache.encoders.vae.attention import Attention
+from latentcache.encoders.vae.copies import Copies, Download
+from latentcache.encoders.vae.describe import ModelDescription
+from latentcache.encoders.vae.families import FAMILIES, GENERIC
+from latentcache.encoders.vae.fold import fold_single_frames
+from latentcache.encoders.vae.modules import enable_tiling, is_video, load_module
+from latentcache.encoders.vae.storage import encoded_channels, encoded_dtype, no_posterior
 from latentcache.errors import DeviceError, EncoderError
-from latentcache.recipe import EncoderSpec
-
-if TYPE_CHECKING:
-    from latentcache.encoders.compiling import Compiler
+from latentcache.fields.latents import EncoderSpec
 
 _OUTPUTS = ("latent_dist", "latent", "latents")
-#: Types without a twin in NumPy travel as their bits.
+#: Types that NumPy lacks travel as their bits.
 _TRAVELS_AS = {torch.bfloat16: torch.uint16}
 
 
-def load_vae(
-    description: ModelDescription, *, device: str = "auto", fold: bool = True, compiler: Compiler | None = None
-) -> VaeEncoder:
-    """Load the encoder half and move it to a device.
-
-    Args:
-        description: A description of kind ``diffusers``.
-        device: ``auto``, ``cpu`` or a torch device.
-        fold: Do the causal 3D convolutions of clip encoders as 2D ones (encoders/fold.py).
-        compiler: Compiles it for some sizes (encoders/compiling.py).
-
-    Raises:
-        EncoderError: A tensor is missing, unexpected, of another shape or not finite.
-        DeviceError: The device is not there or failed.
-        DeviceMemoryError: The encoder does not fit into its memory.
-    """
-    return VaeEncoder(description, choose_device(device), fold=fold, compiler=compiler)
-
-
 def choose_device(device: str) -> torch.device:
-    """``auto`` is CUDA where torch can use it, else the CPU.
+    """``auto`` is CUDA if torch can use it, else the CPU.
 
     Raises:
         DeviceError: No such device on this machine.
@@ -71,8 +46,7 @@ def choose_device(device: str) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DeviceError(
-            f"torch cannot use the device {device}",
-            where=f"--device {device}",
+            f"--device {device}: torch cannot use it",
             why=first_line(error),
             fix="use --device cpu, or install a torch build for this device",
         ) from error
@@ -85,20 +59,15 @@ class VaeEncoder:
     Args:
         description: A description of kind ``diffusers``.
         device: Where it runs.
-        fold: Do the causal 3D convolutions of clip encoders as 2D ones.
-        lane: How batches get there and back; by default as the device needs it.
-        compiler: Compiles it for some sizes; by default nothing is compiled.
+        fold: Rewrite the causal 3D convolutions of clip encoders as 2D ones (fold.py).
+
+    Raises:
+        EncoderError: A tensor is missing, unexpected, of another shape or not finite.
+        DeviceError: The device failed.
+        DeviceMemoryError: The encoder does not fit into its memory.
     """
 
-    def __init__(
-        self,
-        description: ModelDescription,
-        device: torch.device,
-        *,
-        fold: bool = True,
-        lane: Lane | None = None,
-        compiler: Compiler | None = None,
-    ) -> None:
+    def __init__(self, description: ModelDescription, device: torch.device, *, fold: bool = True) -> None:
         self._description = description
         self._device = device
         self._fold = fold
@@ -108,15 +77,14 @@ class VaeEncoder:
         self._modules: dict[torch.dtype, nn.Module] = {}
         self._clips = bool(self._family.video)
         self._attention = Attention()
-        self._compiler = compiler
-        self._guard = Guard(device, description.spec, description.label)
-        self._lane = self._guard.run(lambda: lane or lane_to(device), "the first copy")
-        self._slabs, self._results = Ring(self._lane), Ring(self._lane)
+        advice = f"use sides that are multiples of {description.spec.multiple}, or another model"
+        self._guard = Guard(device=device, name=description.spec.family, label=description.label, fix=advice)
+        self._copies = self._guard.run(lambda: Copies(device), "the first copy")
         self._guard.run(lambda: self._module(self._dtype), "the weights")
 
     @property
     def spec(self) -> EncoderSpec:
-        """What this encoder is."""
+        """See :class:`Encoder`."""
         return self._description.spec
 
     @property
@@ -125,89 +93,59 @@ class VaeEncoder:
         return self._module(self._dtype)
 
     @property
-    def torch_device(self) -> torch.device:
-        """Where it runs, with its number where one was named."""
-        return self._device
-
-    @property
     def device(self) -> str:
-        """Where it runs, with the name of the card where it is one."""
+        """``cpu``, or kind and name of the card."""
         if self._device.type != "cuda":
             return self._device.type
         return f"cuda {torch.cuda.get_device_name(self._device)}"
 
-    def encode(self, pixels: Pixels, *, precise: bool = False) -> EncodedBatch:
-        """Encode (B, H, W, 3) to raw latents (B, C, H/f, W/f), or to moments (B, 2C, H/f, W/f).
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Submitted:
+        """Begin to encode images (H, W, 3) of one size to latents (B, C, H/f, W/f), or moments (B, 2C, H/f, W/f).
 
         Args:
-            pixels: One batch of one size.
-            precise: Run in float32, with the weights as they are in the file.
+            images: One batch of one size.
+            precise: Run in float32, with the weights of the file.
 
         Raises:
             DeviceMemoryError: The batch does not fit; nothing of it is left on the device.
             DeviceError: The device failed.
             EncoderError: The model cannot encode this size, or gives another shape than described.
-            UnsupportedModelError: It was to give its posterior and has none.
+            UnsupportedModelError: Its posterior is asked for and it has none.
         """
-        return self.submit(list(pixels), precise=precise).result()
-
-    def submit(self, pictures: Sequence[Pixels], *, precise: bool = False) -> Submitted:
-        """Begin to encode pictures (H, W, 3) of one size; raises as ``encode`` does."""
         dtype = torch.float32 if precise else self._dtype
-        height, width, _ = pictures[0].shape
-        subject = f"{len(pictures)} pictures of {height}x{width}"
-        return self._guard.run(lambda: self._submitted(pictures, dtype, subject), subject)
+        height, width, _ = images[0].shape
+        subject = f"{len(images)} images of {height}x{width}"
+        return self._guard.run(lambda: self._submitted(images, dtype, subject), subject)
+
+    def encode(self, images: Pixels, *, precise: bool = False) -> EncodedBatch:
+        """Encode (B, H, W, 3) and wait for it; raises the errors of ``submit``."""
+        return self.submit(list(images), precise=precise).result()
 
     def close(self) -> None:
-        """Give the memory of the device back."""
+        """Free the memory of the device."""
         self._modules.clear()
-        self._slabs.clear()
-        self._results.clear()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def _submitted(self, pictures: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Submitted:
+    def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Submitted:
         module = self._module(dtype)
-        images = self._up(pictures)
-        watch = Stopwatch(self._device)
-        values = images.to(torch.float32).div_(127.5).sub_(1).to(dtype)
+        # The bytes of (B, H, W, 3) are a channels-last image already: permute is a view, nothing is moved.
+        slab = self._copies.up(images).permute(0, 3, 1, 2)
+        values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
         values = values.unsqueeze(2) if self._clips else values
         with self._attention.watching((*values.shape, values.dtype.itemsize)):
-            if self._compiler is None or dtype != self._dtype:
-                latents = self._latents(module, values)
-            else:
-                latents = self._compiler(self._encode, values)
+            latents = self._latents(module, values)
         latents = latents.squeeze(2) if self._clips and latents.ndim == 5 else latents
-        self._check_shape(latents, (len(pictures), *pictures[0].shape))
+        self._check_shape(latents, (len(images), *images[0].shape))
         kept = latents.float().to(self._storage).contiguous()
         finite = torch.isfinite(kept).flatten(1).all(1)
-        watch.stop()
-        travelling = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
-        slot = self._results.take(travelling.nbytes + finite.nbytes)
-        found = slot.view(travelling.shape, travelling.dtype), slot.view(finite.shape, torch.bool, travelling.nbytes)
-        mark = self._lane.down([(travelling, found[0]), (finite, found[1])])
-        return Submitted(self._guard, self._results, slot, found, mark, watch, subject)
-
-    def _up(self, pictures: Sequence[Pixels]) -> Tensor:
-        """(B, 3, H, W) uint8 on the device.
-
-        The bytes of a slab (B, H, W, 3) are a channels-last picture already: permute is a view, nothing is moved.
-        """
-        shape = (len(pictures), *pictures[0].shape)
-        slot = self._slabs.take(int(np.prod(shape)))
-        slab = slot.view(shape, torch.uint8)
-        np.stack(pictures, out=slab.numpy())
-        images, mark = self._lane.up(slab)
-        self._slabs.give_back(slot, mark)
-        return images.permute(0, 3, 1, 2)
-
-    def _encode(self, values: Tensor) -> Tensor:
-        return self._latents(self.module, values)
+        bits = kept.view(_TRAVELS_AS[kept.dtype]) if kept.dtype in _TRAVELS_AS else kept
+        return Submitted(self._guard, self._copies.down(bits, finite), subject)
 
     def _latents(self, module: nn.Module, values: Tensor) -> Tensor:
-        """What the class's own ``encode`` gives: its latent, or the mode or the moments of its posterior."""
+        """Result of the class's own ``encode``: its latent, or the mode or the moments of its posterior."""
         output: Any = module.encode(values)  # type: ignore[operator]
         names = (self._family.output,) if self._family.output else _OUTPUTS
         found = next((getattr(output, name) for name in names if hasattr(output, name)), output)
@@ -216,7 +154,7 @@ class VaeEncoder:
         found = found.mode() if hasattr(found, "mode") and not isinstance(found, Tensor) else found
         if not isinstance(found, Tensor):
             raise EncoderError(
-                f"{self.spec.family} returns {type(output).__name__}, which holds no latents",
+                f"{self.spec.family} returns {type(output).__name__}, which has no latents",
                 where=self._description.label,
                 fix="use a model of one of these classes: " + ", ".join(FAMILIES),
             )
@@ -239,7 +177,7 @@ class VaeEncoder:
             raise EncoderError(
                 f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",
                 where=self._description.label,
-                why=f"for pictures of {height}x{width}; its configuration says {spec.channels} channels, "
+                why=f"for images of {height}x{width}; its configuration says {spec.channels} channels, "
                 f"factor {spec.factor}",
                 fix="use the config.json that was published with the weights",
             )
@@ -247,7 +185,7 @@ class VaeEncoder:
     def _module(self, dtype: torch.dtype) -> nn.Module:
         """The encoder half in one precision, loaded from the files on first need.
 
-        float32 is never made from rounded weights, so a precise latent is the one a float32 build would store.
+        float32 never comes from rounded weights: a precise latent is the latent of a float32 build.
         """
         if dtype not in self._modules:
             module = load_module(self._description, dtype)
@@ -257,38 +195,26 @@ class VaeEncoder:
                 fold_single_frames(module)
             if self.spec.tiling:
                 enable_tiling(module, self._description)
-            if self._compiler is not None and dtype == self._dtype:
-                self._compiler.prepare(module)
             self._modules[dtype] = module.to(self._device)
         return self._modules[dtype]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Submitted:
-    """A batch that a device has been given: see ``Pending``."""
+    """A batch that a device has been given: see ``PendingBatch``."""
 
     guard: Guard
-    ring: Ring
-    slot: Slot
-    found: tuple[Tensor, Tensor]
-    """Latents and finite flags in host memory, whole once the device has come to the mark."""
-    mark: Mark
-    watch: Stopwatch
+    download: Download
     subject: str
 
     def done(self) -> bool:
-        """Whether its results are in host memory; a device that failed says so in ``result``."""
+        """True if its results are in host memory; the error of a failed device is raised by ``result``."""
         try:
-            return self.mark.query()
+            return self.download.done()
         except RuntimeError:
             return True
 
     def result(self) -> EncodedBatch:
-        """The latents, in memory of their own; raises as ``encode`` does."""
-        return self.guard.run(self._result, self.subject)
-
-    def _result(self) -> EncodedBatch:
-        self.mark.synchronize()
-        latents, finite = (tensor.numpy().copy() for tensor in self.found)
-        self.ring.give_back(self.slot)
-        return EncodedBatch(latents=latents, finite=finite, device_s=self.watch.seconds())
+        """The latents, in memory of their own; raises the errors of ``submit``."""
+        latents, finite = self.guard.run(self.download.arrays, self.subject)
+        return EncodedBatch(latents=latents, finite=finite)

@@ -1,11 +1,11 @@
-"""Which autoencoder classes are known, and what differs between them: one frozen table, one row per class.
+"""Known autoencoder classes and their differences: one frozen table, one row per class.
 
-Decides from the class name alone whether a model is a picture encoder; nothing is guessed from a model's name.
-Guarantee: a class that is no picture encoder is refused by name before any weight is read. ``encode`` and
+The class name alone tells if a model is an image encoder; nothing is guessed from a model's name. Guarantee: a class
+that is not an image encoder is rejected by name before any weight is read. ``encode`` and
 ``read`` of a row hold the class's own default for every field, so a configuration that leaves a field out and
 one that spells the default out are one encoder (a test holds them against the installed diffusers).
 Costs nothing: strings and integers, no torch. Sources: the classes of diffusers 0.42 (``models/autoencoders``)
-and, for what their transformers do with a latent, the pipelines and trainers named in each row.
+and, for the use of a latent in transformers, the pipelines and trainers named in each row.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from latentcache.errors import UnsupportedModelError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What is particular about one autoencoder class. Strings name fields of its configuration."""
+    """Properties of one autoencoder class. Strings name fields of its configuration."""
 
     name: str
     """Class name in diffusers."""
     source: str
-    """Where the facts of this row can be read."""
+    """References of this row."""
     encode: Mapping[str, Any] = field(default_factory=dict)
     """Fields that change what ``encode`` computes, with the class's defaults."""
     read: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that only say how raw latents are normalised, with the class's defaults."""
+    """Fields that only say how raw latents are normalized, with the class's defaults."""
     channels: str = "latent_channels"
     """Field with the channels of a latent."""
     factor: str = "block_out_channels"
     """Field that gives the spatial factor: a number, one entry per level, or one flag per halving."""
     patch: str = ""
     """Field with the patch size the encoder folds into channels before its first layer."""
-    colours: str = "in_channels"
-    """Field with the colour channels."""
+    colors: str = "in_channels"
+    """Field with the color channels."""
     packs_from: int | None = 0
     """Channels from which on transformers pack 2x2 latents, doubling the size multiple; None for never."""
-    normalisation: str = "scale-shift"
+    normalization: str = "scale-shift"
     """``scale-shift``, ``mean-std``, ``batch-norm`` (2x2 patches), ``buffers`` (mean, std in the weights)."""
     output: str = "latent_dist"
-    """Attribute of what ``encode`` returns; empty where it has to be looked for."""
+    """Attribute of the result of ``encode``; empty if it has to be searched."""
     video: bool | None = False
-    """Whether pictures go in as clips of one frame, (B, 3, 1, H, W); None where the weights have to tell."""
+    """True if images go in as clips of one frame, (B, 3, 1, H, W); None if only the weights tell."""
     tiles: bool = True
-    """Whether the class can encode in tiles; of a generic class this is known once it is loaded."""
+    """True if the class can encode in tiles; for a generic class this is known after loading."""
     tile_fields: tuple[str, ...] = ()
-    """Fields that decide how large a tile is; other classes have constants for it."""
+    """Fields that decide the size of a tile; other classes have constants."""
     ldm: bool = False
-    """Whether checkpoints in the original latent-diffusion key layout exist for this class."""
+    """True if checkpoints in the original latent-diffusion key layout exist for this class."""
     generic: bool = False
 
 
@@ -155,8 +155,8 @@ _ROWS = (
         read=_WAN_LATENTS,
         channels="z_dim",
         factor="dim_mult",
-        colours="input_channels",
-        normalisation="mean-std",
+        colors="input_channels",
+        normalization="mean-std",
         video=True,
     ),
     Family(
@@ -167,7 +167,7 @@ _ROWS = (
         channels="z_dim",
         factor="dim_mult",
         patch="patch_size",
-        normalisation="mean-std",
+        normalization="mean-std",
         video=True,
     ),
     Family(
@@ -181,7 +181,7 @@ _ROWS = (
             "latent_channels": 32,
         },
         read={"batch_norm_eps": 1e-4, "patch_size": [2, 2]},
-        normalisation="batch-norm",
+        normalization="batch-norm",
         tile_fields=("sample_size",),
         ldm=True,
     ),
@@ -224,7 +224,7 @@ _ROWS = (
         factor="spatio_temporal_scaling",
         patch="patch_size",
         packs_from=None,
-        normalisation="buffers",
+        normalization="buffers",
         video=True,
     ),
 )
@@ -233,8 +233,8 @@ _ROWS = (
 FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in _ROWS})
 
 _SOUND = "it encodes sound"
-#: Classes that are called autoencoders and cannot make picture latents: name -> why.
-REFUSED: Mapping[str, str] = MappingProxyType(
+#: Classes that are called autoencoders and cannot make image latents: name -> why.
+UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "AutoencoderOobleck": _SOUND,
         "AutoencoderSAME": _SOUND,
@@ -244,10 +244,10 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "Cosmos3AVAEAudioTokenizer": _SOUND,
         "LongCatAudioDiTVae": _SOUND,
         "MMAudioVAE": _SOUND,
-        "VQModel": "its latents become numbers of a codebook, so unquantised ones are not what its models train on",
+        "VQModel": "its latents become numbers of a codebook, so unquantized ones are not what its models train on",
         "AutoencoderVidTok": "its latents become numbers of a codebook and its clips have a fixed length",
-        "AutoencoderRAE": "it takes pictures of one size in [0, 1] and normalises inside encode",
-        "AutoencoderKLAllegro": "it encodes in tiles only, which gives other latents than whole pictures",
+        "AutoencoderRAE": "it takes images of one size in [0, 1] and normalizes inside encode",
+        "AutoencoderKLAllegro": "it encodes in tiles only, which gives other latents than whole images",
         "ConsistencyDecoderVAE": "it is a decoder; the latents are those of the Stable Diffusion AutoencoderKL",
     }
 )
@@ -259,7 +259,7 @@ GENERIC = Family(
     channels="latent_channels z_dim z_channels",
     factor="spatial_compression_ratio scale_factor_spatial encoder_block_out_channels block_out_channels "
     "ch_mult dim_mult",
-    colours="in_channels input_channels",
+    colors="in_channels input_channels",
     output="",
     video=None,
     tile_fields=("sample_size", "sample_height", "sample_width"),
@@ -275,14 +275,14 @@ def family_of(class_name: str, where: str) -> Family:
         where: The configuration file, for the error.
 
     Raises:
-        UnsupportedModelError: The class is no picture encoder.
+        UnsupportedModelError: The class is not an image encoder.
     """
     if class_name in FAMILIES:
         return FAMILIES[class_name]
-    why = REFUSED.get(class_name, "" if class_name.startswith("Autoencoder") else "it is no autoencoder")
+    why = UNSUPPORTED.get(class_name, "" if class_name.startswith("Autoencoder") else "it is not an autoencoder")
     if why or class_name.endswith("Audio"):
         raise UnsupportedModelError(
-            f"{class_name} is no picture encoder",
+            f"{class_name} is not an image encoder",
             where=where,
             why=why or _SOUND,
             fix="give the VAE of the model you train: its folder (often called vae/), or --model demo to try",

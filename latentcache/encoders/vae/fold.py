@@ -1,9 +1,9 @@
-"""Causal 3D convolutions that only ever see one frame, done in two dimensions: the same numbers, a third of the work.
+"""Rewrite causal Conv3d layers that see one frame as Conv2d: the same numbers, a third of the work.
 
 Before the first frame a causal convolution sees padding: zeros, or that frame again. So of its kernel only the last
 time step matters, or the sum over all of them, and the rest multiplies zeros or repeats. Guarantee: the latents are
-those of the unfolded module to 1e-4 of their standard deviation (measured: 3e-6 to 1e-5); a clip of several frames
-is refused by a folded module, never encoded wrongly. Source: the classes named in ``_RULES``, diffusers 0.42,
+those of the original module to 1e-4 of their standard deviation (measured: 3e-6 to 1e-5); a clip of several frames
+is an error in a rewritten module, never encoded wrongly. Source: the classes named in ``_RULES``, diffusers 0.42,
 ``models/autoencoders``; the idea for Qwen-Image is kohya-ss/sd-scripts #2382.
 """
 
@@ -20,13 +20,13 @@ Forward = Callable[..., Any]
 
 
 def fold_single_frames(module: nn.Module) -> int:
-    """Fold every causal convolution of a clip encoder whose rule is known; weights are replaced by flat ones.
+    """Rewrite every causal convolution of a clip encoder that has a rule; weights are replaced by flat ones.
 
     Args:
         module: The encoder half, weights loaded.
 
     Returns:
-        How many were folded; 0 leaves the module as it is.
+        Number of rewritten layers; 0: the module is unchanged.
     """
     folded = 0
     for part in module.modules():
@@ -43,7 +43,7 @@ def fold_single_frames(module: nn.Module) -> int:
 def _unmasked(block: Any) -> Forward:
     """HunyuanVideo's middle block: its causal mask over the cells of one frame hides nothing.
 
-    The class fills it row by row, (B, cells, cells) for a picture: 16,384 steps and 0.5 GB at 1024 x 1024.
+    The class fills it row by row, (B, cells, cells) for an image: 16,384 steps and 0.5 GB at 1024 x 1024.
     """
 
     def forward(x: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ def _flat(conv: nn.Conv3d, reduce: Callable[[Tensor], Tensor], *, spatial: tuple
     """(B, C, 1, H, W) -> (B, O, 1, h, w) by a 2D convolution with a reduced kernel.
 
     Args:
-        conv: Whose weight, stride, dilation and groups count; its weight is replaced.
+        conv: Gives weight, stride, dilation and groups; its weight is replaced.
         reduce: (O, I, t, h, w) -> (O, I, h, w).
         spatial: Padding left, right, top, bottom.
-        mode: How to pad.
+        mode: Of padding.
     """
     flat = reduce(conv.weight.detach()).contiguous(memory_format=torch.channels_last)
     conv.weight = nn.Parameter(flat, requires_grad=False)

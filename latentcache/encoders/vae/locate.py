@@ -1,19 +1,18 @@
-"""From what a user calls a model to files on this disk: one ``config.json`` and its weights.
+"""From the name of a model to files on this disk: one ``config.json`` and its weights.
 
-Decides whether a word is a path or a hub id, and which files of a folder count. Guarantee: a path that does
-not exist is never looked up on the network; pickle weights are never chosen; a hub id is looked for in the
-local hub cache first, and the network is asked once. No torch; huggingface_hub only for a hub id.
+Guarantee: a path that does not exist is never looked up on the network; pickle weights are never chosen. No torch;
+huggingface_hub only for a hub id.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.encoders.hub import expanded, is_hub_id, snapshot
-from latentcache.encoders.weights import shards_of, sniff
+from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
+from latentcache.encoders.vae.weights import shards_of, sniff
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
 #: Name under which diffusers saves the weights of a model.
@@ -32,18 +31,21 @@ class Located:
     config_path: Path
     config: dict[str, Any]
     weights: tuple[Path, ...]
+    revision: str = ""
+    """Commit, for a folder of the local hub cache."""
 
 
-def locate(model: str, config: str | None = None) -> Located:
+def locate(model: str, config: str | None = None, *, revision: str = "") -> Located:
     """Files of a model.
 
     Args:
         model: Folder of a VAE or of a pipeline, a ``.safetensors`` file, or a hub id ``org/name``.
         config: A ``config.json`` (or its folder) to use in place of the one beside the weights.
+        revision: Commit of a hub id that an earlier build used.
 
     Raises:
-        ModelNotFoundError: Nothing at this path, or no such model within reach.
-        UnsupportedModelError: What is there cannot be a picture encoder.
+        ModelNotFoundError: Nothing at this path, or no such model on the hub.
+        UnsupportedModelError: The files are not those of an image encoder.
         EncoderError: A lone file without a configuration.
     """
     path = expanded(model)
@@ -53,26 +55,27 @@ def locate(model: str, config: str | None = None) -> Located:
         return _from_folder(path, config)
     if _looks_like_path(model):
         raise ModelNotFoundError(
-            f"there is no model at {model}",
+            f"--model {model}: no such file or folder",
             where=str(path.absolute()),
             fix="check the path; --model takes a VAE or pipeline folder, a .safetensors file, a hub id, or demo",
         )
-    return _from_folder(snapshot(model, _HUB_PATTERNS, _has_model, what="model", flag="--model"), config)
+    folder = hub_folder(model, _HUB_PATTERNS, _is_complete, what="model", flag="--model", revision=revision)
+    return replace(_from_folder(folder, config), revision=revision_of(folder))
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """A parsed configuration of a diffusers model.
 
     Raises:
-        UnsupportedModelError: No JSON object, or of no diffusers model.
+        UnsupportedModelError: Not a JSON object, or not of a diffusers model.
     """
     config = _read_json(path)
     if not isinstance(config.get("_class_name"), str):
         kind = config.get("model_type") or "unknown"
         raise UnsupportedModelError(
-            f"{path.name} is of another kind of model ({kind})",
+            f"{path.name} belongs to another kind of model ({kind})",
             where=str(path),
-            why="the field _class_name, which names the diffusers class, is not there",
+            why="it lacks the field _class_name, which names the diffusers class",
             fix="give the folder of the VAE: for a pipeline its own folder or its vae/",
         )
     return config
@@ -83,9 +86,9 @@ def _from_file(path: Path, config: str | None) -> Located:
     config_path = _given_config(config) if config else path.parent / "config.json"
     if not config_path.is_file():
         raise EncoderError(
-            f"{path.name} alone does not say what it is",
+            f"{path.name} alone does not identify a model",
             where=str(path),
-            why="a lone file carries neither its class nor its normalisation; no config.json is beside it",
+            why="a lone file has neither its class nor its normalization; there is no config.json beside it",
             fix=f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON",
         )
     return Located(config_path=config_path, config=read_config(config_path), weights=(path,))
@@ -164,7 +167,7 @@ def _given_config(config: str) -> Path:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ModelNotFoundError(
-            f"there is no configuration at {config}",
+            f"--model-config {config}: no such file",
             where=str(path.absolute()),
             fix="give --model-config a config.json, or a folder that has one",
         )
@@ -183,18 +186,20 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         pointer = raw.startswith(b"version https://git-lfs")
         raise UnsupportedModelError(
-            f"{path.name} is {'a git-lfs pointer' if pointer else 'no JSON'}",
+            f"{path.name} is {'a git-lfs pointer' if pointer else 'not JSON'}",
             where=str(path),
             why=str(error),
             fix="run `git lfs pull` in its folder" if pointer else "download the file again",
         ) from error
     if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path.name} is no JSON object", where=str(path), fix="download the file again")
+        raise UnsupportedModelError(
+            f"{path.name} is not a JSON object", where=str(path), fix="download the file again"
+        )
     return value
 
 
 def _looks_like_path(model: str) -> bool:
-    """Whether a word that names nothing here was meant as a path: all but ``org/name``."""
+    """True if a word that is not a file here was meant as a path: all but ``org/name``."""
     if not is_hub_id(model):
         return True
     return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(model).parts[0] in _folders_here()
@@ -204,6 +209,12 @@ def _folders_here() -> set[str]:
     return {path.name for path in Path.cwd().iterdir() if path.is_dir()}
 
 
-def _has_model(folder: Path) -> bool:
-    """Whether a folder of the local hub cache has a configuration and weights, of a VAE or of a pipeline's."""
-    return any((f / "config.json").is_file() and any(f.glob("*.safetensors")) for f in (folder, folder / "vae"))
+def _is_complete(folder: Path) -> bool:
+    """True if a folder of the local hub cache has the weights that a fresh download would choose.
+
+    A cache that another tool filled may hold only ``diffusion_pytorch_model.fp16.safetensors``: other bytes, another
+    recipe.
+    """
+    names = (WEIGHTS_NAME, f"{WEIGHTS_NAME}.index.json")
+    folders = (folder, folder / "vae")
+    return any((f / "config.json").is_file() and any((f / name).is_file() for name in names) for f in folders)

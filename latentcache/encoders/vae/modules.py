@@ -1,8 +1,8 @@
-"""Loading the encoder half of an autoencoder with torch and diffusers, whole or not at all.
+"""Load the encoder half of an autoencoder with torch and diffusers.
 
-Decides how files become a module on the CPU: folders as diffusers saved them through its own
-``from_pretrained``, single files tensor by tensor (only the encoder half of a full checkpoint is read).
-Guarantee: names and shapes are compared with the class before a weight is read, so nothing is ever left at its
+Folders that diffusers saved go through its own ``from_pretrained``, single files tensor by tensor (only the encoder
+half of a full checkpoint is read).
+Guarantee: names and shapes are compared with the class before a weight is read, so no tensor keeps its
 random start; values are finite; no pickle, no remote code, no network.
 """
 
@@ -11,25 +11,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from latentcache.encoders.describe import ModelDescription, no_tiling
-from latentcache.encoders.families import FAMILIES, GENERIC
-from latentcache.encoders.layouts import encoder_names, encoder_shape, is_encoder
-from latentcache.encoders.locate import WEIGHTS_NAME
-from latentcache.encoders.norms import exact_norms
-from latentcache.encoders.weights import TensorInfo, read_headers
+from latentcache.encoders.vae.describe import ModelDescription, no_tiling
+from latentcache.encoders.vae.families import FAMILIES, GENERIC
+from latentcache.encoders.vae.locate import WEIGHTS_NAME
+from latentcache.encoders.vae.weights import TensorInfo, encoder_names, encoder_shape, is_encoder, read_headers
 from latentcache.errors import EncoderError
 
 _DECODER_PARTS = ("decoder", "post_quant_conv")
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _AGAIN = "download the weights again, or use the config.json that belongs to them"
 
 
@@ -59,7 +59,7 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
 
 
 def enable_tiling(module: nn.Module, description: ModelDescription) -> None:
-    """Have a module encode large pictures in tiles, as its own class does.
+    """Have a module encode large images in tiles, as its own class does.
 
     Raises:
         UnsupportedModelError: The class has no tiles.
@@ -69,23 +69,13 @@ def enable_tiling(module: nn.Module, description: ModelDescription) -> None:
     module.enable_tiling()  # type: ignore[operator]
 
 
-def encoder_skeleton(description: ModelDescription) -> nn.Module:
-    """The encoder half on the meta device: shapes and no values, nothing is read from the weights.
-
-    Raises:
-        EncoderError: The class is not in the installed diffusers, or does not accept the configuration.
-    """
-    with _quiet():
-        return _skeleton(_class(description), description).eval()
-
-
 def is_video(module: nn.Module) -> bool:
-    """Whether an encoder takes clips: it has a three-dimensional convolution."""
+    """True if an encoder takes clips: it has a three-dimensional convolution."""
     return any(parameter.ndim == 5 for parameter in module.parameters())
 
 
 def drop_decoder(module: nn.Module) -> nn.Module:
-    """Put empty modules where the decoder half was (some classes count its layers in every ``encode``)."""
+    """Replace the decoder half by empty modules (some classes count its layers in every ``encode``)."""
     for part in _DECODER_PARTS:
         if getattr(module, part, None) is not None:
             setattr(module, part, nn.Identity())
@@ -137,10 +127,10 @@ def _check_names(
     missing, extra = sorted(needed.keys() - names.keys()), sorted(names.keys() - needed.keys())
     where, family = str(description.weights[0]), description.spec.family
     if missing:
-        what = f"{len(missing)} tensors of {family} are not in the weights; the first is {missing[0]}"
+        what = f"the weights lack {len(missing)} tensors of {family}; the first is {missing[0]}"
         raise EncoderError(what, where=where, why=f"{len(needed)} are needed", fix=_AGAIN)
     if extra:
-        what = f"the weights hold {len(extra)} tensors that {family} does not have; the first is {extra[0]}"
+        what = f"the weights have {len(extra)} tensors that {family} lacks; the first is {extra[0]}"
         raise EncoderError(what, where=where, why="they belong to another class or configuration", fix=_AGAIN)
     for name, shape in needed.items():
         found = tensors[names[name]].shape
@@ -150,7 +140,7 @@ def _check_names(
 
 
 def _is_saved_by_diffusers(description: ModelDescription, names: Mapping[str, str]) -> bool:
-    """Whether files and tensors are named as ``save_pretrained`` names them."""
+    """True if files and tensors are named as ``save_pretrained`` names them."""
     config_path = _config_path(description)
     folder, stem = config_path.parent, WEIGHTS_NAME.removesuffix(".safetensors")
     if config_path.name != "config.json" or {p.parent for p in description.weights} != {folder}:
@@ -197,13 +187,13 @@ def _check_finite(module: nn.Module, description: ModelDescription) -> None:
                 f"tensor {name} has values that are not finite",
                 where=str(description.weights[0]),
                 why=f"read as {str(tensor.dtype).removeprefix('torch.')}",
-                fix="download the weights again; if they are whole, add --compute-dtype float32",
+                fix="download the weights again; if they are complete, add --compute-dtype float32",
             )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what diffusers says about fields we have checked ourselves off the terminal."""
+    """Silence warnings of diffusers about fields that are checked here."""
     log = diffusers.utils.logging
     verbosity = log.get_verbosity()
     log.set_verbosity_error()
@@ -213,3 +203,28 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         log.set_verbosity(verbosity)
+
+
+def exact_norms(module: nn.Module) -> int:
+    """Let every group normalization of a module compute in contiguous order on the CPU; returns their number.
+
+    torch's CPU kernel for channels-last input sums squares one after the other and subtracts the square of the mean,
+    so it loses digits in large images and in flat ones. The kernel for contiguous input does not. Measured against
+    float64, largest error in standard deviations of the latents: 3.8e-4 to 1.5e-3, 1.2e-5 after. It costs two copies
+    of the
+    input: 1.4 times the time of a two-level encoder. Other devices and types go the plain way: half precision is
+    coarser.
+    """
+    norms = [part for part in module.modules() if isinstance(part, nn.GroupNorm)]
+    for norm in norms:
+        norm.forward = _exact(norm)  # type: ignore[assignment, method-assign]
+    return len(norms)
+
+
+def _exact(norm: nn.GroupNorm) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        reordered = x.device.type == "cpu" and x.dtype == torch.float32 and x.ndim in _LAST and not x.is_contiguous()
+        result = F.group_norm(x.contiguous() if reordered else x, norm.num_groups, norm.weight, norm.bias, norm.eps)
+        return result.contiguous(memory_format=_LAST[x.ndim]) if reordered else result
+
+    return forward

@@ -1,16 +1,19 @@
-"""Weights files as bytes: what they are, which tensors they hold, and the hash that names an encoder.
+"""Weights files as bytes: their format, their tensors, the encoder half and its fingerprint.
 
-Decides, before any library opens it, whether a file is safetensors and complete. Guarantee: a file that is
-something else (GGUF, pickle, HTML, a git-lfs pointer, half a download) is refused by name with a remedy; the
-fingerprint covers tensor bytes, names, types and shapes, so sharding, metadata and the decoder do not move it.
-Format: huggingface/safetensors README (u64 little-endian header length, JSON header, tensor bytes without
-gaps). Cost: reading the encoder half once at disk speed. Nothing is memoised on disk. No torch.
+Guarantee: before any library opens it, a file that is not complete safetensors (GGUF, pickle, HTML, a git-lfs
+pointer, half a download) is rejected by name with a remedy. The fingerprint covers tensor bytes, names, types and
+shapes of the encoder half, so sharding, metadata and the decoder do not move it; the same encoder has the same names
+in a diffusers folder, in an original latent-diffusion file and inside a full checkpoint. Format:
+huggingface/safetensors README (u64 little-endian header length, JSON header, tensor bytes without gaps). Names:
+CompVis/latent-diffusion ``ldm/modules/diffusionmodules/model.py`` (class Encoder) and diffusers
+``models/autoencoders/vae.py``. Cost: reading the encoder half once at disk speed. No torch.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.layouts import encoder_shape
-from latentcache.encoders.storage import from_bfloat16
+from latentcache.encoders.vae.storage import from_bfloat16
 from latentcache.errors import EncoderError, UnsupportedModelError
 from latentcache.identity.content import canonical_json
 
@@ -41,9 +43,9 @@ _FLOATS: Mapping[str, str] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 _RESAVE = "save it as safetensors where you trust it, then give that folder: model.save_pretrained(FOLDER)"
 _AGAIN = "download the file again and compare its size with the page it comes from"
-#: First bytes of what people hand over by mistake: magic -> (what it is, why it cannot be used, remedy).
+#: First bytes of files that are given by mistake: magic -> (kind of file, why it is unusable, remedy).
 _MAGICS: tuple[tuple[tuple[bytes, ...], str, str, str], ...] = (
-    ((b"GGUF",), "a GGUF file", "GGUF holds language and transformer models, not picture encoders",
+    ((b"GGUF",), "a GGUF file", "GGUF files have language and transformer models, not image encoders",
      "give the safetensors VAE that belongs to the model (its vae/ folder)"),
     ((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), "a pickle checkpoint",
      "pickle files can run code when they are opened", _RESAVE),
@@ -51,15 +53,38 @@ _MAGICS: tuple[tuple[tuple[bytes, ...], str, str, str], ...] = (
      "run `git lfs pull` in its folder"),
     ((b"<!doctype", b"<html", b"<?xml"), "an HTML page", "a web page was saved in place of the file", _AGAIN),
 )  # fmt: skip
+#: Prefixes under which checkpoints keep an autoencoder: the first that fits is taken off.
+PREFIXES = ("first_stage_model.", "vae.", "")
+#: Names of tensors that no encoder uses: the other half, and additions of training checkpoints.
+_DECODER = ("decoder.", "post_quant_conv.", "loss.", "model_ema.")
+_COUNTER = ".num_batches_tracked"
+
+_LDM = (
+    (re.compile(r"^encoder\.down\.(\d+)\.block\."), r"encoder.down_blocks.\1.resnets."),
+    (re.compile(r"^encoder\.down\.(\d+)\.downsample\."), r"encoder.down_blocks.\1.downsamplers.0."),
+    (re.compile(r"^encoder\.mid\.block_1\."), "encoder.mid_block.resnets.0."),
+    (re.compile(r"^encoder\.mid\.block_2\."), "encoder.mid_block.resnets.1."),
+    (re.compile(r"^encoder\.mid\.attn_1\.norm\."), "encoder.mid_block.attentions.0.group_norm."),
+    (re.compile(r"^encoder\.mid\.attn_1\.proj_out\."), "encoder.mid_block.attentions.0.to_out.0."),
+    (re.compile(r"^encoder\.mid\.attn_1\.([qkv])\."), r"encoder.mid_block.attentions.0.to_\1."),
+    (re.compile(r"^encoder\.norm_out\."), "encoder.conv_norm_out."),
+    (re.compile(r"\.nin_shortcut\."), ".conv_shortcut."),
+    # Names that diffusers itself wrote before its version 0.17; it still reads them.
+    (re.compile(r"(\.attentions\.0)\.query\."), r"\1.to_q."),
+    (re.compile(r"(\.attentions\.0)\.key\."), r"\1.to_k."),
+    (re.compile(r"(\.attentions\.0)\.value\."), r"\1.to_v."),
+    (re.compile(r"(\.attentions\.0)\.proj_attn\."), r"\1.to_out.0."),
+)
+_ATTENTION_WEIGHT = re.compile(r"\.attentions\.0\.to_(q|k|v|out\.0)\.weight$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """Where one tensor lies."""
+    """Place of one tensor."""
 
     path: Path
     dtype: str
-    """As safetensors spells it: F32, BF16, ..."""
+    """In the spelling of safetensors: F32, BF16, ..."""
     shape: tuple[int, ...]
     start: int
     """Offset of its first byte in the file."""
@@ -67,11 +92,11 @@ class TensorInfo:
 
 
 def sniff(path: Path) -> None:
-    """Refuse what is no complete safetensors file, by its first bytes and its size.
+    """Check by first bytes and size that a file is complete safetensors.
 
     Raises:
-        UnsupportedModelError: It is something else, empty or cut short; named with a remedy.
-        EncoderError: It cannot be read.
+        UnsupportedModelError: Another kind of file, empty or cut short; named with a remedy.
+        EncoderError: An unreadable file.
     """
     try:
         size = path.stat().st_size
@@ -82,16 +107,16 @@ def sniff(path: Path) -> None:
             f"{path.name} cannot be read", where=str(path), why=str(error), fix=f"ls -l {path}"
         ) from error
     if not size:
-        raise _refused(path, "empty", "it has no bytes", _AGAIN)
+        raise _unsupported(path, "empty", "it has no bytes", _AGAIN)
     start = head.lstrip().lower()
     for magics, kind, why, fix in _MAGICS:
         if head.startswith(magics) or start.startswith(magics):
-            raise _refused(path, kind, why, fix)
+            raise _unsupported(path, kind, why, fix)
     length = int.from_bytes(head[:8], "little")
     if size < 8 or head[8:9] not in (b"{", b""):
-        raise _refused(path, "no safetensors file", "it does not begin with a safetensors header", _RESAVE)
+        raise _unsupported(path, "not a safetensors file", "it does not begin with a safetensors header", _RESAVE)
     if length > MAX_HEADER_BYTES:
-        raise _refused(path, "no safetensors file", f"its header would have {length} bytes", _RESAVE)
+        raise _unsupported(path, "not a safetensors file", f"its header would have {length} bytes", _RESAVE)
     if 8 + length > size:
         raise _truncated(path, 8 + length, size)
 
@@ -111,12 +136,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         header.pop("__metadata__", None)
         tensors = {name: _info(path, 8 + length, entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise _refused(path, "a damaged safetensors file", f"header: {error}", _AGAIN) from error
+        raise _unsupported(path, "a damaged safetensors file", f"header: {error}", _AGAIN) from error
     end, size = max((t.start + t.num_bytes for t in tensors.values()), default=8 + length), path.stat().st_size
     if end > size:
         raise _truncated(path, end, size)
     if end < size:
-        raise _refused(path, "a damaged safetensors file", f"{size - end} bytes belong to no tensor", _AGAIN)
+        raise _unsupported(path, "a damaged safetensors file", f"{size - end} bytes belong to no tensor", _AGAIN)
     return tensors
 
 
@@ -130,7 +155,7 @@ def read_headers(paths: Iterable[Path]) -> dict[str, TensorInfo]:
     for path in paths:
         for name, info in read_header(path).items():
             if name in tensors:
-                raise _refused(path, "a damaged model", f"tensor {name} is in two shards", _AGAIN)
+                raise _unsupported(path, "a damaged model", f"tensor {name} is in two shards", _AGAIN)
             tensors[name] = info
     return tensors
 
@@ -139,16 +164,16 @@ def shards_of(index: Path) -> tuple[Path, ...]:
     """Files that a ``*.safetensors.index.json`` names, in the order of their names.
 
     Raises:
-        UnsupportedModelError: The index cannot be read, leaves its folder, or names a file that is not there.
+        UnsupportedModelError: An unreadable index, or one that names a missing file or one in another folder.
     """
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         paths = tuple(index.parent / name for name in names)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _refused(index, "no index of weights", f"no weight_map: {error}", _AGAIN) from error
+        raise _unsupported(index, "not an index of weights", f"no weight_map: {error}", _AGAIN) from error
     for path in paths:
         if path.parent != index.parent or not path.is_file():
-            raise _refused(index, "an incomplete model", f"shard {path.name} is not there", _AGAIN)
+            raise _unsupported(index, "an incomplete model", f"shard {path.name} is missing", _AGAIN)
     return paths
 
 
@@ -156,7 +181,7 @@ def tensor_hashes(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -
     """``[name, dtype, shape, xxh3-64 in hex]`` of each tensor, in name order.
 
     Args:
-        names: Name to hash under -> name in the file (:func:`latentcache.encoders.layouts.encoder_names`).
+        names: Name to hash under -> name in the file (:func:`latentcache.encoders.vae.weights.encoder_names`).
         tensors: Tensors by their name in the file.
     """
     return [[name, *_fact(name, tensors[names[name]])] for name in sorted(names)]
@@ -174,7 +199,7 @@ def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
         UnsupportedModelError: It is not float32, float16 or bfloat16.
     """
     if info.dtype not in _FLOATS:
-        raise _refused(info.path, "a model of another number type", f"a tensor is {info.dtype}", _RESAVE)
+        raise _unsupported(info.path, "a model of another data type", f"a tensor is {info.dtype}", _RESAVE)
     with info.path.open("rb") as file:
         file.seek(info.start)
         values = np.frombuffer(file.read(info.num_bytes), _FLOATS[info.dtype])
@@ -204,7 +229,7 @@ def _info(path: Path, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
     """One header entry, checked: the bytes it spans are those its type and shape need."""
     (begin, end), shape, dtype = entry["data_offsets"], tuple(entry["shape"]), entry["dtype"]
     if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-        raise ValueError(f"offsets {begin}, {end} and shape {shape} are no sizes")
+        raise ValueError(f"offsets {begin}, {end} and shape {shape} are not sizes")
     if dtype not in _ITEM_BITS:
         raise ValueError(f"unknown type {dtype}")
     if end - begin != math.prod(shape) * _ITEM_BITS[dtype] // 8:
@@ -213,17 +238,49 @@ def _info(path: Path, data_start: int, entry: Mapping[str, Any]) -> TensorInfo:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are all different: which of two tensors would be loaded depends on the reader."""
+    """A JSON object with distinct names: readers disagree about the tensor of a duplicate name."""
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("one name is there twice")
+        raise ValueError("duplicate name")
     return result
 
 
-def _refused(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:
+def _unsupported(path: Path, kind: str, why: str, fix: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path.name} is {kind}", where=str(path), why=why, fix=fix)
 
 
 def _truncated(path: Path, expected: int, found: int) -> UnsupportedModelError:
-    why = f"the header speaks of {expected} bytes, the file has {found}"
-    return _refused(path, "cut short", why, _AGAIN)
+    why = f"the header needs {expected} bytes, the file has {found}"
+    return _unsupported(path, "cut short", why, _AGAIN)
+
+
+def encoder_names(names: Iterable[str], *, ldm: bool) -> Mapping[str, str]:
+    """Tensors of the encoder half: name in diffusers -> name in the file, sorted.
+
+    Args:
+        names: All tensor names of the weights.
+        ldm: True if the class has an original layout that is translated.
+    """
+    listed = list(names)
+    prefix = next(p for p in PREFIXES if not p or any(n.startswith(f"{p}encoder.") for n in listed))
+    mine = {name.removeprefix(prefix): name for name in listed if name.startswith(prefix)}
+    kept = {name: full for name, full in mine.items() if is_encoder(name)}
+    return dict(sorted((_modern(name) if ldm else name, full) for name, full in kept.items()))
+
+
+def is_encoder(name: str) -> bool:
+    """True if ``encode`` uses a tensor: all but the decoder half and training counters."""
+    return not name.startswith(_DECODER) and not name.endswith(_COUNTER)
+
+
+def encoder_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape as diffusers has it: the original attention layers are 1x1 convolutions, there they are linear."""
+    if _ATTENTION_WEIGHT.search(name) and shape[2:] == (1, 1):
+        return shape[:2]
+    return shape
+
+
+def _modern(name: str) -> str:
+    for pattern, replacement in _LDM:
+        name = pattern.sub(replacement, name)
+    return name

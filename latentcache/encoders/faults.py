@@ -1,56 +1,56 @@
-"""What torch raises on a device, in this package's words.
+"""Errors of torch and of devices, in the words of this package. No torch here.
 
-Decides what is a lack of memory (halve the batch and go on), a lost device (end the work) and a fault of the model
-or of a size. Guarantee: the error that leaves has no context, so no frame keeps a tensor alive; after a lack of
-memory the allocator's unused blocks are given back, here and nowhere else.
+Tells a lack of memory (halve the batch and go on) from a lost device (end the work) and from a fault of the model or
+of a size. Guarantee: the translated error has no context, so no frame keeps a tensor alive; after a lack of memory
+the unused blocks of the allocator are freed, here and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, LatentcacheError
-from latentcache.recipe import EncoderSpec
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
-_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_OUT_OF_MEMORY = ("outofmemoryerror", "out of memory", "not enough memory", "can't allocate memory")
 _DEVICE_FAILED = ("cuda error", "cudnn", "cublas", "nccl", "device-side assert", "hip error", "acceleratorerror")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Runs work of one encoder on one device.
-
-    Args:
-        device: Where it runs.
-        spec: What the encoder is.
-        label: What the user called the model.
-    """
+    """Runs the work of one encoder on one device and translates its errors."""
 
     device: torch.device
-    spec: EncoderSpec
+    name: str
+    """Class of the encoder."""
     label: str
+    """The model, as the user called it."""
+    fix: str = ""
+    """Advice if the model fails on an input."""
 
     def run(self, action: Callable[[], T], subject: str) -> T:
-        """What the action gives.
+        """Result of the action.
 
         Raises:
             DeviceMemoryError: It does not fit.
             DeviceError: The device failed.
-            EncoderError: The model cannot do it.
+            EncoderError: The model failed.
         """
         failure: LatentcacheError
         try:
             return action()
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except MemoryError as error:
             failure = _memory_error(subject, error)
         except (RuntimeError, ValueError) as error:
             failure = self._translated(subject, error)
         if isinstance(failure, DeviceMemoryError) and self.device.type == "cuda":
+            import torch
+
             torch.cuda.empty_cache()
         raise failure  # outside ``except``: no frame of the failed call is kept
 
@@ -60,16 +60,12 @@ class Guard:
             return _memory_error(subject, error)
         if any(sign in text for sign in _DEVICE_FAILED):
             return DeviceError(f"the device {self.device} failed on {subject}", why=first_line(error))
-        return EncoderError(
-            f"{self.spec.family} cannot encode {subject}",
-            where=self.label,
-            why=first_line(error),
-            fix=f"use sides that are multiples of {self.spec.multiple}, or another model",
-        )
+        why = first_line(error)
+        return EncoderError(f"{self.name} cannot encode {subject}", where=self.label, why=why, fix=self.fix)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first."""
+    """First line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

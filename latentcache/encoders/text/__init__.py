@@ -1,0 +1,1 @@
+"""Tokenizers: found, described, checked and run."""

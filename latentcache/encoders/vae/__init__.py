@@ -1,0 +1,1 @@
+"""Image autoencoders: found, described, loaded and run."""

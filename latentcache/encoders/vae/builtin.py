@@ -1,0 +1,197 @@
+"""Two encoders without torch: ``stub`` for tests and ``demo`` for trying the tool. NumPy only.
+
+``stub``: 8x8 block means. Channels are the means of red, green and blue and the mean of all three, each over a block
+of 8x8 pixels and mapped from [0, 255] to [-1, 1]: ``sum / (n * 127.5) - 1`` with an exact integer ``sum`` and n of
+64 or 192. Its posterior, for ``--latents sample`` and ``moments``: those values as means, each logvar is its mean
+minus 2. ``delay_ms`` makes it as slow as a model, per image. The same image gives the same bytes in any batch on any
+machine.
+
+``demo``: an analytic 8x8 block DCT. Each 8x8 block of pixels becomes 16 numbers: the first 10 coefficients in zig-zag
+order of a luma-like axis and the first 3 of each of two chroma-like axes. The color axes are the orthonormal
+(1,1,1)/sqrt(3), (1,0,-1)/sqrt(2), (1,-2,1)/sqrt(6); the DCT is the orthonormal DCT-II (Ahmed, Natarajan, Rao 1974);
+zig-zag as in JPEG (ITU-T T.81). Pixels in [-1, 1] and a division by 8 keep latents near unit scale. It is
+bit-identical in any batch on any machine: the basis is rounded to multiples of 2**-30 and multiplied with integers,
+so every partial sum is an integer below 2**53 and exact in float64. Its geometry is that of SD and Flux (f8, 16
+channels); 10 ms for 512x512.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.encoders.protocol import Computed, EncodedBatch, Pixels
+from latentcache.encoders.vae.storage import encoded_dtype, from_bfloat16, stored
+from latentcache.fields.latents import EncoderSpec
+from latentcache.identity.content import content_hash, json_hash
+
+_BLOCK = 8
+_STUB_CHANNELS = 4
+#: Increased if the same image gives other values.
+_STUB_VERSION = 1
+
+
+def stub_spec(storage_dtype: str = "float16", posterior: str = "mode") -> EncoderSpec:
+    """Description of the stub; the delay is not part of it."""
+    return EncoderSpec(
+        family="stub",
+        fingerprint=json_hash({"stub": "block means", "version": _STUB_VERSION}).hex(),
+        config=json_hash({"block": _BLOCK}).hex(),
+        channels=_STUB_CHANNELS,
+        factor=_BLOCK,
+        multiple=_BLOCK,
+        storage_dtype=storage_dtype,
+        posterior=posterior,
+    )
+
+
+class StubEncoder:
+    """Encoder of block means.
+
+    Args:
+        delay_ms: Milliseconds to sleep per image.
+        storage_dtype: float16, bfloat16 or float32.
+        posterior: mode, sample or moments.
+    """
+
+    def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16", posterior: str = "mode") -> None:
+        self._delay_s = delay_ms / 1000
+        self._spec = stub_spec(storage_dtype, posterior)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """See :class:`Encoder`."""
+        return self._spec
+
+    @property
+    def device(self) -> str:
+        """See :class:`Encoder`."""
+        return "cpu"
+
+    def encode(self, pixels: Pixels) -> EncodedBatch:
+        """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""
+        batch = len(pixels)
+        sums = _block_sums(pixels)
+        everything = sums.sum(axis=3, keepdims=True)
+        area = _BLOCK * _BLOCK * 127.5
+        means = np.concatenate([sums / area - 1, everything / (3 * area) - 1], axis=3)
+        time.sleep(self._delay_s * batch)
+        values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
+        if self._spec.posterior != "mode":
+            values = np.concatenate([values, values - 2], axis=1)
+        return stored(values, encoded_dtype(self._spec))
+
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
+        """Encode now; ``precise`` changes nothing."""
+        return Computed(self.encode(np.stack(images)))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
+    """(B, H, W, 3) to sums over blocks, (B, H/8, W/8, 3). 20 times as quick as one sum over two axes."""
+    batch, height, width, colors = pixels.shape
+    rows = pixels.reshape(-1, _BLOCK, width * colors)
+    lines = rows[:, 0].astype(np.uint16)  # a block sums up to 64 * 255 = 16320
+    for row in range(1, _BLOCK):
+        lines += rows[:, row]
+    columns = lines.reshape(-1, _BLOCK, colors)
+    sums = columns[:, 0].copy()
+    for column in range(1, _BLOCK):
+        sums += columns[:, column]
+    return sums.reshape(batch, height // _BLOCK, width // _BLOCK, colors).astype(np.int64)
+
+
+_COEFFICIENTS = (10, 3, 3)
+_CHANNELS = sum(_COEFFICIENTS)
+_AXES = ((1, 1, 1), (1, 0, -1), (1, -2, 1))
+_UNIT = 1 << 30
+_DEMO_VERSION = 1
+_ZIGZAG = ((0, 0), (0, 1), (1, 0), (2, 0), (1, 1), (0, 2), (0, 3), (1, 2), (2, 1), (3, 0))
+
+
+@cache
+def _basis() -> NDArray[np.float64]:
+    """Rows of the codec, (16, 8, 8, 3), orthonormal up to their rounding, in units of 2**-30 (integers)."""
+    rows = []
+    for axis, count in zip(_AXES, _COEFFICIENTS, strict=True):
+        color = np.array(axis) / math.sqrt(sum(value * value for value in axis))
+        rows += [np.multiply.outer(np.outer(_cosine(v), _cosine(u)), color) for v, u in _ZIGZAG[:count]]
+    basis: NDArray[np.float64] = np.rint(np.stack(rows) * _UNIT)
+    return basis
+
+
+def demo_spec(storage_dtype: str = "float16") -> EncoderSpec:
+    """Description of the codec; its fingerprint is the hash of its basis."""
+    return EncoderSpec(
+        family="demo",
+        fingerprint=content_hash(_basis().astype("<i8").tobytes()).hex(),
+        config=json_hash({"block": _BLOCK, "version": _DEMO_VERSION}).hex(),
+        channels=_CHANNELS,
+        factor=_BLOCK,
+        multiple=_BLOCK,
+        storage_dtype=storage_dtype,
+    )
+
+
+class DemoEncoder:
+    """Encoder half of the codec.
+
+    Args:
+        storage_dtype: float16, bfloat16 or float32.
+    """
+
+    def __init__(self, *, storage_dtype: str = "float16") -> None:
+        self._spec = demo_spec(storage_dtype)
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """See :class:`Encoder`."""
+        return self._spec
+
+    @property
+    def device(self) -> str:
+        """See :class:`Encoder`."""
+        return "cpu"
+
+    def encode(self, pixels: Pixels) -> EncodedBatch:
+        """(B, H, W, 3) as (B, 16, H/8, W/8)."""
+        batch, height, width, _ = pixels.shape
+        rows, columns = height // _BLOCK, width // _BLOCK
+        blocks = pixels.reshape(batch, rows, _BLOCK, columns, _BLOCK, 3).transpose(0, 1, 3, 2, 4, 5)
+        whole = blocks.reshape(-1, _BLOCK * _BLOCK * 3).astype(np.float64) * 2 - 255
+        sums = whole @ _basis().reshape(_CHANNELS, -1).T
+        latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
+        return stored(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self._spec.storage_dtype)
+
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
+        """Encode now; ``precise`` changes nothing."""
+        return Computed(self.encode(np.stack(images)))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def decode(latents: NDArray[Any]) -> Pixels:
+    """Images (B, H, W, 3), uint8, from latents (B, 16, H/8, W/8) of any storage type; for previews."""
+    floats = from_bfloat16(latents) if latents.dtype == np.uint16 else latents.astype(np.float32)
+    batch, channels, rows, columns = floats.shape
+    flat = floats.transpose(0, 2, 3, 1).reshape(-1, channels)
+    basis = (_basis() * (_BLOCK / _UNIT)).astype(np.float32).reshape(_CHANNELS, -1)
+    blocks = (flat @ basis).reshape(batch, rows, columns, _BLOCK, _BLOCK, 3).transpose(0, 1, 3, 2, 4, 5)
+    images = blocks.reshape(batch, rows * _BLOCK, columns * _BLOCK, 3)
+    levels: Pixels = np.rint(np.clip((images + 1) * 127.5, 0, 255)).astype(np.uint8)
+    return levels
+
+
+def _cosine(frequency: int) -> NDArray[np.float64]:
+    """One row of the orthonormal DCT-II of length 8."""
+    scale = math.sqrt((1 if frequency == 0 else 2) / _BLOCK)
+    return np.array([scale * math.cos(math.pi * (2 * n + 1) * frequency / (2 * _BLOCK)) for n in range(_BLOCK)])
