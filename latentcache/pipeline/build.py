@@ -44,8 +44,8 @@ from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, publish_snapshot
 from latentcache.store.salvage import mend_shards
-from latentcache.store.snapshot import SnapshotDraft, publish_snapshot
 
 #: Sample columns that are read from the heads of files -> ``module:function`` that reads them.
 HEADERS = {"original_size": "latentcache.images.headers:fill_sizes"}
@@ -105,7 +105,6 @@ class _Build:
                 snapshot.samples if snapshot else None,
                 rejected=snapshot.rejected if snapshot else (),
                 hash_all=self.settings.stream,
-                hash_known=True,
                 stopping=lambda: self.stop.requested,
             )
 
@@ -262,6 +261,7 @@ class _Build:
             samples,
             outcomes,
             catalog,
+            root=listing.root,
             source=self.source(listing),
             rejected=listing.rejected,
             notes=listing.notes,
@@ -272,8 +272,6 @@ class _Build:
         snapshot = self.existing.snapshot
         number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
         remove_durably(self.paths.building)
-        if self.stop.requested:  # asked to end after the last commit: all is done
-            raise self.stop.error()
         return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - self.started)
 
     def encode(
@@ -289,6 +287,8 @@ class _Build:
                 started = time.monotonic()
                 result = self.run_field(work, listing, samples, lookup)
                 seconds = time.monotonic() - started
+                if self.stop.requested:
+                    raise self.stop.error()
                 outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
                 if result is not None and len(result.read.sample):
                     samples, learned = learn(samples, work.kind, result.read), True
@@ -389,8 +389,8 @@ class _Build:
 
 def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
     """The table with the contents, stats and header columns that a run found by reading."""
-    rows = read.sample.astype(np.intp)
-    if len(kind.inputs) == 1:
+    rows, own = read.sample.astype(np.intp), samples.inputs[kind.inputs[0]]
+    if len(kind.inputs) == 1 and own.line is None and own.text is None:
         samples = with_contents(samples, kind.inputs[0], rows, read.content, read.stat)
     changed: dict[str, NDArray[Any]] = {}
     for name, values in read.facts.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.protocol import Described, FieldKind, FieldPlan, Job, Output
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.stat import RACY_NS
-from latentcache.sources.scan import Listing
+from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
-from latentcache.store.snapshot import FieldRows
+
+if TYPE_CHECKING:
+    from latentcache.sources.scan import Listing
+    from latentcache.store.snapshot import FieldRows
 
 #: Bytes that a whole-item entry takes beside its payload: LMDB page, head, index and snapshot columns.
 _ENTRY_BYTES, _PAGE_BYTES = 700, 4096
@@ -239,7 +241,7 @@ def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[in
 def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) -> Iterator[tuple[int, Rejected]]:
     """Rows of whole files whose stat is the one that a rejection was made with."""
     own = samples.inputs[kind.inputs[0]]
-    memos = {(one.name, one.stat[:5]): one for one in held if one.stat and not is_racy(np.array([one.stat]))[0]}
+    memos = {(one.name, one.stat[:5]): one for one in held if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]}
     if not memos or own.line is not None:
         return
     stat = np.asarray(samples.files.stat)
@@ -250,13 +252,6 @@ def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) ->
         one = memos.get((samples.files.names[file], tuple(stat[file, :5].tolist())))
         if one is not None:
             yield row, one
-
-
-def is_racy(stat: NDArray[Any]) -> NDArray[np.bool_]:
-    """(n,) whether stat memos (n, 6) were taken so soon after a write that they prove nothing."""
-    times = stat.astype(np.uint64).view(np.int64)
-    racy: NDArray[np.bool_] = times[:, 5] - np.maximum(times[:, 1], times[:, 2]) < RACY_NS
-    return racy
 
 
 def _find(catalog: Catalog, keys: NDArray[np.uint8]) -> NDArray[np.int64]:

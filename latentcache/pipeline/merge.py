@@ -31,8 +31,9 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
+from latentcache.store.publish import publish_snapshot
 from latentcache.store.salvage import copy_entries
-from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none, publish_snapshot
+from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +320,7 @@ def _publish(
         table,
         outcomes,
         catalog,
+        root=Path(first.source.get("root", "")),
         source={**first.source, "options": options, "part": ""},
         rejected=by_source,
         notes=list(notes.values()),

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, join_noise
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
-from latentcache.pipeline.diff import FieldWork, is_racy
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
+from latentcache.identity.content import content_hash
+from latentcache.pipeline.diff import FieldWork
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.run import RunResult
+from latentcache.sources.known import racy
+from latentcache.sources.reading import read_source
 from latentcache.store.catalog import Catalog
-from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot, SnapshotDraft, field_draft
+from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft
+from latentcache.store.snapshot import FieldRows, Snapshot
 
 #: Manifest keys of a field's provenance that decide whether an input can be used.
 _DECODERS = "decoders"
@@ -42,7 +48,7 @@ class Outcome:
     """Of encoders, beside that of the snapshot and the run."""
 
 
-def settle(outcome: Outcome, samples: SampleTable) -> NDArray[np.intp]:
+def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.intp]:
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
     plan, place = outcome.work.plan, outcome.place
     outcome.rejected = dict(outcome.work.rejected)
@@ -54,29 +60,41 @@ def settle(outcome: Outcome, samples: SampleTable) -> NDArray[np.intp]:
     content = outcome.work.kind.content(samples)
     for row in set(lacking.tolist()).difference(outcome.rejected):
         failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
-        outcome.rejected[row] = rejection(samples, outcome.work, row, failure)
+        outcome.rejected[row] = rejection(samples, outcome.work, row, failure, root)
     usable = np.ones(len(samples), dtype=np.bool_)
     usable[lacking] = False
     return np.flatnonzero(usable[plan.sample])
 
 
-def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure) -> Rejected:
-    """Why a field rejects a sample."""
+def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:
+    """Why a field rejects a sample, with the content that it was rejected for: it holds until the bytes change."""
     own = samples.inputs[work.kind.inputs[0]]
     number = int(own.file[row])
-    content = own.content[row].tobytes()
-    stat = failure.stat or tuple(samples.files.stat[number].tolist())
+    name, seen = samples.files.names[number], tuple(np.asarray(samples.files.stat[number]).tolist())
+    content, stat = failure.content or np.asarray(own.content[row]).tobytes(), failure.stat or seen
+    if own.line is None and not failure.content and not any(content):
+        content, stat = _read_again(root / name, seen)
     return Rejected(
-        name=samples.files.names[number],
+        name=name,
         reason=failure.reason,
         detail=failure.detail,
         hint=failure.hint,
         line=0 if own.line is None else int(own.line[row]),
         field=failure.field,
-        content=failure.content or (content if any(content) else b""),
+        content=content if any(content) else b"",
         stat=stat,
         target=work.kind.name,
     )
+
+
+def _read_again(path: Path, seen: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    """Content and stat memo of a rejected file; nothing if it changed since the scan."""
+    try:
+        data, memo = read_source(path)
+    except UnusableSampleError:
+        return b"", seen
+    numbers = stat_numbers(memo)
+    return (content_hash(data), numbers) if numbers[:5] == seen[:5] else (b"", seen)
 
 
 def draft_snapshot(
@@ -84,6 +102,7 @@ def draft_snapshot(
     outcomes: Sequence[Outcome],
     catalog: Catalog,
     *,
+    root: Path,
     source: Mapping[str, Any],
     rejected: Sequence[Rejected],
     notes: Sequence[Rejected],
@@ -95,12 +114,13 @@ def draft_snapshot(
         samples: Of the data, with the contents that the run found.
         outcomes: Of all fields, settled by this call.
         catalog: Every committed item, loaded after the run.
+        root: Of the data.
         source: Of the manifest: root, options, part, data kind.
         rejected: By the source, for every field.
         notes: Of source and fields.
         allow_failed: As recorded for ``verify``.
     """
-    items = [settle(outcome, samples) for outcome in outcomes]
+    items = [settle(outcome, samples, root) for outcome in outcomes]
     used = np.zeros(len(samples), dtype=np.bool_)
     for outcome, chosen in zip(outcomes, items, strict=True):
         used[outcome.work.plan.sample[chosen]] = True
@@ -241,7 +261,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _trust(stat: Any) -> NDArray[np.uint64]:
     """Stat memos with, in place of the moment of hashing, whether they can be trusted."""
     memos = np.asarray(stat).astype(np.uint64).reshape(-1, STAT_WIDTH)
-    return np.column_stack([memos[:, :5], is_racy(memos).astype(np.uint64)])
+    return np.column_stack([memos[:, :5], racy(memos).astype(np.uint64)])
 
 
 def _settled(rejected: Iterable[Rejected]) -> list[Rejected]:

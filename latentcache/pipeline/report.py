@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.publish import Outcome
     from latentcache.pipeline.run import Progress
-    from latentcache.store.snapshot import FieldDraft
+    from latentcache.store.publish import FieldDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

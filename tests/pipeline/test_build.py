@@ -1,0 +1,336 @@
+import json
+import shutil
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_builds import CASES, Talk, arrays_of, built, draw, reasons, rows_of, settings, tree
+
+from latentcache.errors import CacheLockedError, InterruptedBuildError
+from latentcache.fields.registry import field_kind
+from latentcache.pipeline.build import build_cache, plan_build
+from latentcache.store.catalog import load_catalog
+from latentcache.store.lock import builder_lock
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
+
+
+@pytest.fixture
+def data(case, tmp_path):
+    return case.data(tmp_path / "data", 4)
+
+
+def test_a_first_build_makes_every_item_once(case, data):
+    talk = Talk()
+    report = built(case, data, talk=talk)
+    assert report.counts() == {
+        "samples": 4, "encoded": 4, "cached": 0, "duplicates": 0, "quarantined": 0, "no_caption": report.no_caption,
+    }  # fmt: skip
+    assert (report.snapshot, report.published, report.rejected) == (1, True, ())
+    rows = rows_of(report.cache, case.field)
+    assert [len(keys) for keys in rows.values()] == [1] * 4
+    assert set(report.fields_json()) == {case.field}
+    assert report.fields_json()[case.field]["bytes"] > 0
+    assert report.written_bytes > 0
+    (plan,) = talk.plans
+    planned = plan.fields[case.field]
+    assert (planned.items, planned.to_make, planned.cached, planned.inputs) == (4, 4, 0, 4)
+    assert plan.bytes_to_write > 0
+    assert not (report.cache / "BUILDING").exists()
+    assert not (report.cache / "scratch").exists()
+
+
+def test_an_up_to_date_build_publishes_nothing_and_starts_no_worker(case, data, trusted, no_runs):
+    first = built(case, data)
+    before = tree(first.cache)
+    with no_runs():
+        again = built(case, data, fields={})
+    assert (again.encoded, again.cached, again.published, again.snapshot) == (0, 4, False, 1)
+    assert again.fields_json()[case.field] == first.fields_json()[case.field] | {"encoded": 0, "cached": 4}
+    assert tree(first.cache) == before
+
+
+def test_touched_files_start_no_worker(case, data, no_runs):
+    cache = built(case, data).cache
+    keys = rows_of(cache, case.field)
+    for path in data.iterdir():
+        path.touch()
+    with no_runs():
+        assert (built(case, data).encoded, rows_of(cache, case.field)) == (0, keys)
+
+
+def test_only_what_is_new_or_changed_is_encoded(case, data):
+    cache = built(case, data).cache
+    before = rows_of(cache, case.field)
+    case.write(data, 1, seed=77)
+    case.write(data, 9)
+    report = built(case, data, fields={})
+    assert (report.encoded, report.cached, report.snapshot) == (2, 3, 2)
+    after = rows_of(cache, case.field)
+    same = [name for name in after if before.get(name) == after[name]]
+    assert same == [path.name for path in sorted(data.iterdir()) if path.stem not in ("001", "009")]
+
+
+def test_a_removed_sample_leaves_the_snapshot_and_comes_back_for_nothing(case, data):
+    cache = built(case, data).cache
+    path = case.path(data, 2)
+    saved = path.read_bytes()
+    path.unlink()
+    assert built(case, data).samples == 3
+    assert path.name not in rows_of(cache, case.field)
+    path.write_bytes(saved)
+    report = built(case, data)
+    assert (report.encoded, report.cached, report.samples) == (0, 4, 4)
+
+
+def test_renamed_files_and_moved_folders_encode_nothing(case, data, tmp_path):
+    cache = built(case, data).cache
+    path = case.path(data, 0)
+    path.rename(path.with_stem("zzz"))
+    assert (built(case, data).encoded, len(rows_of(cache, case.field))) == (0, 4)
+    shutil.copytree(data, tmp_path / "elsewhere")
+    assert built(case, tmp_path / "elsewhere", out=cache).encoded == 0
+    moved = shutil.move(cache, tmp_path / "moved")
+    assert built(case, data, out=tmp_path / "moved").encoded == 0
+    assert moved == str(tmp_path / "moved") or moved == tmp_path / "moved"
+
+
+def test_one_content_under_several_names_is_one_item(case, data):
+    for number in range(5, 9):
+        case.write(data, number, seed=1)
+    report = built(case, data)
+    assert (report.samples, report.encoded, report.cached, report.duplicates) == (8, 4, 0, 4)
+    rows = rows_of(report.cache, case.field)
+    assert len(rows) == 8
+    assert {key for number in range(5, 9) for key in rows[case.path(data, number).name]} == set(
+        rows[case.path(data, 1).name]
+    )
+    again = built(case, data)
+    assert (again.encoded, again.cached, again.duplicates) == (0, 4, 4)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_changes_no_row_and_no_item(case, tmp_path, workers):
+    data = case.data(tmp_path / "data", 12)
+    one = built(case, data, out=tmp_path / "one", workers=0).cache
+    other = built(case, data, out=tmp_path / "other", workers=workers, batch_size=3, commit_every=2).cache
+    assert rows_of(one, case.field) == rows_of(other, case.field)
+    mine, theirs = arrays_of(one, case.field), arrays_of(other, case.field)
+    for name, arrays in mine.items():
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, theirs[name], strict=True))
+
+
+def test_rejected_samples_are_quarantined_until_they_change(case, data, trusted, no_runs):
+    path = case.spoil(data, 7)
+    report = built(case, data)
+    assert list(reasons(report)) == [path.name]
+    assert report.rejected[0].hint
+    assert report.rejected[0].detail
+    assert (report.encoded, report.quarantined, report.samples, report.too_many_failed) == (4, 1, 5, True)
+    assert path.name not in rows_of(report.cache, case.field)
+    assert not built(case, data, allow_failed="20%").too_many_failed
+    with no_runs():
+        again = built(case, data)  # looked at again only if its bytes changed
+    assert (reasons(again), again.published) == (reasons(report), True)  # --allow-failed differs
+    case.write(data, 7)
+    assert (built(case, data).encoded, reasons(built(case, data))) == (1, {})
+
+
+def test_retry_failed_looks_at_rejected_samples_again(tmp_path, trusted, no_runs):
+    case = CASES["edge_map"]
+    data = case.data(tmp_path / "data", 2)
+    case.spoil(data, 7)
+    first = built(case, data)
+    with no_runs():
+        assert reasons(built(case, data)) == reasons(first)
+        with pytest.raises(AssertionError, match="worker"):
+            built(case, data, retry_failed=True)
+
+
+@pytest.mark.parametrize("name", ["latents", "edge_map"])
+def test_samples_that_are_rejected_do_not_stop_duplicates_of_others(name, tmp_path):
+    case = CASES[name]
+    data = case.data(tmp_path / "data", 2)
+    shutil.copy(case.spoil(data, 7), case.path(data, 8))
+    report = built(case, data)
+    assert set(reasons(report)) == {case.path(data, 7).name, case.path(data, 8).name}
+    assert len(set(reasons(report).values())) == 1
+
+
+class Stopping(Talk):
+    """Ask the build to end at its first sign of progress."""
+
+    def __init__(self, send):
+        super().__init__()
+        self.send = send
+
+    def advanced(self, progress):
+        super().advanced(progress)
+        if progress.encoded and self.send:
+            self.send, send = None, self.send
+            send()
+
+
+def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded_again(case, tmp_path, monkeypatch):
+    data, events = case.data(tmp_path / "data", 40), tmp_path / "events"
+    stops = []
+    made = __import__("latentcache.pipeline.build", fromlist=["StopSignal"]).StopSignal
+    monkeypatch.setattr(
+        "latentcache.pipeline.build.StopSignal", lambda *given: stops.append(made(*given)) or stops[-1]
+    )
+    talk = Stopping(lambda: stops[0].request())
+    monkeypatch.setenv("DELAY_MS", "20")
+    slow = {name: f"{value}:delay_ms=20" for name, value in case.settings.items() if value == "stub"}
+    with pytest.raises(InterruptedBuildError):
+        built(case, data, talk=talk, events=events, commit_every=1, recipe=slow, workers=0, batch_size=4)
+    acknowledged = {key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]}
+    assert 0 < len(acknowledged) < 40
+    planned = plan_build(settings(case, data, recipe=slow))
+    assert planned.cached == len(acknowledged)
+    talk = Talk()
+    report = built(case, data, talk=talk, recipe=slow, events=events)
+    assert (report.encoded, report.cached) == (40 - len(acknowledged), len(acknowledged))
+    assert talk.plans[0].cached == len(acknowledged)
+    keys = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
+    assert len(keys) == len(set(keys)) == 40
+
+
+def test_a_second_builder_is_refused_at_once_and_told_who_builds(case, data):
+    cache = built(case, data).cache
+    started = time.monotonic()
+    with builder_lock(cache / "builder.lock"), pytest.raises(CacheLockedError) as caught:
+        built(case, data)
+    assert caught.value.holder["pid"]
+    assert time.monotonic() - started < 2
+
+
+def test_events_name_every_encoded_key_once(case, data, tmp_path):
+    cache = built(case, data, events=tmp_path / "events", commit_every=1).cache
+    lines = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert {line["event"] for line in lines} == {"commit"}
+    keys = [key for line in lines for key in line["keys"]]
+    assert sorted(keys) == sorted(key.hex() for row in rows_of(cache, case.field).values() for key in row)
+    built(case, data, events=tmp_path / "events")
+    assert len((tmp_path / "events").read_text().splitlines()) == len(lines)
+
+
+def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
+    plan = plan_build(settings(case, data))
+    assert (plan.to_make, plan.samples, plan.fields[case.field].items_plan is not None) == (4, 4, True)
+    assert not (tmp_path / "cache").exists()
+    cache = built(case, data).cache
+    case.write(data, 9)
+    before = tree(cache)
+    with builder_lock(cache / "builder.lock"):
+        report = build_cache(settings(case, data, dry_run=True))
+    assert (report.dry_run, report.plan.to_make, report.cached, report.encoded) == (True, 1, 4, 0)
+    assert tree(cache) == before
+
+
+def test_a_damaged_shard_is_reported_and_its_intact_entries_are_kept(case, data):
+    cache = built(case, data).cache
+    (shard,) = CachePaths(cache).sealed_shards()
+    (shard / "index.safetensors").write_bytes(b"junk")
+    talk = Talk()
+    report = built(case, data, talk=talk)
+    assert (report.encoded, report.cached) == (0, 4)
+    assert any(shard.name in message for message in talk.warnings)
+    assert (len(rows_of(cache, case.field)), open_snapshot(cache).number) == (4, 2)
+
+
+def test_unreadable_leftovers_of_a_killed_build_are_put_aside(case, data):
+    cache = built(case, data).cache
+    left = CachePaths(cache).shards / "0123.open"
+    left.mkdir()
+    (left / "data.mdb").write_bytes(b"\xde\xad" * 5000)
+    assert (built(case, data).encoded, left.exists()) == (0, False)
+
+
+def test_a_lost_shard_is_encoded_again(case, data):
+    cache = built(case, data).cache
+    shutil.rmtree(CachePaths(cache).sealed_shards()[0])
+    assert (built(case, data).encoded, len(rows_of(cache, case.field))) == (4, 4)
+
+
+def test_a_cache_without_current_continues_with_its_newest_snapshot(case, data):
+    cache = built(case, data).cache
+    (cache / "CURRENT").unlink()
+    report = built(case, data, fields={})
+    assert (report.encoded, report.published) == (0, True)
+    assert open_snapshot(cache).fields[case.field].recipe_id == report.fields[case.field].recipe_id
+
+
+def test_settings_that_are_not_given_follow_the_snapshot(tmp_path):
+    case = CASES["latents"]
+    data = case.data(tmp_path / "data", 3)
+    first = built(case, data, recipe={"resolutions": (128,), "alpha": "#123456", "bucket_step": 16})
+    report = built(case, data, fields={"latents": field_kind("latents").settings()})
+    assert report.encoded == 0
+    assert report.fields["latents"].recipe == first.fields["latents"].recipe
+
+
+def test_a_changed_recipe_is_named_in_the_plan_before_everything_is_encoded_again(tmp_path):
+    case, talk = CASES["latents"], Talk()
+    data = case.data(tmp_path / "data", 3)
+    built(case, data)
+    report = built(case, data, talk=talk, recipe={"storage_dtype": "float32"})
+    changed = {name: (was, now) for name, was, now in talk.plans[0].fields["latents"].changed}
+    assert changed == {"encoder.storage_dtype": ("float16", "float32")}
+    assert report.encoded == 3
+    back = built(case, data, recipe={"storage_dtype": "float16"})
+    assert (back.encoded, back.cached) == (0, 3)  # entries of the first recipe are still there
+
+
+def test_a_further_resolution_encodes_only_itself(tmp_path):
+    case = CASES["latents"]
+    data = case.data(tmp_path / "data", 3)
+    built(case, data)
+    report = built(case, data, recipe={"resolutions": (64, 128)})
+    assert (report.encoded, report.cached) == (3, 3)
+    assert {len(keys) for keys in rows_of(report.cache, "latents").values()} == {2}
+    flipped = built(case, data, recipe={"resolutions": (64,), "flip": True})
+    assert (flipped.encoded, flipped.cached) == (3, 3)
+    assert {len(keys) for keys in rows_of(report.cache, "latents").values()} == {2}
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_file_with_other_bytes_and_the_same_pixels_counts_as_cached(tmp_path, suffix):
+    from small_builds import jpeg_with_comment, png_with_text
+
+    case = CASES["latents"]
+    data = case.data(tmp_path / "data", 2)
+    path = draw(data / f"extra{suffix}", 33)
+    cache = built(case, data).cache
+    (old,), stored = rows_of(cache, "latents")[path.name], arrays_of(cache, "latents")[path.name]
+    change = png_with_text if suffix == ".png" else jpeg_with_comment
+    path.write_bytes(change(path.read_bytes(), "another comment"))
+    report = built(case, data)
+    assert (report.encoded, report.cached) == (0, 3)
+    (new,) = rows_of(cache, "latents")[path.name]
+    assert new != old
+    assert np.array_equal(arrays_of(cache, "latents")[path.name], stored)
+
+
+def test_threads_of_a_caller_may_build(case, data):
+    failures = []
+
+    def run():
+        try:
+            build_cache(settings(case, data))
+        except BaseException as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert (failures, thread.is_alive()) == ([], False)
+
+
+def test_the_report_of_a_build_is_that_of_the_plan_it_was_given(case, data):
+    talk = Talk()
+    report = built(case, data, talk=talk)
+    assert talk.plans == [report.plan]
+    assert replace(report, elapsed_s=0.0).data == data
+    assert len(load_catalog(CachePaths(report.cache))) == 4

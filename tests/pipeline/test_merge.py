@@ -1,0 +1,159 @@
+import shutil
+
+import numpy as np
+import pytest
+from small_builds import CASES, arrays_of, built, rows_of, tree
+
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheIncompleteError,
+    CacheLockedError,
+    CacheNotFoundError,
+    StaleCacheError,
+    UsageError,
+)
+from latentcache.pipeline.merge import merge_caches
+from latentcache.store.lock import builder_lock
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
+
+
+@pytest.fixture
+def data(case, tmp_path):
+    return case.data(tmp_path / "data", 12)
+
+
+@pytest.fixture
+def parts(case, data, tmp_path):
+    """Three parts of the data, each in a cache of its own."""
+    return [built(case, data, out=tmp_path / f"part{n}", part=f"{n}/3").cache for n in range(3)]
+
+
+def same_cache(one, other, field):
+    assert rows_of(one, field) == rows_of(other, field)
+    mine, theirs = open_snapshot(one), open_snapshot(other)
+    assert list(mine.samples.names) == list(theirs.samples.names)
+    for name in ("sample", "group", "variant", "length"):
+        assert np.array_equal(np.asarray(getattr(mine.fields[field], name)), np.asarray(getattr(theirs.fields[field], name)))
+    assert mine.fields[field].groups == theirs.fields[field].groups
+    stored, made = arrays_of(one, field), arrays_of(other, field)
+    assert all(np.array_equal(a, b) for name in stored for a, b in zip(stored[name], made[name], strict=True))
+
+
+def test_parts_make_the_cache_of_one_build(case, data, parts, tmp_path):
+    case.spoil(data, 50)
+    parts = [built(case, data, out=part).cache for part in parts]
+    whole = built(case, data, out=tmp_path / "whole")
+    before = [tree(part) for part in parts]
+    report = merge_caches([parts[2], parts[0], parts[1]], tmp_path / "merged")
+    same_cache(whole.cache, tmp_path / "merged", case.field)
+    assert (report.samples, report.encoded, report.cached, report.snapshot) == (13, 0, 12, 1)
+    assert {one.name for one in report.rejected} == {one.name for one in whole.rejected}
+    assert [tree(part) for part in parts] == before
+    assert sum(open_snapshot(part).part != "" for part in parts) == 3
+    assert open_snapshot(tmp_path / "merged").part == ""
+
+
+def test_a_build_goes_on_from_a_merged_cache(case, data, parts, tmp_path):
+    merge_caches(parts, tmp_path / "merged")
+    case.write(data, 60)
+    report = built(case, data, out=tmp_path / "merged", fields={})
+    assert (report.encoded, report.cached, report.samples) == (1, 12, 13)
+
+
+def test_merging_again_copies_nothing_and_publishes_nothing(case, parts, tmp_path):
+    merge_caches(parts, tmp_path / "merged")
+    before = tree(tmp_path / "merged")
+    report = merge_caches(parts, tmp_path / "merged")
+    assert (report.published, report.snapshot) == (False, 1)
+    assert tree(tmp_path / "merged") == before
+
+
+def test_whole_caches_of_one_recipe_are_merged_too(case, tmp_path):
+    one, other = case.data(tmp_path / "one", 3), case.data(tmp_path / "other", 5)
+    for number in range(3):
+        case.path(other, number).unlink()
+    caches = [built(case, folder, out=tmp_path / f"{folder.name}-cache").cache for folder in (one, other)]
+    report = merge_caches(caches, tmp_path / "merged")
+    assert (report.samples, report.cached) == (5, 5)
+
+
+def test_a_sample_of_two_caches_is_kept_once(case, tmp_path):
+    data = case.data(tmp_path / "data", 3)
+    caches = [built(case, data, out=tmp_path / name).cache for name in ("a", "b")]
+    assert merge_caches(caches, tmp_path / "merged").samples == 3
+
+
+def test_a_missing_part_is_named(parts, tmp_path):
+    with pytest.raises(UsageError, match="1/3"):
+        merge_caches([parts[0], parts[2]], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_recipes_that_differ_are_refused_by_field(tmp_path):
+    case = CASES["latents"]
+    data = case.data(tmp_path / "data", 4)
+    one = built(case, data, out=tmp_path / "a", part="0/2").cache
+    other = built(case, data, out=tmp_path / "b", part="1/2", recipe={"storage_dtype": "float32"}).cache
+    with pytest.raises(StaleCacheError) as caught:
+        merge_caches([one, other], tmp_path / "merged")
+    assert caught.value.differences == (("latents.encoder.storage_dtype", "float16", "float32"),)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_parts_of_different_versions_of_a_file_are_refused(case, data, parts, tmp_path):
+    names = {name: n for n, part in enumerate(parts) for name in rows_of(part, case.field)}
+    path = next(path for path in sorted(data.iterdir()) if names[path.name] == 1)
+    extra = shutil.copytree(data, tmp_path / "copy")
+    case.write(extra, int(path.stem), seed=90)
+    changed = built(case, extra, out=tmp_path / "changed").cache
+    whole = built(case, data, out=tmp_path / "whole").cache
+    with pytest.raises(StaleCacheError, match=path.name):
+        merge_caches([whole, changed], tmp_path / "merged")
+
+
+def test_unfinished_and_absent_parts_are_refused(parts, tmp_path):
+    (parts[1] / "BUILDING").write_text("{}")
+    with pytest.raises(CacheIncompleteError, match="part1"):
+        merge_caches(parts, tmp_path / "merged")
+    with pytest.raises(CacheNotFoundError):
+        merge_caches([parts[0], tmp_path / "nowhere"], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_damaged_entries_are_refused_and_nothing_is_left(case, parts, tmp_path):
+    snapshot = open_snapshot(parts[1])
+    rows = snapshot.fields[case.field]
+    path = CachePaths(parts[1]).data(snapshot.shards[int(rows.shard[0])])
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(int(rows.offset[0]))
+        byte = file.read(1)
+        file.seek(int(rows.offset[0]))
+        file.write(bytes([byte[0] ^ 255]))
+    with pytest.raises(CacheDamagedError, match="part1"):
+        merge_caches(parts, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_names_are_checked_first(parts, tmp_path):
+    with pytest.raises(UsageError, match="twice"):
+        merge_caches([parts[0], parts[0]], tmp_path / "merged")
+    with pytest.raises(UsageError, match="one of the parts"):
+        merge_caches(parts, parts[0])
+    with pytest.raises(UsageError, match="no cache"):
+        merge_caches([], tmp_path / "merged")
+
+
+def test_a_cache_that_is_built_is_not_merged_into(parts, tmp_path):
+    merge_caches(parts, tmp_path / "merged")
+    with builder_lock(tmp_path / "merged" / "builder.lock"), pytest.raises(CacheLockedError):
+        merge_caches(parts, tmp_path / "merged")
+
+
+def test_a_part_keeps_its_number_and_refuses_another(case, data, parts):
+    assert built(case, data, out=parts[1]).part == "1/3"
+    with pytest.raises(UsageError, match="1/3"):
+        built(case, data, out=parts[1], part="2/3")
+    with pytest.raises(UsageError, match="1/3"):
+        built(case, data, out=parts[1], part="0/1")

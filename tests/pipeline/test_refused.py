@@ -1,0 +1,172 @@
+"""A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
+
+import pytest
+from small_builds import CASES, Talk, built, settings, tree
+
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheFormatError,
+    CacheReadOnlyError,
+    DiskFullError,
+    EmptySourceError,
+    EncoderError,
+    LatentcacheError,
+    SourceNotFoundError,
+    UsageError,
+    WorkerError,
+)
+from latentcache.pipeline import preflight
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.existing import read_existing
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
+
+LATENTS = CASES["latents"]
+
+
+def full_disk(case, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "RESERVE_BYTES", 1 << 60)
+    return settings(case, data, recipe={"flip": True} if case is LATENTS else {}), DiskFullError
+
+
+def no_event_file(case, data, tmp_path, monkeypatch):
+    return settings(case, data, events=tmp_path / "no" / "events"), UsageError
+
+
+def unknown_model(case, data, tmp_path, monkeypatch):
+    name = {"latents": "model", "input_ids": "tokenizer"}.get(case.field, "edge_threshold")
+    if name == "edge_threshold":
+        return settings(case, data, fields={"no_such_field": None}), UsageError
+    return settings(case, data, recipe={name: str(tmp_path / "nowhere")}), EncoderError
+
+
+def another_kind_of_data(case, data, tmp_path, monkeypatch):
+    other = CASES["latents" if case.field == "input_ids" else "input_ids"]
+    return settings(case, other.data(tmp_path / "others", 1)), LatentcacheError
+
+
+def empty_data(case, data, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    return settings(case, tmp_path / "empty"), EmptySourceError
+
+
+def no_data(case, data, tmp_path, monkeypatch):
+    return settings(case, tmp_path / "not" / "here"), SourceNotFoundError
+
+
+def dying_workers(case, data, tmp_path, monkeypatch):
+    def die(*_, **__):
+        raise WorkerError("workers keep dying", fix="look at the log")
+
+    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", die)
+    return settings(case, data), WorkerError
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize(
+    "refused", [full_disk, no_event_file, unknown_model, another_kind_of_data, empty_data, no_data, dying_workers]
+)
+def test_a_refused_build_leaves_everything_as_it_was(case, refused, exists, tmp_path, monkeypatch):
+    data = case.data(tmp_path / "data", 2)
+    cache = tmp_path / "deep" / "cache"
+    if exists:
+        built(case, data, out=cache)
+    case.write(data, 9)
+    given, error = refused(case, data, tmp_path, monkeypatch)
+    given = BuildSettings(**{name: getattr(given, name) for name in given.__slots__} | {"out": cache})
+    before = tree(tmp_path)
+    with pytest.raises(error) as caught:
+        build_cache(given)
+    assert tree(tmp_path) == before
+    assert caught.value.fix
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("fault", ["refused", "failed"])
+def test_settings_of_a_build_that_did_not_end_are_forgotten_once_there_is_a_snapshot(tmp_path, monkeypatch, fault):
+    """In version 1 ``--stream --flip`` was refused, and the next plain build stored flips; likewise ``--resolution``."""
+    data = LATENTS.data(tmp_path / "data", 4)
+    cache = built(LATENTS, data, recipe={"resolutions": (128,)}).cache
+    before = open_snapshot(cache).fields["latents"].recipe_json
+    with monkeypatch.context() as patched:
+        if fault == "refused":
+            patched.setattr(preflight, "RESERVE_BYTES", 1 << 60)
+            with pytest.raises(DiskFullError):
+                built(LATENTS, data, recipe={"flip": True})
+        else:
+            with pytest.raises(LatentcacheError):
+                built(LATENTS, data, recipe={"resolutions": (64,)}, events="/dev/full", commit_every=1)
+    report = built(LATENTS, data, fields={})
+    assert (report.encoded, report.cached) == (0, 4)
+    assert open_snapshot(cache).fields["latents"].recipe_json == before
+
+
+def test_a_first_build_that_was_killed_is_continued_without_its_flags(tmp_path):
+    data = LATENTS.data(tmp_path / "data", 3)
+    with pytest.raises(LatentcacheError):
+        built(LATENTS, data, recipe={"resolutions": (128,)}, events="/dev/full", commit_every=1)
+    cache = tmp_path / "cache"
+    assert CachePaths(cache).building.exists()
+    assert read_existing(CachePaths(cache)).field_names == ("latents",)
+    report = built(LATENTS, data, fields={})
+    assert report.fields["latents"].recipe.as_json()["geometry"]["resolutions"] == [128]
+
+
+def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_path):
+    data = case.data(tmp_path / "data", 2)
+    cache = built(case, data).cache
+    (cache / "BUILDING").write_bytes(b"{ half")
+    assert built(case, data).encoded == 0
+    (cache / "BUILDING").write_text('{"format": 99, "fields": {}}')
+    with pytest.raises(CacheFormatError, match="99"):
+        built(case, data)
+
+
+@pytest.mark.parametrize("where", ["data", "data/inside"])
+def test_a_cache_inside_its_data_is_refused(case, tmp_path, where):
+    data = case.data(tmp_path / "data", 1)
+    with pytest.raises(UsageError, match="inside the data"):
+        built(case, data, out=tmp_path / where)
+
+
+def test_a_folder_with_other_files_is_refused(case, tmp_path):
+    data = case.data(tmp_path / "data", 1)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").write_text("x")
+    with pytest.raises(UsageError, match="holds no cache"):
+        built(case, data)
+    with pytest.raises(UsageError, match="a file is there"):
+        built(case, data, out=tmp_path / "cache" / "thesis.tex")
+
+
+def test_a_folder_in_the_place_of_current_is_refused(case, tmp_path):
+    data = case.data(tmp_path / "data", 1)
+    cache = built(case, data).cache
+    (cache / "CURRENT").unlink()
+    (cache / "CURRENT").mkdir()
+    with pytest.raises(CacheDamagedError):
+        built(case, data)
+
+
+def test_a_damaged_manifest_is_replaced_if_the_fields_are_named(case, tmp_path):
+    data, talk = case.data(tmp_path / "data", 2), Talk()
+    cache = built(case, data).cache
+    manifest = CachePaths(cache).snapshot(1) / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes().replace(b'"complete"', b'"complate"'))
+    with pytest.raises(CacheDamagedError, match="unknown"):
+        built(case, data, fields={})
+    report = built(case, data, talk=talk)
+    assert (report.encoded, report.published) == (0, True)
+    assert any("damaged" in message for message in talk.warnings)
+
+
+def test_a_read_only_place_is_refused(case, tmp_path, monkeypatch):
+    data = case.data(tmp_path / "data", 1)
+    (tmp_path / "closed").mkdir(mode=0o500)
+    try:
+        with pytest.raises(CacheReadOnlyError):
+            built(case, data, out=tmp_path / "closed" / "cache")
+    except pytest.fail.Exception:
+        pytest.skip("permissions do not hold for this user")

@@ -1,0 +1,59 @@
+from pathlib import Path
+
+import pytest
+
+from latentcache.errors import UsageError
+from latentcache.fields.table import Rejected
+from latentcache.pipeline.report import quarantined
+from latentcache.pipeline.settings import BuildSettings, beside, check_part, tolerated
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cpu*2", "cuda", "cuda:0,cuda:1", "mps", "cuda:0*2,cpu"])
+def test_devices(device):
+    assert BuildSettings(data=Path("x"), device=device).device == device
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"device": "gpu"}, "--device=gpu"),
+        ({"device": "cpu*0"}, "--device"),
+        ({"batch_size": 0}, "--batch-size=0"),
+        ({"decode_threads": 0}, "--decode-threads"),
+        ({"host_memory": 0}, "--host-memory"),
+        ({"max_pixels": -1}, "--max-pixels"),
+        ({"commit_every": 0}, "--commit-every"),
+        ({"workers": -1}, "--workers=-1"),
+        ({"allow_failed": "all"}, "--allow-failed=all"),
+        ({"allow_failed": "101%"}, "--allow-failed"),
+        ({"allow_failed": "1.5"}, "--allow-failed"),
+        ({"part": "4/4"}, "--part=4/4"),
+        ({"part": "1/0"}, "--part"),
+        ({"part": "one"}, "--part"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_their_option(given, option):
+    with pytest.raises(UsageError) as caught:
+        BuildSettings(data=Path("x"), **given)
+    assert caught.value.what.startswith(option)
+    assert caught.value.fix
+
+
+def test_the_cache_is_beside_the_data(tmp_path):
+    assert BuildSettings(data=tmp_path / "images").cache == tmp_path / "images.latentcache"
+    assert beside(tmp_path / "a.jsonl") == tmp_path / "a.jsonl.latentcache"
+    assert BuildSettings(data=tmp_path, out=Path("c")).cache == Path("c")
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("3", 3), ("2%", 20), ("0.25%", 2), ("100%", 1000)])
+def test_tolerated_failures(text, number):
+    assert tolerated(text, 1000) == number
+
+
+def test_parts():
+    assert check_part("2/4") == (2, 4)
+
+
+def test_a_sample_that_several_fields_reject_is_quarantined_once():
+    twice = [Rejected(name="a", reason="empty", target=target) for target in ("x", "y")]
+    assert quarantined([*twice, Rejected(name="a", reason="empty", line=2)]) == 2
