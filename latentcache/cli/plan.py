@@ -107,7 +107,7 @@ def _of_caches(
 ) -> tuple[PlanReport, int]:
     """The plan of the loaders of these caches, and the number of rejected samples."""
     from latentcache.loader.cache import open_cache
-    from latentcache.loader.mixed import combine
+    from latentcache.loader.combine import combine
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
@@ -179,7 +179,9 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
     order = np.argsort(items.sample[first], kind="stable")
     buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
     sample = items.sample[first][order]
-    index = SampleIndex(bucket=items.group[first][order].astype(np.int32), buckets=buckets, identity=(str(path),))
+    index = SampleIndex(
+        bucket=items.group[first][order].astype(np.int32), buckets=buckets, identify=lambda: str(path)
+    )
     return index, planned.table.names.take(sample), len(planned.rejected)
 
 
@@ -201,7 +203,7 @@ def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> S
     return SampleIndex(
         bucket=np.concatenate(moved),
         buckets=tuple(buckets),
-        identity=tuple(one for index in indexes for one in index.identity),
+        identify=lambda: " ".join(index.identify() for index in indexes),
         mixture=mix,
         names_of=lambda rows: [names[row] for row in rows.tolist()],
     )

@@ -1,8 +1,8 @@
 """Write whole documents as one file of raw token ids, in the order of the cache: input of Megatron and datatrove.
 
 Such a file has no labels, so documents with tokens without loss are rejected. Guarantee: every id is in the
-vocabulary and fits its type; each format checks its index against the lengths in the cache. Cost: one pass over the cache, 16 MB
-at a time.
+vocabulary and fits its type; each format checks its index against the lengths in the cache. Cost: one pass over
+the cache, 16 MB at a time.
 """
 
 from __future__ import annotations
@@ -132,6 +132,11 @@ def reject_masked(documents: Documents, name: str) -> None:
         )
 
 
+def vocabulary(documents: Documents) -> int:
+    """Ids of the tokenizer."""
+    return int(getattr(documents.recipe, "num_ids", np.iinfo(documents.dtype).max + 1))
+
+
 def _later(advanced: Callable[[int, int], None], before: int, total: int, done: int) -> None:
     advanced(before + done, total)
 
@@ -162,7 +167,7 @@ class _Ids:
         ends, numbers = np.cumsum(lengths), np.arange(some.start, some.stop)
         found = np.empty(int(ends[-1]), dtype=self._documents.dtype)
         self._documents.gather(numbers, np.zeros_like(lengths), lengths, found, ends - lengths)
-        largest, limit = int(found.max()), min(self._documents.recipe.num_ids, np.iinfo(self._dtype).max + 1)
+        largest, limit = int(found.max()), min(vocabulary(self._documents), np.iinfo(self._dtype).max + 1)
         if largest >= limit:
             document = int(np.searchsorted(ends, int(found.argmax()), side="right"))
             where = self._documents.where(some.start + document)

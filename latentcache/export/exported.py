@@ -175,7 +175,7 @@ def _field(facts: Mapping[str, Any], snapshot: Snapshot) -> FieldRows:
 
 def _reasons(
     facts: Mapping[str, Any], snapshot: Snapshot, changes: tuple[RecipeChange, ...]
-) -> Iterator[dict[str, str]]:
+) -> Iterator[dict[str, Any]]:
     """Why the rows are older than the cache: reason, expected, found; nothing if they are not."""
     if facts["fingerprint"] == snapshot.fingerprint:
         return
@@ -208,7 +208,7 @@ def _text(value: Any) -> str:
     )
 
 
-def _damage(folder: Path, name: str, facts: Mapping[str, Any], *, full: bool) -> dict[str, str] | None:
+def _damage(folder: Path, name: str, facts: Mapping[str, Any], *, full: bool) -> dict[str, Any] | None:
     """The fault of one data file."""
     file = folder / name
     try:

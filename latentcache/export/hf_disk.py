@@ -3,7 +3,8 @@
 Guarantee: every row has the same length, a multiple of 8; labels, masks and document boundaries of each batch are
 checked; the folder appears whole or not at all. Written with pyarrow and not with ``datasets``: versions from 4 on
 store the feature type ``List``, which 3.6 cannot read, in two places; 3.6, 4 and 5 read ``Sequence`` and an Arrow
-schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``save_to_disk``). Cost: one batch of rows in memory.
+schema without metadata (format: ``datasets``, ``arrow_dataset.py``, ``save_to_disk``). Cost: one batch of rows in
+memory.
 """
 
 from __future__ import annotations

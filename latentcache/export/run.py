@@ -150,7 +150,7 @@ def _hf_disk(
 def _mds(
     settings: ExportSettings, parts: Mapping[str, Cache], facts: Mapping[str, Any], advanced: Advanced
 ) -> dict[str, Any]:
-    from latentcache.export.documents import reject_masked
+    from latentcache.export.documents import reject_masked, vocabulary
     from latentcache.export.mds import DTYPES, MdsSettings, export_mds
 
     documents = {name: part.documents() for name, part in parts.items()}
@@ -160,10 +160,12 @@ def _mds(
     more = {"last_chunk": "drop"} if settings.layout == "chunk" else {}
     splits = {name: _rows(part, settings, **more) for name, part in parts.items()}
     about = _about(splits, settings)
-    dtype, vocabulary = documents["train"].dtype.name, documents["train"].recipe.num_ids
+    train = documents["train"]
     facts = {**facts, **about, "overflow": settings.overflow}
-    wanted = MdsSettings(out=settings.out, layout=settings.layout, dtype=dtype, num_ids=vocabulary, facts=facts)
-    return {"rows": export_mds(splits, wanted, advanced), "dtype": DTYPES[dtype], **about}
+    wanted = MdsSettings(
+        out=settings.out, layout=settings.layout, dtype=train.dtype.name, num_ids=vocabulary(train), facts=facts
+    )
+    return {"rows": export_mds(splits, wanted, advanced), "dtype": DTYPES[train.dtype.name], **about}
 
 
 def _documents(

@@ -91,7 +91,7 @@ def start_followed(cache, *words):
     """A build with ``--stream`` in a process of its own, far enough that it can be followed."""
     command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    announced = CachePaths(cache).coming / "manifest.json"
+    announced = CachePaths(cache).pending / "manifest.json"
     wait_for(announced.exists, process, timeout=60.0)
     assert announced.exists(), "the build ended first"
     return process

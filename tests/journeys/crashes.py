@@ -13,15 +13,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from commands import RECIPE, acknowledged, draw_folder, entries, look
 
 from latentcache import failpoint
 from latentcache.cli.app import main
-from latentcache.store.snapshot import open_snapshot
 from latentcache.store.shard import ShardWriter
+from latentcache.store.snapshot import open_snapshot
 
 NUM_IMAGES = 18
-_HARMLESS = {"ok", "touched", "missing", "orphan", "provenance", "quarantined"}
+_HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 
 
 @dataclass(frozen=True)
@@ -146,17 +147,34 @@ def heal(place, reference):
 
 
 def content(cache):
-    """All that a cache says, but for numbers and times of its making: entries, samples and rows."""
+    """All that a cache holds, without numbers and times of its making: entries, samples and rows of every field."""
     made = open_snapshot(cache)
-    rows, samples = made.rows, made.samples
+    samples = made.samples
+    inputs = {
+        name: (np.asarray(one.content).tolist(), list(one.text) if one.text is not None else None)
+        for name, one in samples.inputs.items()
+    }
     return {
         "entries": {key: checksum for key, (checksum, _) in entries(cache).items()},
-        "samples": list(zip(samples.names, samples.captions, samples.content.tolist(), strict=True)),
-        "sizes": samples.original_size.tolist(),
-        "rows": [column.tolist() for column in (rows.key, rows.sample, rows.crop, rows.resize, rows.pixel_hash)],
-        "buckets": [made.buckets[number] for number in rows.bucket],
-        "rejected": made.rejected,
-        "recipe": made.recipe.as_json(),
+        "samples": (list(samples.names), inputs),
+        "sizes": {name: np.asarray(column).tolist() for name, column in samples.columns.items()},
+        "fields": {name: _rows(rows) for name, rows in made.fields.items()},
+        "rejected": [(one.name, one.line, one.reason) for one in made.rejected],
+    }
+
+
+def _rows(rows):
+    own = {name: np.asarray(column).tolist() for name, column in rows.columns.items()}
+    own |= {name: [np.asarray(part).tolist() for part in column] for name, column in rows.ragged_columns.items()}
+    labels = [rows.groups[number].label for number in np.asarray(rows.group).tolist()]
+    return {
+        "keys": np.asarray(rows.row_keys()).tolist(),
+        "sample": np.asarray(rows.sample).tolist(),
+        "group": labels,
+        "variant": np.asarray(rows.variant).tolist(),
+        "length": np.asarray(rows.length).tolist(),
+        "columns": own,
+        "recipe": rows.recipe_json,
     }
 
 

@@ -294,13 +294,13 @@ SECONDS, ROOM = 2, 700 << 20
 def read_all(folder):
     """path -> cause, or None, of every regular file; ends the process where one of them costs too much."""
     from latentcache.errors import UnusableSampleError
-    from latentcache.pipeline.decode import decode
-    from latentcache.pipeline.headers import picture_size
-    from latentcache.pipeline.survey import placements_for
-    from latentcache.recipe import GeometrySettings, PixelProfile
+    from latentcache.fields.latents import GeometrySettings, PixelProfile
+    from latentcache.geometry.placement import unusable
+    from latentcache.images.decode import decode
+    from latentcache.images.headers import image_size
     from latentcache.sources.reading import read_source
 
-    tables, profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
+    (table,), profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ROOM, now + ROOM))
     found = {}
@@ -312,9 +312,9 @@ def read_all(folder):
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # SIGVTALRM ends the process
         try:
             data, _ = read_source(path)
-            placements_for(picture_size(data), tables)
-            decode(data, profile)
-            found[name] = None
+            found[name] = unusable(image_size(data), table) or None
+            if found[name] is None:
+                decode(data, profile)
         except UnusableSampleError as error:
             found[name] = error.slug
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -1,4 +1,4 @@
-"""What the stub encoder must have stored for a few images, worked out without the code that builds caches."""
+"""What the stub encoder must have stored for a few images, computed without the code that builds caches."""
 
 import io
 from functools import cache
@@ -7,25 +7,28 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from latentcache.encoders.stub import StubEncoder
+from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.fields.latents import LatentsSettings
+from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.registry import field_kind, load
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
-from latentcache.pipeline.recipes import resolve_recipe
-from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+from latentcache.pipeline.settings import BuildSettings
 
+FIELD = "latents"
 _SIZE = Size(32, 32)
-#: Recipes that differ in what is stored.
+#: Recipes that differ in stored bytes.
 RECIPES = tuple(
-    RecipeSettings(model="stub", buckets=(_SIZE,), storage_dtype=dtype, latents=kept)
+    LatentsSettings(model="stub", buckets=(_SIZE,), storage_dtype=dtype, latents=kept)
     for dtype, kept in (("float16", "mode"), ("float32", "mode"), ("float16", "moments"))
 )
 #: Content -> its pixels. 10 has the pixels of 0 and 11 those of 1, in files with another comment.
-TWINS = {0: 0, 1: 1, 2: 2, 3: 3, 10: 0, 11: 1}
+COPIES = {0: 0, 1: 1, 2: 2, 3: 3, 10: 0, 11: 1}
 
 
 def _pixels(content):
-    return np.random.default_rng(TWINS[content]).integers(0, 256, (_SIZE.height, _SIZE.width, 3), dtype=np.uint8)
+    return np.random.default_rng(COPIES[content]).integers(0, 256, (_SIZE.height, _SIZE.width, 3), dtype=np.uint8)
 
 
 @cache
@@ -38,23 +41,26 @@ def bytes_of(content):
 
 
 @cache
-def _recipe(number):
-    return resolve_recipe(RECIPES[number], None, cached_model=None, has_cuda=False)[0]
+def recipe_of(number):
+    """The recipe of one of the settings."""
+    describe = load(field_kind(FIELD).describer)
+    return describe(RECIPES[number], Cached(), DescribeContext()).recipe
 
 
 @cache
 def key_of(content, recipe):
-    """Under which its entry lies."""
-    return EntryKey(content=content_hash(bytes_of(content)), bucket=_SIZE, recipe=_recipe(recipe).key_part).pack()
+    """The key of its entry."""
+    dims, part = (1, _SIZE.height, _SIZE.width), recipe_of(recipe).recipe_id[:8]
+    return EntryKey(kind=0, content=content_hash(bytes_of(content)), dims=dims, recipe=part).pack()
 
 
 @cache
 def payload_of(content, recipe):
-    """What its entry holds."""
+    """The payload of its entry."""
     encoder = StubEncoder(storage_dtype=RECIPES[recipe].storage_dtype, posterior=RECIPES[recipe].latents)
     return encoder.encode(_pixels(content)[None]).latents[0].tobytes()
 
 
 def settings_of(recipe, data, out, **more):
     """A build of one of the recipes."""
-    return BuildSettings(data=data, out=out, recipe=RECIPES[recipe], device="cpu", commit_every=1, **more)
+    return BuildSettings(data=data, out=out, fields={FIELD: RECIPES[recipe]}, device="cpu", commit_every=1, **more)

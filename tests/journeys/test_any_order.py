@@ -15,28 +15,24 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stub_truth import RECIPES, TWINS, bytes_of, key_of, payload_of, settings_of
+from stub_truth import COPIES, FIELD, RECIPES, bytes_of, key_of, payload_of, settings_of
 
 from latentcache import failpoint
 from latentcache.errors import CorruptEntryError, EmptyPlanError
 from latentcache.loader.cache import open_cache
 from latentcache.pipeline.build import build_cache
-from latentcache.pipeline.reencode import Reencoder
-from latentcache.store import salvage as salvage_module
+from latentcache.pipeline.reencode import Reencode
 from latentcache.store.catalog import load_catalog
-from latentcache.store.copying import PLACE_DTYPE, copy_entries
-from latentcache.store.entry import HEADER_BYTES
-from latentcache.store.snapshot import open_snapshot
-from latentcache.store.inventory import stored_entries
+from latentcache.store.garbage import stored_entries
 from latentcache.store.paths import CachePaths
-from latentcache.store.shard import ShardWriter
+from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.collect import collect
 from latentcache.verify.repair import repair_cache
-from latentcache.verify.run import verify_cache
 from latentcache.verify.selection import Depth
+from latentcache.verify.verify import Requested, verify_cache
 
 NAMES = [f"{stem}.png" for stem in ("a", "b", "dir/c", "ü")]
-CONTENTS = sorted(TWINS)
+CONTENTS = sorted(COPIES)
 names, contents = st.sampled_from(NAMES), st.sampled_from(CONTENTS)
 #: Where a build of a few images passes; the others need larger ones or other commands.
 PASSED = ["lock-taken", "temporary-written", "after-fsync", "after-rename", "folder-synced", "plan-written"]
@@ -48,23 +44,12 @@ PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 def repaired(cache, data):
     """A repair that looks itself: in a process of its own, which is tested elsewhere, it takes ten times as long."""
-    return repair_cache(cache, data=data, depth=Depth(full=True, isolate=False), confirm=lambda plan: True)
+    return repair_cache(cache, data=data, depth=Depth(full=True), confirm=lambda plan: True)
 
 
-def asked_here(source, target, skip, hints, only):
-    """What the process that copies a shard is asked, answered here: to start it takes a quarter of a second."""
-    writer = ShardWriter(target)
-    rows = np.empty(0, PLACE_DTYPE) if hints is None else hints.astype(PLACE_DTYPE)
-    copied = copy_entries(source, writer, skip=set(skip), hints=rows, only=only)
-    writer.seal()
-    return {"saved": copied.saved, "lost": copied.lost}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _copies_in_this_process():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(salvage_module, "_ask_child", asked_here)
-        yield
+def keys_of(batch):
+    """The entry keys of a batch, as bytes."""
+    return [key.numpy().tobytes() for key in batch["keys"][FIELD]]
 
 
 def killed(where, work):
@@ -151,7 +136,7 @@ class AnyOrder(RuleBasedStateMachine):
     def build(self):
         """A build encodes exactly what is not there, and nothing the second time."""
         new = self.needed() - self.committed
-        free = {key for key in new if self.twin_committed(key)}
+        free = {key for key in new if self.copy_committed(key)}
         report = build_cache(settings_of(self.recipe, self.data, self.cache))
         assert report.encoded == len({self.pixels_of(key) for key in new - free})
         assert report.encoded + report.cached == len(self.needed())
@@ -162,11 +147,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(where=crashes)
     def killed_build(self, where):
         """A build that dies at a named place; what it acknowledged before is there."""
-        before = self.generation_number()
+        before = self.snapshot_number()
         events = self.root / "events"
         events.unlink(missing_ok=True)
         killed(where, lambda: build_cache(settings_of(self.recipe, self.data, self.cache, events=events)))
-        if self.generation_number() != before:
+        if self.snapshot_number() != before:
             self.published()
             self.moved.clear()
         if events.exists():
@@ -178,16 +163,17 @@ class AnyOrder(RuleBasedStateMachine):
     def flip(self, which, bit):
         """One bit of one payload of the current snapshot."""
         snapshot = open_snapshot(self.cache)
-        row = which % len(snapshot.rows.key)
-        file = self.cache / "shards" / snapshot.shards[int(snapshot.rows.shard[row])] / "data.mdb"
+        rows = snapshot.fields[FIELD]
+        entry = which % rows.entries
+        file = self.cache / "shards" / snapshot.shards[int(rows.shard[entry])] / "data.mdb"
         file.chmod(0o644)
-        place = int(snapshot.rows.offset[row]) + HEADER_BYTES + which
+        place = int(rows.offset[entry]) + which
         with file.open("r+b") as shard:
             shard.seek(place)
             byte = shard.read(1)[0]
             shard.seek(place)
             shard.write(bytes([byte ^ (1 << bit)]))
-        self.damaged.add(snapshot.rows.key[row].tobytes())
+        self.damaged.add(np.asarray(rows.key[entry]).tobytes())
         self.flipped |= self.damaged
 
     @rule()
@@ -243,25 +229,23 @@ class AnyOrder(RuleBasedStateMachine):
             try:
                 assert self.served(loader) == before
             except CorruptEntryError:
-                assert self.flipped & {bytes.fromhex(key) for _, keys, _ in before for key in keys}
+                assert self.flipped & {key for _, keys, _ in before for key in keys}
 
     @rule(full=st.booleans())
     @precondition(lambda self: self.built)
     def verify(self, full):
-        report = verify_cache(self.cache, depth=Depth(full=full, isolate=False))
+        report = verify_cache(self.cache, depth=Depth(full=full))
         found = {finding.path: finding.category for finding in report.findings if finding.path}
         assert found == self.truth(full)
         samples = set(self.built) | (set(self.files) - set(self.built))
-        by_sample = sum(number for name, number in report.counts.items() if name not in ("orphan", "provenance"))
-        of_nobody = sum(not finding.path and finding.category == "corrupt" for finding in report.findings)
-        assert by_sample - of_nobody == len(samples)
+        assert sum(number for name, number in report.counts.items() if name != "unreferenced") == len(samples)
 
     @rule(number=st.integers(1, 3), seed=st.integers(0, 3))
     @precondition(lambda self: self.built)
     def encode_again(self, number, seed):
         """The encoder that built it finds no drift, and nothing else than a check without it."""
-        depth = Depth(isolate=False, reencode=number, seed=seed)
-        with Reencoder(device_name="cpu") as encoder:
+        depth = Depth(reencode=number, seed=seed)
+        with Reencode(device="cpu") as encoder:
             report = verify_cache(self.cache, depth=depth, reencode=encoder)
         found = {finding.path: finding.category for finding in report.findings if finding.path}
         truth = self.truth(full=False)
@@ -276,8 +260,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.built)
     def verify_for_another_recipe(self):
         """Every usable sample is stale where a trainer would ask for another recipe."""
-        wanted = open_snapshot(self.cache).recipe
-        report = verify_cache(self.cache, requested=wanted)
+        asked = Requested(recipes={FIELD: open_snapshot(self.cache).fields[FIELD].recipe}, compared=frozenset())
+        report = verify_cache(self.cache, requested=lambda snapshot: asked)
         assert not any(finding.reason.startswith("recipe:") for finding in report.findings)
 
     # -- what is always true -------------------------------------------------------------------------------------
@@ -301,7 +285,7 @@ class AnyOrder(RuleBasedStateMachine):
         there = {entry.key: entry.intact for entry in stored_entries(self.cache, payloads=True)}
         assert self.committed - self.damaged <= {key for key, intact in there.items() if intact}
         # A repair that died may have taken a shard out of use that the generation still reads.
-        read = {key.tobytes() for key in open_snapshot(self.cache).rows.key} - set(there)
+        read = {key.tobytes() for key in open_snapshot(self.cache).fields[FIELD].row_keys()} - set(there)
         self.committed = set(there)
         self.damaged = {key for key, intact in there.items() if not intact} | (self.damaged & read)
 
@@ -311,27 +295,29 @@ class AnyOrder(RuleBasedStateMachine):
         return {key_of(content, self.recipe) for content in self.files.values()}
 
     def pixels_of(self, key):
-        return next(TWINS[content] for content in CONTENTS if key == key_of(content, self.recipe))
+        return next(COPIES[content] for content in CONTENTS if key == key_of(content, self.recipe))
 
-    def twin_committed(self, key):
-        twins = [content for content in CONTENTS if TWINS[content] == self.pixels_of(key)]
+    def copy_committed(self, key):
+        copies = [content for content in CONTENTS if COPIES[content] == self.pixels_of(key)]
         whole = self.committed - self.damaged
-        return any(key_of(content, self.recipe) in whole for content in twins)
+        return any(key_of(content, self.recipe) in whole for content in copies)
 
     def published(self):
         """The generation says exactly what lies in the folder, and every entry holds the right bytes."""
         snapshot = open_snapshot(self.cache)
-        rows = snapshot.rows
-        keys = dict(zip((snapshot.samples.names[i] for i in rows.sample.tolist()), rows.key, strict=True))
+        rows = snapshot.fields[FIELD]
+        sampled = np.asarray(rows.sample).tolist()
+        keys = dict(zip((snapshot.samples.names[i] for i in sampled), rows.row_keys(), strict=True))
         assert {name: key.tobytes() for name, key in keys.items()} == {
             name: key_of(content, self.recipe) for name, content in self.files.items()
         }
-        captions = dict(zip(snapshot.samples.names, snapshot.samples.captions, strict=True))
+        captions = dict(zip(snapshot.samples.names, snapshot.samples.inputs["caption"].text, strict=True))
         assert captions == {name: self.captions.get(name, "") for name in self.files}
         catalog = load_catalog(CachePaths(self.cache))
         for content in self.files.values():
             key = key_of(content, self.recipe)
-            assert key in self.damaged or catalog.payload(catalog.locate(key)) == payload_of(content, self.recipe)
+            (place,) = catalog.find(np.frombuffer(key, np.uint8)[None]).tolist()
+            assert key in self.damaged or catalog.read(place).tobytes() == payload_of(content, self.recipe)
         self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
         self.built_recipe, self.lost = self.recipe, set()
         self.damaged -= {entry.key for entry in stored_entries(self.cache, payloads=True) if entry.intact}
@@ -351,14 +337,14 @@ class AnyOrder(RuleBasedStateMachine):
                 found[name] = "touched"
         return found
 
-    def generation_number(self):
+    def snapshot_number(self):
         current = self.cache / "CURRENT"
         return int(current.read_text()) if current.exists() else 0
 
     @staticmethod
     def served(loader):
         try:
-            return [(batch["names"], batch["keys"], batch["latents"].numpy().tobytes()) for batch in loader]
+            return [(batch["names"], keys_of(batch), batch[FIELD].numpy().tobytes()) for batch in loader]
         except EmptyPlanError:
             return []
 

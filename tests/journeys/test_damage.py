@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 import typer
 from commands import ROOT, acknowledged, start_build, wait_for
-from damage import IMAGES, TOKENS, WAYS, check, damage, files_of, kind_of, served, served_tokens
+from damage import DOCUMENTS, IMAGES, WAYS, check, damage, files_of, kind_of, served, served_documents
 from small_cache import build, draw, draw_four
-from small_tokens import build as build_tokens
+from small_tokens import build as build_records
 from small_tokens import texts, write_texts
 
 from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
-from latentcache.store.manifest import signed
 
 _HERE = Path(__file__).parent
 
 
 def make(folder):
-    """A data folder with a rejected file, and a cache of two generations in which a third build died."""
+    """A data folder with a rejected file, and a cache of two snapshots in which a third build died."""
     data, cache = draw_four(folder / "data"), folder / "whole"
     build(data, cache)
     draw(data / "p4.png", seed=4)
@@ -35,26 +34,24 @@ def make(folder):
     return data, cache, served(cache)
 
 
-def make_tokens(folder):
-    """Records of which one is rejected, and a cache of two generations with orphans, plans and the marker of a build.
+def make_records(folder):
+    """Records of which one is rejected, and a cache of two snapshots with unreferenced entries and a build state.
 
-    The second generation has lost the end of its records and got new ones.
+    The second snapshot has lost the end of its records and got new ones.
     """
-    data, cache = folder / "a.jsonl", folder / "tokens"
+    data, cache = folder / "a.jsonl", folder / "records"
     lines = texts(60, longest=4000)
-    build_tokens(write_texts(data, lines), cache)
+    build_records(write_texts(data, lines), cache)
     write_texts(data, [*lines[:20], *(f"new {one}" for one in lines[:3]), ("bad",)])
-    build_tokens(data, cache, allow_failed="1")
-    layout = CachePaths(cache)
-    whole = served_tokens(cache)
-    recipe = json.loads((layout.generation(2) / "manifest.json").read_bytes())["recipe"]
-    marker = {"format": 3, "kind": "tokens", "recipe": recipe, "tokenizer": "stub", "chat_template": None}
-    write_json(layout.building, signed({**marker, "samples": 24}))
-    return data, cache, whole
+    build_records(data, cache, allow_failed="1")
+    field = json.loads((CachePaths(cache).snapshot(2) / "manifest.json").read_bytes())["fields"]["input_ids"]
+    fields = {"input_ids": {"recipe": field["recipe"], "provenance": field["provenance"]}}
+    write_json(CachePaths(cache).building, {"format": 1, "fields": fields, "source": {}, "part": "0/1", "samples": 24})
+    return data, cache, served_documents(cache)
 
 
 def _killed(data, cache):
-    """Leave what a killed build leaves: a marker, and an open shard with one commit; its images are gone again."""
+    """Leave what a killed build leaves: its state, and an open shard with one commit; its images are gone again."""
     new, events = [draw(data / f"p{number}.png", seed=number) for number in (5, 6)], cache.with_name("events")
     process = start_build(data, cache, "--batch-size", 1, "--bucket-step", 8, delay_ms=200, events=events)
     wait_for(lambda: acknowledged(events), process)
@@ -63,8 +60,9 @@ def _killed(data, cache):
     for path in new:
         path.unlink()
     marker = CachePaths(cache).building
-    facts = {name: value for name, value in json.loads(marker.read_bytes()).items() if name != "checksum"}
-    write_json(marker, signed({**facts, "model": "stub"}))
+    facts = json.loads(marker.read_bytes())
+    facts["fields"]["latents"]["provenance"]["model"] = "stub"
+    write_json(marker, {name: value for name, value in facts.items() if name != "checksum"})
     assert CachePaths(cache).open_shards()
 
 
@@ -96,8 +94,8 @@ def made(tmp_path_factory):
 
 def test_every_kind_of_file_is_met(made):
     kinds = {kind_of(path) for path in files_of(made[1])}
-    assert {"data.mdb", "index.npy", "CURRENT", "builder.lock", "key.npy", "BUILDING", "lock.mdb"} <= kinds
-    assert len(kinds) >= 25
+    assert {"data.mdb", "index.safetensors", "columns.safetensors", "manifest.json", "CURRENT", "BUILDING"} <= kinds
+    assert {"rejected.jsonl", "builder.lock"} <= kinds
     assert len(set(WAYS)) >= 12
 
 
@@ -108,24 +106,19 @@ def test_damage_is_seen_or_does_no_harm(made, tmp_path, part, quick):
 
 
 @pytest.fixture(scope="module")
-def made_tokens(tmp_path_factory):
-    return make_tokens(tmp_path_factory.mktemp("damaged-tokens"))
+def made_records(tmp_path_factory):
+    return make_records(tmp_path_factory.mktemp("damaged-records"))
 
 
-def test_every_kind_of_file_of_tokens_is_met(made_tokens):
-    kinds = {kind_of(path) for path in files_of(made_tokens[1])}
-    assert {"data.mdb", "index.npy", "CURRENT", "spans.npy", "ids_hash.npy", "BUILDING", "plans/.npy"} <= kinds
-    assert len(kinds) >= 25
-
-
-def test_damage_to_tokens_is_seen_or_does_no_harm(made_tokens, tmp_path, quick):
+def test_damage_to_records_is_seen_or_does_no_harm(made_records, tmp_path, quick):
+    assert {"data.mdb", "index.safetensors", "columns.safetensors"} <= {kind_of(path) for path in files_of(made_records[1])}
     for seed in range(5):
-        one(tmp_path, made_tokens, seed, TOKENS)
+        one(tmp_path, made_records, seed, DOCUMENTS)
 
 
 def run_seeds(first, last, folder, name="images"):
     """As a program: many seeds in one process, so that a signal costs a process of its own."""
-    made, kind = (make_tokens(folder), TOKENS) if name == "tokens" else (make(folder), IMAGES)
+    made, kind = (make_records(folder), DOCUMENTS) if name == "records" else (make(folder), IMAGES)
     for seed in range(first, last):
         sys.stderr.write(f"seed {seed}\n")
         one(folder, made, seed, kind)
@@ -133,7 +126,7 @@ def run_seeds(first, last, folder, name="images"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
-@pytest.mark.parametrize("name", ["images", "tokens"])
+@pytest.mark.parametrize("name", ["images", "records"])
 def test_much_damage_and_no_signal(tmp_path, part, name):
     first = 10_000 + part * 150
     command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path), name]

@@ -30,25 +30,25 @@ def served(cache, **more):
     """An epoch by name."""
     found = {}
     for batch in cache.loader(batch_size=2, seed=3, **more):
-        found |= dict(zip(batch["names"], zip(batch["keys"], batch["latents"], strict=True), strict=True))
+        found |= dict(zip(batch["names"], zip(batch["keys"]["latents"], batch["latents"], strict=True), strict=True))
     return found
 
 
 def test_training_begins_before_the_build_ends(data, tmp_path):
     process = start(data, tmp_path / "cache")
-    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
-    loader = coming.loader(batch_size=2, seed=3)
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
+    loader = pending.loader(batch_size=2, seed=3)
     assert process.poll() is None
     assert len(loader) == COUNT // 2
     state = loader.state_dict()
-    found = served(coming)
+    found = served(pending)
     assert process.wait(60) == 0
     expected = served(open_cache(tmp_path / "cache"))
     assert found.keys() == expected.keys()
     for name, (key, latents) in expected.items():
-        assert found[name][0] == key
+        assert torch.equal(found[name][0], key)
         assert torch.equal(found[name][1], latents)
-    assert not CachePaths(tmp_path / "cache").coming.exists()
+    assert not CachePaths(tmp_path / "cache").pending.exists()
     open_cache(tmp_path / "cache").loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
 
 
@@ -56,31 +56,31 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     whole = (data / "p00.png").read_bytes()
     (data / "p00.png").write_bytes(whole[: len(whole) // 2])  # its header is fine
     process = start(data, tmp_path / "cache")
-    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
-    assert len(coming.loader(batch_size=2)) == COUNT // 2
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
+    assert len(pending.loader(batch_size=2)) == COUNT // 2
     with pytest.raises(MissingEntryError, match=r"p00\.png could not be used"):
-        served(coming)
+        served(pending)
     with pytest.warns(UserWarning, match="served in place of p00"):
-        found = served(coming, on_bad="substitute")
+        found = served(pending, on_error="substitute")
     assert len(found) == COUNT - 1
     assert process.wait(60) == 1
 
 
 def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
     process = start(data, tmp_path / "cache", model="stub:delay_ms=400")
-    coming = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
     with pytest.raises(NotYetEncodedError, match="not running"):
-        served(coming)
+        served(pending)
     build(data, tmp_path / "cache", model="stub")
-    assert len(served(coming)) == COUNT
+    assert len(served(pending)) == COUNT
 
 
 def test_what_needs_contents_waits_for_the_end(data, tmp_path):
     process = start(data, tmp_path / "cache")
-    coming = open_cache(tmp_path / "cache", follow=True)
+    pending = open_cache(tmp_path / "cache", follow=True)
     with pytest.raises(UsageError, match="under way"):
-        coming.split(0.5)
+        pending.split(0.5)
     assert process.wait(60) == 0
     assert len(open_cache(tmp_path / "cache", follow=True).split(0.5)) == 2

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from commands import ROOT, build, draw_folder, look, noise, run, state_of
+from small_cache import flip
 
-from latentcache.store.snapshot import open_snapshot
 from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
 
 #: Reads epochs until it is told to stop; says after each whether every byte was what the first epoch had.
 READER = """
@@ -16,8 +18,8 @@ import hashlib, json, sys
 from latentcache import open_cache
 loader = open_cache(sys.argv[1]).loader(batch_size=2, seed=3, prefetch=int(sys.argv[2]))
 def epoch():
-    loader._reader.close()  # so that every file is looked up anew
-    return [hashlib.sha256(b["latents"].numpy().tobytes()).hexdigest() + ",".join(b["keys"]) for b in loader]
+    loader.close()  # so that every file is looked up anew
+    return [hashlib.sha256(b["latents"].numpy().tobytes() + b["keys"]["latents"].numpy().tobytes()).hexdigest() for b in loader]
 first = epoch()
 for line in sys.stdin:
     print(json.dumps(epoch() == first), flush=True)
@@ -46,20 +48,16 @@ def collect(cache):
 
 
 def damage(cache):
-    """One bit of a payload of the current generation, in a shard that no older generation has."""
+    """One bit of a payload of the current snapshot, in a shard that no older snapshot has."""
     snapshot = open_snapshot(cache)
-    row = next(row for row, s in enumerate(snapshot.rows.shard) if snapshot.shards[s] not in first_shards(cache))
-    path = cache / "shards" / snapshot.shards[snapshot.rows.shard[row]] / "data.mdb"
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(int(snapshot.rows.offset[row]) + 120)
-        byte = file.read(1)[0]
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ 4]))
+    rows = snapshot.fields["latents"]
+    names = [snapshot.shards[number] for number in np.asarray(rows.shard).tolist()]
+    entry = next(entry for entry, name in enumerate(names) if name not in first_shards(cache))
+    flip(cache / "shards" / names[entry] / "data.mdb", int(rows.offset[entry]) + 8, 4)
 
 
 def first_shards(cache):
-    return open_snapshot(cache, CachePaths(cache).generations()[0]).shards
+    return open_snapshot(cache, CachePaths(cache).snapshots()[0]).shards
 
 
 @pytest.mark.parametrize("prefetch", [2])
@@ -79,7 +77,7 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
         assert reader.is_right()
         found = collect(cache)
         (held,) = [item for item in found["items"] if item["file"] == "snapshots/000001"]
-        assert (held["reason"], held["holders"][0]["pid"]) == ("pinned", reader.process.pid)
+        assert (held["reason"], held["holders"][0]["pid"]) == ("leased", reader.process.pid)
         assert reader.is_right()
         assert build(data, cache).json["counts"]["encoded"] == 1
         collect(cache)
@@ -87,7 +85,7 @@ def test_a_reader_beside_everything(tmp_path, prefetch):
     finally:
         reader.end()
     assert {item["category"] for item in collect(cache)["items"]} <= {"removed", "compacted"}
-    assert len(CachePaths(cache).generations()) == 1
+    assert len(CachePaths(cache).snapshots()) == 1
     assert look("verify", cache, "--full", "--json").code == 0
     assert len(CachePaths(cache).all_sealed()) == len(open_snapshot(cache).shards)
     assert state_of(data) == sources

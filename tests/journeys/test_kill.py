@@ -46,7 +46,9 @@ def ends_like_an_undisturbed_build(tmp_path, data, cache, events, sources):
         "samples": NUM_IMAGES,
         "encoded": NUM_IMAGES - len(there),
         "cached": len(there),
+        "duplicates": 0,
         "quarantined": 0,
+        "no_caption": 0,
     }
     check(cache, events)
     assert keys <= there

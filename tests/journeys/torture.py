@@ -26,7 +26,7 @@ from disk_model import Disk
 from latentcache import failpoint
 
 _FOREIGN = {"collect-delete", "repair-delete", "scan-shard"}  # not passed by a build
-_IMAGES = {"decoding", "encoding"}  # faults of a image, not of the system: tests/pipeline/test_pool.py
+_IMAGES = {"decoding", "encoding"}  # faults of an input, not of the system: tests/pipeline
 #: Exit status where this machine does not let a process be traced.
 CANNOT = 77
 _HISTORIES = ("whole", "resumed 1", "resumed 2", "added")

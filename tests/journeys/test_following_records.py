@@ -9,9 +9,8 @@ import torch
 from commands import start_followed
 from small_tokens import build, write_texts
 
-from latentcache.errors import CacheFormatError, NotYetEncodedError
+from latentcache.errors import NotYetEncodedError
 from latentcache.loader.cache import open_cache
-from latentcache.loader.token_opening import open_tokens
 from latentcache.store.paths import CachePaths
 
 COUNT = 10
@@ -32,7 +31,7 @@ def start(data, cache, delay_ms):
 
 
 def rows_of(cache):
-    return cache.padded(64, overflow="truncate_right", idle="error")
+    return cache.rows(pad=64, overflow="truncate_right", no_loss="error")
 
 
 def served(view):
@@ -47,38 +46,36 @@ def same(one, other):
 
 def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cache(data, tmp_path):
     process = start(data, tmp_path / "cache", 500)
-    coming = open_tokens(tmp_path / "cache", follow=True, timeout_s=60)
-    view = rows_of(coming)
-    assert (len(coming), len(view), len(view.loader(batch_size=2))) == (COUNT, COUNT, COUNT // 2)
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
+    view = rows_of(pending)
+    assert (len(pending), len(view), len(view.loader(batch_size=2))) == (COUNT, COUNT, COUNT // 2)
     first = view.batch([0])["input_ids"].clone()
     assert process.poll() is None, "the first document is there before the last"
     state = view.loader(batch_size=2, seed=3).state_dict()
     found = served(view)
     assert process.wait(60) == 0
-    finished = open_tokens(tmp_path / "cache", follow=True)
+    finished = open_cache(tmp_path / "cache", follow=True)
     expected = rows_of(finished)
     assert same(found, served(expected))
     assert torch.equal(first[0], expected[0]["input_ids"])
-    assert not CachePaths(tmp_path / "cache").coming.exists()
+    assert not CachePaths(tmp_path / "cache").pending.exists()
     expected.loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
-    assert len(finished.packed(64)) > COUNT
+    assert len(finished.rows(pack=64)) > COUNT
     assert same(served(pickle.loads(pickle.dumps(view))), found)
 
 
 def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
     process = start(data, tmp_path / "cache", 2000)
-    coming = open_tokens(tmp_path / "cache", follow=True, timeout_s=0.5)
-    view = rows_of(coming)
+    pending = open_cache(tmp_path / "cache", follow=True, timeout_s=0.5)
+    view = rows_of(pending)
     with pytest.raises(NotYetEncodedError, match=f"runs as process {process.pid}") as caught:
         view.batch([COUNT - 1])
     assert f"data.jsonl:{COUNT} was not encoded within 0.5 s" in str(caught.value)
-    assert "open_tokens(..., timeout_s=...)" in caught.value.fix
+    assert "open_cache(..., timeout_s=...)" in caught.value.fix
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
     with pytest.raises(NotYetEncodedError, match="not running") as caught:
         served(view)
     assert "--stream" in caught.value.fix
-    with pytest.raises(CacheFormatError, match="tokens"):
-        open_cache(tmp_path / "cache", follow=True)
     build(data, tmp_path / "cache", stream=True)
-    assert same(served(view), served(rows_of(open_tokens(tmp_path / "cache"))))
+    assert same(served(view), served(rows_of(open_cache(tmp_path / "cache"))))
