@@ -302,8 +302,8 @@ class Cache:
         silent = [one for one in rows.dropped if one[0] == "no_loss"]
         if silent:
             warnings.warn(
-                f"{rows.tokens_dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be learned"
-                f" of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
+                f"{rows.tokens_dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be"
+                f" learned of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
                 stacklevel=2,
             )
         return rows

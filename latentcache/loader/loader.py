@@ -150,8 +150,8 @@ class Loader:
         more = "".join(f", {number} {name}" for name, number in counts.items() if number)
         excluded = f", {self.excluded} excluded" if self.excluded else ""
         return (
-            f"Loader({len(self)} batches of {batches.batch_size}, rank {self.rank} of {self.world_size} ({self._found})"
-            f", epoch {self.epoch}, seed {self.seed}\n"
+            f"Loader({len(self)} batches of {batches.batch_size}, rank {self.rank} of {self.world_size}"
+            f" ({self._found}), epoch {self.epoch}, seed {self.seed}\n"
             f"  {report.samples_used} samples of {self._title}{excluded}; remainder={batches.remainder!r}{more})"
         )
 
@@ -442,9 +442,9 @@ class Loader:
             held = np.flatnonzero(self._reader.index.bucket == bucket)
             names = ", ".join(self._reader.names_of(held[:5])) + (", ..." if len(held) > 5 else "")
             warnings.warn(
-                f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)} ({names}) and is filled up"
-                f" with {plan.repeated} repeats in every epoch; use remainder='partial' or 'drop', a smaller batch_size,"
-                " or fewer buckets",
+                f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)} ({names}) and is filled"
+                f" up with {plan.repeated} repeats in every epoch; use remainder='partial' or 'drop', a smaller"
+                " batch_size, or fewer buckets",
                 stacklevel=4,
             )
 
@@ -533,8 +533,8 @@ class BatchDataset(Dataset[Batch]):
         if not isinstance(index, BatchIndex):
             raise UsageError(
                 f"a batch of latentcache was asked for by index {index!r}",
-                why="accelerate or a DataLoader put its own sampler in place of the loader's: buckets, order and ranks"
-                " would be lost",
+                why="accelerate or a DataLoader put its own sampler in place of the loader's: buckets, order and"
+                " ranks would be lost",
                 fix="iterate over the loader itself and keep it out of accelerator.prepare, or use"
                 " DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)",
                 slug="foreign-sampler",

@@ -384,7 +384,7 @@ class Rows(Dataset[Batch]):
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
         rows = rows.astype(np.int64, copy=False)
         if len(self._parts) == 1:
-            return [(0, np.arange(len(rows)), rows)]
+            return [(0, np.arange(len(rows), dtype=np.int64), rows)]
         owner = np.searchsorted(self._starts, rows, side="right") - 1
         found: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
         for number in np.unique(owner).tolist():
@@ -429,7 +429,7 @@ class RowsReader:
         return batch | {"names": [self._rows.where(row) for row in rows.tolist()]} if self._names else batch
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
-        """No labels in padding rows. They keep ids and attention: some kernels give nan for a row without attention."""
+        """No labels in padding rows; they keep ids and attention: some kernels give nan for a row without."""
         marks = torch.from_numpy(is_pad)
         if is_pad.any():
             batch["labels"][marks] = IGNORED

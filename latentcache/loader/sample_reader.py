@@ -36,6 +36,8 @@ from latentcache.store.snapshot import FieldRows, Snapshot
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
+Split = list[tuple[int, Ints, Ints]]
+"""Number of a part, places in the batch, numbers in the part."""
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 64 << 20
 
@@ -342,12 +344,12 @@ class SampleReader:
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
         self._columns: dict[tuple[int, str], Any] = {}
 
-    def _split(self, rows: Ints) -> list[tuple[int, Ints, Ints]]:
+    def _split(self, rows: Ints) -> Split:
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
         if len(self._parts) == 1:
             return [(0, np.arange(len(rows)), rows)]
         owner = np.searchsorted(self._starts, rows, side="right") - 1
-        found: list[tuple[int, Ints, Ints]] = []
+        found: Split = []
         for number in np.unique(owner).tolist():
             at = np.flatnonzero(owner == number)
             found.append((number, at, rows[at] - self._starts[number]))
@@ -355,10 +357,12 @@ class SampleReader:
 
     def _items(self, name: str, number: int, local: Ints, variant: Ints) -> Ints:
         """(n,) rows of a field: the variant that this epoch serves."""
-        rows: Any = self._joined[number].rows[name]
-        return rows[local, 0] if rows.shape[1] == 1 else rows[local, np.minimum(variant, rows.shape[1] - 1)]
+        rows = self._joined[number].rows[name]
+        last = rows.shape[1] - 1
+        found: Ints = rows[local, np.minimum(variant, last)] if last else rows[local, 0]
+        return found
 
-    def _variants(self, split: list[tuple[int, Ints, Ints]], count: int, turn: Turn) -> Ints:
+    def _variants(self, split: Split, count: int, turn: Turn) -> Ints:
         """(B,) variant of each sample, one draw for all of its fields."""
         variant = np.zeros(count, dtype=np.int64)
         if self._flips:
@@ -367,9 +371,7 @@ class SampleReader:
                 variant[at] = flipped(self._keys(self._flips, number, first), turn)
         return variant
 
-    def _stacked(
-        self, name: str, items: list[tuple[int, Ints, Ints]], shape: tuple[int, ...], turn: Turn
-    ) -> torch.Tensor:
+    def _stacked(self, name: str, items: Split, shape: tuple[int, ...], turn: Turn) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn."""
         spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
         size = math.prod(shape[1:]) * kind.itemsize
@@ -388,9 +390,7 @@ class SampleReader:
         posterior(stored, keys, drawn, draw, turn)
         return drawn
 
-    def _padded(
-        self, name: str, items: list[tuple[int, Ints, Ints]], count: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, name: str, items: Split, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, L, ...) of a ragged field, and (B, L) bool where an element is."""
         spec, kind, longest = self._specs[name], numpy_dtype(self._specs[name].dtype), self._lengths[name]
         rest = self._parts[0].snapshot.fields[name].groups[0].shape[1:]
@@ -405,41 +405,53 @@ class SampleReader:
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
         return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
 
-    def _described(self, split: list[tuple[int, Ints, Ints]], variant: Ints, count: int, bucket: int) -> Batch:
+    def _described(self, split: Split, variant: Ints, count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
-        batch: Batch = {"names": [""] * count}
-        for name in self.metadata:
-            source = METADATA.get(name)
-            if name == "keys":
-                batch[name] = {field: torch.empty((count, 32), dtype=torch.uint8) for field in self.fields}
-            elif source == "dims":
+        batch: Batch = {}
+        for name in ("names", *self.metadata):
+            source = METADATA.get(name, name)
+            if source == "dims":
                 batch[name] = torch.tensor([self._shapes[bucket].dims]).repeat(count, 1)
-            elif name.endswith("s"):
-                batch[name] = [""] * count
+            elif source == "keys":
+                batch[name] = {field: self._key_tensor(field, split, variant, count) for field in self.fields}
+            elif source == "names" or source in self._parts[0].snapshot.samples.inputs:
+                batch[name] = self._texts(source, split, count)
             else:
-                batch[name] = torch.empty((count, 2), dtype=torch.int64)
-        for number, at, local in split:
-            sample = self._joined[number].sample[local]
-            for name, target in batch.items():
-                source = METADATA.get(name, name)
-                if name == "keys":
-                    for field, keys in target.items():
-                        keys.numpy()[at] = self._keys(field, number, self._items(field, number, local, variant[at]))
-                elif isinstance(target, list):
-                    for place, value in zip(at.tolist(), self._strings(number, source).take(sample), strict=True):
-                        target[place] = value
-                elif source in self._parts[number].snapshot.samples.columns:
-                    target.numpy()[at] = self._column(number, "", source)[sample]
-                elif source != "dims":
-                    field = self._own_column(source)
-                    rows = self._items(field, number, local, variant[at])
-                    target.numpy()[at] = self._column(number, field, source)[rows]
+                values = np.empty((count, 2), dtype=np.int64)
+                for number, at, local in split:
+                    values[at] = self._numbers(source, number, local, variant[at])
+                batch[name] = torch.from_numpy(values)
         return batch
 
-    def _own_column(self, column: str) -> str:
-        """The field that has a column of this name."""
-        snapshot = self._parts[0].snapshot
-        return next(name for name in self.fields if column in snapshot.fields[name].columns)
+    def _key_tensor(self, field: str, split: Split, variant: Ints, count: int) -> torch.Tensor:
+        """(B, 32) item keys of a field."""
+        keys = np.empty((count, 32), dtype=np.uint8)
+        for number, at, local in split:
+            keys[at] = self._keys(field, number, self._items(field, number, local, variant[at]))
+        return torch.from_numpy(keys)
+
+    def _texts(self, source: str, split: Split, count: int) -> list[str]:
+        """Names, or texts of an input."""
+        if len(split) == 1:
+            number, _, local = split[0]
+            texts: list[str] = self._strings(number, source).take(self._joined[number].sample[local])
+            return texts
+        found = [""] * count
+        for number, at, local in split:
+            texts = self._strings(number, source).take(self._joined[number].sample[local])
+            for place, text in zip(at.tolist(), texts, strict=True):
+                found[place] = text
+        return found
+
+    def _numbers(self, source: str, number: int, local: Ints, variant: Ints) -> Ints:
+        """(n, 2) of a column of the samples, or of the first field that has one of this name."""
+        snapshot = self._parts[number].snapshot
+        if source in snapshot.samples.columns:
+            found: Ints = self._column(number, "", source)[self._joined[number].sample[local]]
+            return found
+        field = next(name for name in self.fields if source in snapshot.fields[name].columns)
+        found = self._column(number, field, source)[self._items(field, number, local, variant)]
+        return found
 
     def _keys(self, field: str, number: int, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys; kept in memory if they are few."""
@@ -559,11 +571,11 @@ class SampleReader:
 
 def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Fields and metadata of a batch."""
-    possible = [name for name, source in METADATA.items() if _has(snapshot, source)]
+    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked or ()))
+    fields = default_fields(snapshot) if asked is None else tuple(name for name in names if name in snapshot.fields)
+    possible = [name for name, source in METADATA.items() if _has(snapshot, fields, source)]
     if asked is None:
-        return default_fields(snapshot), (*possible, "keys")
-    names = list(dict.fromkeys([asked] if isinstance(asked, str) else asked))
-    fields = tuple(name for name in names if name in snapshot.fields)
+        return fields, (*possible, "keys")
     known = [*snapshot.fields, "names", "keys", "meta", *possible]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -577,13 +589,13 @@ def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, 
     return fields, tuple(name for name in names if name not in fields and name not in ("names", "meta"))
 
 
-def _has(snapshot: Snapshot, source: str) -> bool:
-    """True if samples or fields have a column of metadata."""
+def _has(snapshot: Snapshot, fields: Sequence[str], source: str) -> bool:
+    """True if samples or these fields have a column of metadata."""
     samples = snapshot.samples
     text = samples.inputs[source].text if source in samples.inputs else None
     if text is not None or source in samples.columns:
         return True
-    stacked = [field for field in snapshot.fields.values() if not field.spec.ragged]
+    stacked = [snapshot.fields[name] for name in fields if not snapshot.fields[name].spec.ragged]
     if source == "dims":
         return any(group.dims[1] * group.dims[2] > 1 for field in stacked for group in field.groups)
     return any(source in field.columns for field in stacked)

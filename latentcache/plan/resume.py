@@ -386,7 +386,7 @@ class Position:
             f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size} on {batches.world_size}"
             f" rank{'s' * (batches.world_size > 1)}",
             where=f"{len(left)} sample{'s' * (len(left) != 1)} left in the epoch",
-            why=f"remainder={batches.remainder!r} leaves out what fills no step of {batches.global_batch_size} samples",
+            why=f"remainder={batches.remainder!r} leaves out what fills no step of {batches.global_batch_size}",
             fix=f"{smaller}go on with the next epoch: set_epoch({cursor.epoch + 1})",
         )
 

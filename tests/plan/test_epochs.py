@@ -1,0 +1,219 @@
+"""Steps, ranks and policies of one epoch: equal on all ranks, one bucket a step, every sample accounted for."""
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_plans import POLICIES, batches_of, columns, epochs, index_of, laid_out, plans, seeds
+
+from latentcache.errors import EmptyPlanError, PlanError, UsageError
+from latentcache.plan.batching import BatchPlan, require_steps, trainer_steps
+from latentcache.plan.samples import plan_epoch, plan_report
+
+#: 10 samples of the first bucket, 5 of the second, 3 of the third, steps of 4: the order never changes.
+GOLDEN = {
+    ("repeat", 0, 0): [14, 12, 10, 13, 1, 9, 0, 8, 11, 14, 12, 10, 3, 5, 1, 9, 17, 16, 15, 17, 4, 6, 7, 2],
+    ("repeat", 0, 1): [17, 15, 16, 17, 14, 13, 12, 10, 4, 0, 8, 2, 13, 12, 10, 11, 7, 9, 6, 3, 6, 3, 1, 5],
+    ("repeat", 1, 0): [5, 9, 6, 1, 10, 12, 11, 14, 4, 8, 2, 0, 6, 1, 7, 3, 17, 15, 16, 17, 13, 10, 12, 11],
+    ("drop", 0, 0): [1, 9, 0, 8, 14, 12, 10, 13, 4, 6, 7, 2],
+    ("partial", 0, 0): [14, 12, 10, 13, 1, 9, 0, 8, 11, 14, 3, 5, 17, 16, 15, 17, 4, 6, 7, 2],
+}
+
+
+@given(columns, plans(), seeds, epochs)
+def test_all_ranks_have_equal_steps_of_equal_size_from_one_bucket(bucket, batches, seed, epoch):
+    report, plan = laid_out(index_of(bucket), batches, seed, epoch)
+    assert len(plan) == report.steps
+    short = Counter()
+    for step in batches_of(plan):
+        (length,) = {len(one.rows) for one in step}
+        assert {int(number) for one in step for number in bucket[one.rows]} == {step[0].bucket}
+        assert length == batches.batch_size or batches.remainder == "partial"
+        short[step[0].bucket] += length < batches.batch_size
+    assert all(count <= 1 for count in short.values())
+
+
+@given(columns, plans(), seeds, epochs)
+def test_every_sample_is_served_as_often_as_the_report_says(bucket, batches, seed, epoch):
+    report, plan = laid_out(index_of(bucket), batches, seed, epoch)
+    served = Counter(plan.real().tolist())
+    assert served.total() == report.samples_used + report.samples_repeated
+    assert len(plan.rows) == served.total() + report.rows_padded
+    assert report.samples_used + report.samples_dropped == len(bucket)
+    present = [number for number in range(5) if (bucket == number).any()]
+    for part, number in zip(report.buckets, present, strict=True):
+        times = [served[row] for row in np.flatnonzero(bucket == number).tolist()]
+        assert sum(times) == part.samples - part.dropped + part.repeated
+        assert times.count(0) == part.dropped
+        if not part.dropped:  # repeats are spread
+            assert max(times) - min(times) <= 1
+    if batches.remainder == "pad":
+        assert set(served.values()) <= {1}
+
+
+@given(columns, plans("pad"), st.integers(0, 9))
+def test_padding_is_dealt_evenly_and_no_rank_is_blank_if_rows_suffice(bucket, batches, epoch):
+    report, plan = laid_out(index_of(bucket), batches, epoch=epoch)
+    blank = 0
+    for step in batches_of(plan):
+        real = [len(one.rows) if one.is_pad is None else int((~one.is_pad).sum()) for one in step]
+        assert max(real) - min(real) <= 1
+        assert any(real)
+        blank += real.count(0)
+    assert blank == report.blank_batches == plan.blank_batches()
+    counts = np.bincount(bucket, minlength=5)
+    if batches.batch_size > 1 and all(n == 0 or n >= batches.world_size for n in counts):
+        assert blank == 0
+
+
+@given(columns, seeds, epochs, st.sampled_from(["repeat", "drop", "pad"]))
+def test_two_layouts_with_the_same_rows_per_step_have_the_same_global_batches(bucket, seed, epoch, policy):
+    index = index_of(bucket)
+    one, other = (
+        plan_epoch(index, BatchPlan(batch_size=b, world_size=w, remainder=policy), seed=seed, epoch=epoch)
+        for b, w in ((3, 2), (2, 3))
+    )
+    for left, right in zip(batches_of(one), batches_of(other), strict=True):
+        sets = [sorted(row for part in step for row in part.rows.tolist()) for step in (left, right)]
+        assert sets[0] == sets[1]
+        pads = [sum(0 if part.is_pad is None else int(part.is_pad.sum()) for part in step) for step in (left, right)]
+        assert pads[0] == pads[1]
+
+
+@pytest.mark.parametrize(("policy", "seed", "epoch"), GOLDEN)
+def test_the_order_is_pinned(policy, seed, epoch):
+    """No release of any library may change it: checkpoints hold positions in it."""
+    bucket = np.repeat([0, 1, 2], [10, 5, 3])
+    _, plan = laid_out(index_of(bucket), BatchPlan(batch_size=2, world_size=2, remainder=policy), seed, epoch)
+    assert plan.rows.tolist() == GOLDEN[policy, seed, epoch]
+
+
+@pytest.mark.parametrize(("seed", "epoch", "first"), [
+    (42, 7, [40966, 90295, 65896, 90620, 55910, 55459]),
+    (2**63 + 5, 2**40, [95624, 52468, 32475, 40751, 91507, 39524]),
+    (-1, 0, [76745, 75226, 68673, 76410, 18354, 91407]),
+])  # fmt: skip
+def test_the_order_of_a_hundred_thousand_is_pinned(seed, epoch, first):
+    _, plan = laid_out(index_of(np.zeros(100_000, np.int32)), BatchPlan(batch_size=8), seed, epoch)
+    assert plan.rows[:6].tolist() == first
+    if seed == 42:
+        assert hashlib.sha256(plan.rows.astype("<i4").tobytes()).hexdigest()[:16] == "b1128575ce61dad3"
+
+
+def test_an_order_looks_like_chance_and_buckets_are_mixed():
+    _, plan = laid_out(index_of(np.zeros(100_000, np.int32)), BatchPlan(batch_size=1), seed=3)
+    assert abs(np.corrcoef(np.arange(len(plan.rows)), plan.rows)[0, 1]) < 0.015
+    assert 0.49 < (plan.rows[1:] > plan.rows[:-1]).mean() < 0.51
+    _, plan = laid_out(index_of(np.repeat([0, 1], [4000, 4000])), BatchPlan(batch_size=8))
+    assert 0.4 < (plan.bucket[1:] != plan.bucket[:-1]).mean() < 0.6
+    orders = {laid_out(index_of(np.zeros(99, np.int32)), BatchPlan(batch_size=8), seed, epoch)[1].rows.tobytes()
+              for seed in range(4) for epoch in range(4)}  # fmt: skip
+    assert len(orders) == 16
+
+
+@given(columns, plans())
+def test_error_refuses_what_others_would_fill_or_drop(bucket, batches):
+    strict = BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder="error")
+    if any(count % batches.global_batch_size for count in np.bincount(bucket)):
+        with pytest.raises(PlanError, match="does not divide into full batches") as caught:
+            plan_report(index_of(bucket), strict)
+        assert caught.value.fix == "remainder='repeat', 'drop' or 'partial'"
+    else:
+        report = plan_report(index_of(bucket), strict)
+        assert (report.samples_dropped, report.samples_repeated) == (0, 0)
+
+
+def test_the_policies_side_by_side():
+    """22 samples on 2 ranks of 4: two full steps of 8, and 6 left over."""
+    found = {}
+    for policy in POLICIES:
+        (bucket,) = plan_report(
+            index_of(np.zeros(22)), BatchPlan(batch_size=4, world_size=2, remainder=policy)
+        ).buckets
+        found[policy] = (bucket.steps, bucket.repeated, bucket.dropped, bucket.padded, bucket.last)
+    assert found == {
+        "repeat": (3, 2, 0, 0, 4),
+        "drop": (2, 0, 6, 0, 4),
+        "partial": (3, 0, 0, 0, 3),
+        "pad": (3, 0, 0, 2, 4),
+    }
+
+
+@given(columns, plans("drop", most=17))
+def test_an_epoch_without_steps_is_refused_with_advice_that_holds(bucket, batches):
+    report = plan_report(index_of(bucket), batches)
+    if report.steps:
+        assert require_steps(report) is report
+        return
+    with pytest.raises(EmptyPlanError, match="0 steps per epoch") as caught:
+        require_steps(report)
+    fix = caught.value.fix
+    number = [int(word) for word in fix.replace(",", " ").replace("=", " ").split() if word.isdigit()]
+    if not number:
+        assert not len(bucket)
+    elif "batch_size=" in fix:
+        better = BatchPlan(batch_size=number[0], world_size=batches.world_size, remainder="drop")
+        assert plan_report(index_of(bucket), better).steps > 0
+    else:
+        assert (
+            plan_report(index_of(bucket), BatchPlan(batch_size=1, world_size=number[0], remainder="drop")).steps > 0
+        )
+
+
+def test_the_refusal_lists_buckets_and_counts():
+    bucket = np.repeat([0, 1, 2], [7, 2, 5])
+    with pytest.raises(EmptyPlanError) as caught:
+        require_steps(plan_report(index_of(bucket), BatchPlan(batch_size=8, remainder="drop")))
+    assert caught.value.where == "buckets and samples: 64x64: 7, 64x72: 2, 64x80: 5"
+    assert caught.value.fix == "remainder='repeat', or batch_size=7, or more data"
+    assert (caught.value.slug, caught.value.exit_code) == ("plan-empty", 1)
+
+
+def test_names_of_samples_that_are_repeated_or_left_out():
+    column = np.array([0, 0, 0, 1])
+    for policy, expected in (("repeat", (2, 0)), ("drop", (0, 2)), ("partial", (0, 0)), ("pad", (0, 0))):
+        report = plan_report(index_of(column), BatchPlan(batch_size=2, remainder=policy))
+        assert (len(report.repeated_names), len(report.dropped_names)) == expected
+    assert "s3" in plan_report(index_of(column), BatchPlan(batch_size=2)).repeated_names
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": 2.0}, "batch_size=2.0"), ({"batch_size": True}, "batch_size=True"),
+    ({"batch_size": 1, "world_size": 0}, "world_size=0"), ({"batch_size": 1 << 25}, "in one step"),
+    ({"batch_size": 1, "remainder": "skip"}, "remainder='skip': must be"),
+])  # fmt: skip
+def test_settings_that_are_not_allowed(given, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        BatchPlan(**given)
+    assert caught.value.fix
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    batches = BatchPlan(batch_size=np.int64(3), world_size=np.uint8(200))
+    assert (type(batches.batch_size), batches.global_batch_size) == (int, 600)
+
+
+@pytest.mark.parametrize("policy", ["repeat", "drop", "partial"])
+def test_a_million_samples_in_skewed_buckets(policy):
+    held = np.maximum(1_000_000 >> np.arange(1, 25), 1)
+    held[0] += 1_000_000 - held.sum()
+    bucket = np.random.default_rng(0).permutation(np.repeat(np.arange(24), held))
+    report, plan = laid_out(index_of(bucket), BatchPlan(batch_size=6, world_size=8, remainder=policy), 7, 3)
+    lengths = np.diff(plan.starts)
+    assert len(plan) == report.steps > 20_000
+    assert (lengths % 8 == 0).all()
+    assert (bucket[plan.rows] == np.repeat(plan.bucket, lengths)).all()
+    times = np.bincount(plan.rows, minlength=len(bucket))
+    assert (report.samples_used + report.samples_repeated, report.samples_dropped) == (
+        len(plan.rows), int((times == 0).sum())
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "given", "steps"), [(50, {"batch_size": 4}, 13), (50, {"batch_size": 4, "drop_last": True}, 12),
+                                                     (50, {"batch_size": 4, "world_size": 2, "grad_accum": 3}, 3)])  # fmt: skip
+def test_steps_of_a_trainer_that_shuffles_itself(rows, given, steps):
+    assert trainer_steps(rows, 1, **given) == steps
+    assert trainer_steps(rows, 2.5, **given) == -(-5 * steps // 2)

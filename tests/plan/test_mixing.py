@@ -1,0 +1,217 @@
+"""Weights: exact counts in every epoch, as even as whole numbers can be, and independent of the other sources."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_plans import batches_of, index_of, laid_out, plans
+
+from latentcache.errors import PlanError, UsageError
+from latentcache.plan.batching import BatchPlan
+from latentcache.plan.mixing import (
+    MixedSource,
+    Mixture,
+    bucket_counts,
+    deduplicate_names,
+    largest_remainder,
+    mixed_order,
+    mixture,
+    occurrences,
+    source_name,
+)
+from latentcache.plan.samples import due, plan_epoch, plan_report
+
+fewer = settings(max_examples=40)
+weights_made = st.fractions(min_value=Fraction(1, 50), max_value=20, max_denominator=60)
+
+
+@st.composite
+def mixed(draw, most_samples=400):
+    """(bucket column, mixture): up to four sources in up to four buckets."""
+    entries = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    weights = draw(st.lists(weights_made, min_size=len(entries), max_size=len(entries)))
+    samples = draw(st.none() | st.integers(1, most_samples))
+    bucket = draw(st.lists(st.integers(0, 3), min_size=sum(entries), max_size=sum(entries)))
+    try:
+        return np.array(bucket, dtype=np.int32), mixture(entries, weights, samples=samples)
+    except UsageError:
+        least = -(-sum(weights) // min(weights))  # serves every source
+        return np.array(bucket, dtype=np.int32), mixture(entries, weights, samples=int(least) + len(entries))
+
+
+@given(st.integers(0, 10**6), st.lists(weights_made, min_size=1, max_size=9))
+def test_the_largest_remainder_is_exact_and_near(total, parts):
+    counts = largest_remainder(total, parts)
+    assert sum(counts) == total
+    assert all(abs(count - total * part / sum(parts)) < 1 for count, part in zip(counts, parts, strict=True))
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6), st.data())
+def test_by_default_the_largest_for_its_weight_is_served_once_and_nothing_is_left_out(entries, data):
+    weights = data.draw(st.lists(st.fractions(1, 10), min_size=len(entries), max_size=len(entries)))
+    found = mixture(entries, weights).sources
+    unit = max(count / weight for count, weight in zip(entries, weights, strict=True))
+    for source in found:
+        assert source.least >= 1
+        assert abs(source.samples - unit * source.weight) <= Fraction(1, 2)
+
+
+def test_a_float_counts_as_it_is_written():
+    assert [one.samples for one in mixture([10, 10], [0.1, 0.3], samples=40).sources] == [10, 30]
+    assert mixture([10], ["7/10"]).sources[0].weight == Fraction(7, 10)
+    assert mixture([3, 1], [3, 1]).as_json() == [["0", 3, 3], ["1", 1, 1]]
+
+
+@pytest.mark.parametrize(("entries", "weights", "more", "said"), [
+    *(([5, 5], [1, bad], {}, "is not above 0") for bad in (0, -1, "half", float("nan"), "1/0")),
+    ([5, 5], [1], {}, "1 values for 2 sources"),
+    ([5, 0], [1, 1], {"names": ["dogs", "cats"]}, "cats has no entries"),
+    ([5, 5], [100, 1], {"samples": 10, "names": ["dogs", "cats"]}, "samples=10: an epoch would serve no sample of cats"),
+    ([10**6, 10**6], [1, 10**-6], {}, "an epoch would have"), ([5], [1], {"samples": 3 * 10**9}, "3000000000 samples"),
+    ([5, 5], [1, 1], {"names": ["cats", "cats"]}, "the name 'cats'"), ([5, 5], [1, 1], {"names": "ab"}, "must be a list"),
+    ([5, 5], 3, {}, "weights=3: must be a list"), ([10, 2], [1, 1], {"max_repeat": 0.5}, "max_repeat=0.5"),
+    ([10, 2], [1, 1], {"max_repeat": [1, 4], "names": ["many", "few"]}, "max_repeat=4: an epoch would repeat few 5 times"),
+])  # fmt: skip
+def test_what_is_not_allowed_is_refused_by_name(entries, weights, more, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        mixture(entries, weights, **more)
+    assert caught.value.fix
+
+
+def test_a_limit_gives_the_longest_epoch_that_keeps_it():
+    with pytest.raises(UsageError) as caught:
+        mixture([10, 2], [1, 1], max_repeat=4, names=["many", "few"])
+    assert caught.value.fix.startswith("samples=16 or fewer, ")
+    assert mixture([10, 2], [1, 1], samples=16, max_repeat=4).sources[1].samples == 8
+
+
+@given(mixed(), st.integers(-5, 10**9), st.integers(0, 10**9), st.integers(1, 40))
+def test_each_entry_is_served_floor_or_ceil_times_in_any_run_of_epochs(made, seed, first, epochs):
+    bucket, mix = made
+    total = np.zeros(len(bucket), dtype=int)
+    for epoch in range(first, first + epochs):
+        times = occurrences(bucket, mix, seed=seed, epoch=epoch)
+        for start, source in zip(mix.starts(), mix.sources, strict=False):
+            assert int(times[start : start + source.entries].sum()) == source.samples
+        total += times
+    for start, source in zip(mix.starts(), mix.sources, strict=False):
+        own = total[start : start + source.entries]
+        assert own.max() - own.min() <= (source.samples * epochs % source.entries > 0)
+
+
+@given(mixed(), st.integers(0, 50))
+def test_buckets_get_their_part_to_within_one_for_each_source(made, epoch):
+    bucket, mix = made
+    first, least, most = bucket_counts(bucket, mix, 4)
+    found = np.bincount(bucket, weights=occurrences(bucket, mix, seed=3, epoch=epoch), minlength=4)
+    assert (least <= found).all()
+    assert (found <= most).all()
+    assert (most - least <= len(mix.sources)).all()
+    if not epoch:
+        assert (found == first).all()
+
+
+def test_the_choice_is_pinned():
+    """No release may change it: checkpoints hold positions in what follows from it."""
+    bucket, mix = np.repeat([0, 1, 0, 1], [4, 3, 2, 4]).astype(np.int32), mixture([7, 6], [2, 1], samples=13)
+    assert mix.as_json() == [["0", 7, 9], ["1", 6, 4]]
+    found = [occurrences(bucket, mix, seed=5, epoch=epoch).tolist() for epoch in (0, 1)]
+    assert found == [[1, 2, 1, 1, 1, 1, 2, 1, 0, 0, 1, 1, 1], [2, 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 0, 0]]
+    plan = plan_epoch(index_of(bucket, mixture=mix), BatchPlan(batch_size=3), seed=5, epoch=1)
+    assert plan.rows.tolist() == [8, 3, 0, 4, 6, 9, 7, 2, 1, 0, 8, 3, 5, 10, 5, 11, 12, 4]
+
+
+@fewer
+@given(mixed(), plans("repeat", "drop", "partial"), st.integers(0, 99), st.integers(0, 99))
+def test_an_epoch_with_weights_has_the_steps_of_its_report_in_every_epoch(made, batches, seed, epoch):
+    bucket, mix = made
+    index = index_of(bucket, mixture=mix)
+    report, plan = laid_out(index, batches, seed, epoch)
+    assert len(plan) == report.steps
+    assert report.samples_used + report.samples_dropped == mix.samples
+    for step in batches_of(plan):
+        assert len({len(part.rows) for part in step}) == 1
+        assert len(set(bucket[np.concatenate([part.rows for part in step])].tolist())) == 1
+    first = plan_epoch(index, batches, seed=seed, epoch=0)
+    expected = due(index.space(seed, 0, batches.global_batch_size), seed=seed, epoch=0)
+    served = np.bincount(first.rows, minlength=len(bucket))
+    for number, part in zip(np.unique(bucket).tolist(), report.buckets, strict=True):
+        own = bucket == number
+        assert int(np.maximum(served - expected, 0)[own].sum()) == part.repeated
+        assert int(np.maximum(expected - served, 0)[own].sum()) == part.dropped
+
+
+@fewer
+@given(mixed(), st.integers(0, 30))
+def test_a_step_is_filled_first_with_samples_that_the_epoch_would_not_serve(made, epoch):
+    bucket, mix = made
+    index, batches = index_of(bucket, mixture=mix), BatchPlan(batch_size=3, world_size=2)
+    served = np.bincount(plan_epoch(index, batches, seed=0, epoch=epoch).rows, minlength=len(bucket))
+    expected = occurrences(bucket, mix, seed=0, epoch=epoch)
+    for number in np.unique(bucket).tolist():
+        own = bucket == number
+        if (served[own] == 0).any():
+            assert (served[own] <= np.maximum(expected[own], 1)).all()
+
+
+@st.composite
+def sources(draw):
+    """Two to four (name, buckets of the entries, samples); names and their order are drawn."""
+    names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=2, max_size=4, unique=True))
+    made = []
+    for name in names:
+        buckets = draw(st.lists(st.integers(0, 3), min_size=1, max_size=25))
+        made.append((name, buckets, draw(st.integers(1, 3 * len(buckets)))))
+    return made
+
+
+def order_by_size(some, seed, epoch):
+    """Bucket -> its occurrences as (name of the source, place in it); buckets are numbered as they are met."""
+    numbers = {size: number for number, size in enumerate(dict.fromkeys(size for _, own, _ in some for size in own))}
+    mix = Mixture(sources=tuple(MixedSource(name=n, weight=1, entries=len(own), samples=c) for n, own, c in some))
+    bucket = np.array([numbers[size] for _, own, _ in some for size in own], dtype=np.int32)
+    times, starts = occurrences(bucket, mix, seed=seed, epoch=epoch), mix.starts()
+    found = {}
+    for own in mixed_order(bucket, mix, times, seed=seed, epoch=epoch):
+        size = int(bucket[np.concatenate([own.rows, own.spare])[0]])
+        owner = np.searchsorted(starts, own.rows, side="right") - 1
+        named = [(mix.sources[who].name, int(row) - starts[who]) for who, row in zip(owner, own.rows, strict=True)]
+        found[next(name for name, number in numbers.items() if number == size)] = named
+    return found
+
+
+@settings(max_examples=60)
+@given(sources(), st.integers(0, 99), st.integers(0, 99), st.data())
+def test_another_source_changes_no_occurrence_and_no_order_of_the_others(some, seed, epoch, data):
+    added = data.draw(st.sampled_from(some))[0]
+    others = data.draw(st.permutations([one for one in some if one[0] != added]))
+    before, now = order_by_size(others, seed, epoch), order_by_size(some, seed, epoch)
+    for size, order in before.items():
+        assert [one for one in now[size] if one[0] != added] == order
+
+
+@given(st.lists(st.integers(1, 32), min_size=4, max_size=60), plans("repeat"), st.integers(2, 90), st.integers(0, 5))
+def test_occurrences_at_several_lengths_fill_the_steps_of_one_length(lengths, batches, samples, epoch):
+    tokens = np.array(lengths)
+    index = index_of(np.zeros(len(tokens)), lengths=tokens, allowed=(4, 8, 16, 32),
+                     mixture=mixture([3, len(tokens) - 3], [1, 2], samples=samples))  # fmt: skip
+    report, plan = laid_out(index, batches, 7, epoch)
+    assert len(plan) == report.steps == -(-samples // batches.global_batch_size)
+
+
+def test_an_even_mixture_divides_under_error():
+    bucket = np.repeat([0, 1, 0], [8, 8, 4]).astype(np.int32)
+    strict = BatchPlan(batch_size=4, remainder="error")
+    report = plan_report(index_of(bucket, mixture=mixture([16, 4], [4, 2])), strict)
+    assert (report.samples_repeated, report.samples_dropped, report.steps) == (0, 0, 6)
+    with pytest.raises(PlanError, match="does not divide"):
+        plan_report(index_of(bucket, mixture=mixture([16, 4], [1, 1], samples=10)), strict)
+
+
+def test_names_of_sources(tmp_path, monkeypatch):
+    assert source_name("/data/cats.latentcache") == source_name("/data/cats/") == "cats"
+    monkeypatch.chdir(tmp_path)
+    assert source_name(".") == tmp_path.name
+    assert deduplicate_names(["cats", "dogs", "cats", "cats"]) == ["cats", "dogs", "cats (2)", "cats (3)"]

@@ -1,0 +1,221 @@
+"""Resume: the rest of an epoch exactly, also with other sizes; a state saved anywhere is refused elsewhere by name."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_plans import POLICIES, batches_of, index_of, plans
+
+from latentcache.errors import EmptyPlanError, PlanError
+from latentcache.plan.batching import BatchPlan
+from latentcache.plan.mixing import mixture, occurrences
+from latentcache.plan.resume import Cursor, Leg, Position, rest_of_epoch
+from latentcache.plan.samples import plan_epoch, plan_report
+
+SEED, EPOCH = 3, 2
+columns = st.lists(st.integers(0, 4), min_size=1, max_size=90).map(lambda some: np.array(some, np.int32))
+
+
+def cursor(*legs):
+    parts = tuple(Leg(batch_size=b.batch_size, world_size=b.world_size, steps=steps) for b, steps in legs)
+    return Cursor(seed=SEED, epoch=EPOCH, remainder=legs[0][0].remainder, legs=parts)
+
+
+def like(batches, policy):
+    return BatchPlan(batch_size=batches.batch_size, world_size=batches.world_size, remainder=policy)
+
+
+def begun(index, batches):
+    return plan_epoch(index, batches, seed=SEED, epoch=EPOCH)
+
+
+def served(plan, steps):
+    head = slice(0, int(plan.starts[steps]))
+    return plan.rows[head] if plan.is_pad is None else plan.rows[head][~plan.is_pad[head]]
+
+
+@given(columns, plans(), st.data())
+def test_with_the_same_sizes_the_rest_is_the_rest_of_the_plan(column, batches, data):
+    index = index_of(column)
+    whole = begun(index, batches)
+    steps = data.draw(st.integers(0, len(whole)))
+    rest = rest_of_epoch(index, cursor((batches, steps)), batches)
+    assert rest.rows.tolist() == whole.rows[whole.starts[steps] :].tolist()
+    assert rest.bucket.tolist() == whole.bucket[steps:].tolist()
+
+
+@given(columns, st.sampled_from(["repeat", "pad", "drop"]), st.data())
+def test_saved_at_2_ranks_x_3_and_loaded_at_3_x_2_the_global_batches_are_the_same(column, policy, data):
+    index = index_of(column)
+    two, three = (
+        BatchPlan(batch_size=3, world_size=2, remainder=policy),
+        BatchPlan(batch_size=2, world_size=3, remainder=policy),
+    )
+    whole = begun(index, two)
+    steps = data.draw(st.integers(0, len(whole)))
+    rest = rest_of_epoch(index, cursor((two, steps)), three)
+    unbroken = [Counter(row for part in step for row in part.rows.tolist()) for step in batches_of(whole)[steps:]]
+    assert [Counter(row for part in step for row in part.rows.tolist()) for step in batches_of(rest)] == unbroken
+    more = data.draw(st.integers(0, len(rest)))
+    again = rest_of_epoch(index, cursor((two, steps), (three, more)), two)
+    assert again.rows.tolist() == whole.rows[whole.starts[steps + more] :].tolist()
+
+
+@given(columns, plans(), plans(), plans(), st.sampled_from(POLICIES), st.data())
+def test_with_other_sizes_every_sample_is_served_and_no_more_than_its_steps_need(
+    column, first, second, third, policy, data
+):
+    first, second, third = (like(one, policy) for one in (first, second, third))
+    index = index_of(column)
+    whole = begun(index, first)
+    if not len(whole):
+        return
+    steps = data.draw(st.integers(0, len(whole) - 1))
+    middle = rest_of_epoch(index, cursor((first, steps)), second)
+    more = data.draw(st.integers(0, len(middle)))
+    last = rest_of_epoch(index, cursor((first, steps), (second, more)), third)
+    head = served(whole, steps).tolist()
+    both = Counter(head + served(middle, more).tolist() + last.real().tolist())
+    if policy != "drop":
+        assert set(both) == set(range(len(column)))
+    if policy == "pad":
+        assert set(both.values()) <= {1}
+    for plan in (middle, last):
+        for step in batches_of(plan):
+            assert len({len(part.rows) for part in step}) == 1
+            assert {int(bucket) for part in step for bucket in column[part.rows]} == {step[0].bucket}
+    if second.layout != first.layout:
+        owed = np.bincount(column[np.setdiff1d(np.arange(len(column)), head)], minlength=5)
+        found, step = np.bincount(column[middle.real()], minlength=5), second.global_batch_size
+        if policy == "repeat":
+            assert found.tolist() == (-(-owed // step) * step).tolist()
+        elif policy == "drop":
+            assert found.tolist() == (owed // step * step).tolist()
+        elif policy == "pad":
+            assert found.tolist() == owed.tolist()
+        else:
+            assert ((found >= owed) & (found < owed + second.world_size)).all()
+
+
+@given(st.lists(st.integers(1, 32), min_size=4, max_size=50), plans(), plans(), st.data())
+def test_rows_of_several_lengths_go_on_with_other_sizes(tokens, first, second, data):
+    second, tokens = like(second, first.remainder), np.array(tokens)
+    index = index_of(np.searchsorted([8, 16, 32], tokens), lengths=tokens, allowed=(8, 16, 32))
+    whole = begun(index, first)
+    steps = data.draw(st.integers(0, len(whole)))
+    rest = rest_of_epoch(index, cursor((first, steps)), second)
+    allowed = np.array([8, 16, 32])
+    for plan in (whole, rest):
+        for step in batches_of(plan):
+            assert (tokens[np.concatenate([part.rows for part in step])] <= allowed[step[0].bucket]).all()
+    if first.remainder not in ("drop",):
+        assert set(served(whole, steps).tolist() + rest.real().tolist()) == set(range(len(tokens)))
+
+
+@given(plans("repeat", "drop", "partial"), st.integers(0, 20), st.data())
+def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
+    bucket = np.array([0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 1], np.int32)
+    index = index_of(bucket, mixture=mixture([7, 4], [2, 1], samples=20, names=["a", "b"]))
+    whole = plan_epoch(index, batches, seed=2, epoch=epoch)
+    done = data.draw(st.integers(0, len(whole)))
+    leg = Leg(batch_size=batches.batch_size, world_size=batches.world_size, steps=done)
+    at = Cursor(seed=2, epoch=epoch, remainder=batches.remainder, legs=(leg,))
+    at = Cursor.from_json(json.loads(json.dumps(at.as_json())))
+    assert rest_of_epoch(index, at, batches).rows.tolist() == whole.rows[whole.starts[done] :].tolist()
+    other = rest_of_epoch(index, at, BatchPlan(batch_size=3, remainder=batches.remainder))
+    if batches.remainder == "repeat" and batches.layout != (3,):
+        both = Counter(served(whole, done).tolist()) + Counter(other.real().tolist())
+        for row, times in enumerate(occurrences(bucket, index.mixture, seed=2, epoch=epoch).tolist()):
+            assert both[row] >= times
+
+
+@pytest.mark.parametrize("change", [
+    *({"epoch": epoch} for epoch in ("x", -3, 1.7)), {"seed": None},
+    *({"legs": legs} for legs in (3, [], [[1, 2]], [[0, 1, 1]], [[1, 1, -1]], [[1, 1, 0.5]], [[1 << 20, 1 << 20, 1]])),
+])  # fmt: skip
+def test_a_position_that_cannot_be_read_is_refused(change):
+    good = {"version": 1, "seed": 0, "epoch": 0, "remainder": "repeat", "legs": [[1, 1, 1]]}
+    assert Cursor.from_json(good).legs[0].steps == 1
+    for bad in (
+        {**good, **change},
+        {name: value for name, value in good.items() if name not in change},
+        {"version": 2},
+        None,
+    ):
+        with pytest.raises(PlanError) as caught:
+            Cursor.from_json(bad)
+        assert caught.value.slug == "resume-version"
+
+
+def position(count=10, *, seed=0, tokens=None, mix=None, **more):
+    index = index_of(np.zeros(count, np.int32), mixture=mix)
+    batches = BatchPlan(**{"batch_size": 2} | more)
+    return Position(index, plan_report(index, batches, seed=seed), seed=seed, tokens=tokens)
+
+
+def serve(place, steps):
+    place.begin()
+    for _ in range(steps):
+        place.advance(place.iteration)
+
+
+def test_only_delivered_batches_count_and_an_iteration_that_is_over_counts_nothing():
+    place = position()
+    serve(place, 2)
+    old = place.iteration
+    assert (place.steps, place.remaining()) == (2, 3)
+    place.set_epoch(0)  # a trainer that resumes names it again
+    assert place.steps == 2
+    place.set_epoch(1)
+    place.advance(old)
+    assert (place.epoch, place.steps, place.remaining()) == (1, 0, 5)
+
+
+def test_a_loaded_epoch_goes_on_once_and_is_then_served_whole():
+    place, other = position(), position()
+    serve(place, 2)
+    other.load(json.loads(json.dumps(place.state())))
+    assert (len(other.begin()), len(other.begin())) == (3, 5)
+    serve(place, 5)
+    other.load(place.state())
+    assert (other.remaining(), len(other.begin())) == (0, 5)
+
+
+def test_samples_seen_are_what_was_delivered_and_survive_a_resume(monkeypatch):
+    """No past epoch is planned again."""
+    mix = mixture([6, 4], [1, 1], samples=12, names=["a", "b"])
+    place = position(10, tokens=np.full(10, 7), mix=mix)
+    for epoch in range(3):
+        place.set_epoch(epoch)
+        serve(place, 6)
+    seen = place.samples_seen()
+    assert {name: (one.samples, one.tokens) for name, one in seen.items()} == {"a": (18, 126), "b": (18, 126)}
+    again = position(10, tokens=np.full(10, 7), mix=mix)
+    again.load(place.state())
+    monkeypatch.setattr("latentcache.plan.resume.lay_out", None)
+    assert again.samples_seen() == seen
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"plan_id": "others"}, "belongs to another cache"), ({"remainder": "drop"}, "another remainder="),
+    ({"sources": [["x", 1, 1]]}, "other weights"), ({"legs": [[2, 1, 9]]}, "counts more batches"),
+])  # fmt: skip
+def test_a_state_of_something_else_is_refused_by_name(change, said):
+    place = position()
+    with pytest.raises(PlanError, match=said) as caught:
+        place.load({**place.state(), **change})
+    assert caught.value.slug == "resume-mismatch"
+    assert caught.value.fix
+
+
+def test_a_rest_that_fills_no_batch_is_refused_and_not_served_again():
+    place = position(10, remainder="drop")
+    serve(place, 4)
+    other = position(10, batch_size=4, remainder="drop")
+    other.load(place.state())
+    with pytest.raises(EmptyPlanError, match="fills no batch of size 4") as caught:
+        other.begin()
+    assert "batch_size=2" in caught.value.fix

@@ -1,0 +1,137 @@
+"""Rows of documents: every token in a row or counted, no row too long, labels from loss spans alone."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_plans import corpus_of, documents, learned_columns, rows_of, with_loss
+
+from latentcache.errors import PlanError, UsageError
+from latentcache.plan.length_buckets import checked_lengths, fitting, merged_upward
+from latentcache.plan.loss_spans import loss_spans
+from latentcache.plan.rows import concat_and_chunk, packed_rows, padded_rows
+from latentcache.plan.split import in_validation
+
+THREE = [(5, [(0, 5)]), (9, [(0, 9)]), (12, [(7, 1)])]
+ALLOWED = (4, 8, 16, 32)
+tokens_made = st.lists(st.integers(1, 32), max_size=60).map(lambda some: np.array(some, dtype=np.int64))
+
+
+@pytest.mark.parametrize(("overflow", "expected", "left"), [
+    ("drop", [(0, 0, 5)], {"too_long": ([1, 2], 21)}),
+    ("truncate_right", [(0, 0, 5), (1, 0, 8), (2, 0, 8)], {"truncated": ([1, 2], 5)}),
+    ("truncate_left", [(0, 0, 5), (1, 1, 8), (2, 4, 8)], {"truncated": ([1, 2], 5)}),
+    ("split", [(0, 0, 5), (1, 0, 7), (1, 7, 2), (2, 0, 8)], {"no_loss": ([2], 4)}),
+])  # fmt: skip
+def test_the_policies_for_long_documents(overflow, expected, left):
+    plan = padded_rows(corpus_of(THREE), 8, overflow=overflow)
+    assert [piece for row in rows_of(plan) for piece in row] == expected
+    for reason, (numbers, tokens) in left.items():
+        assert (plan.dropped[reason].documents.tolist(), plan.dropped[reason].tokens) == (numbers, tokens)
+
+
+def test_an_error_names_file_line_and_length():
+    with pytest.raises(PlanError, match="2 documents longer than 8 tokens") as caught:
+        padded_rows(corpus_of(THREE), 8, overflow="error")
+    assert caught.value.where == "made.jsonl:2 (9 tokens), made.jsonl:3 (12 tokens)"
+    assert "rows of 12 tokens" in caught.value.fix
+    with pytest.raises(PlanError) as caught:
+        packed_rows(corpus_of([(9, [(0, 9)])] * 7), 8, overflow="error")
+    assert caught.value.where.endswith("made.jsonl:5 (9 tokens) and 2 more")
+
+
+def test_documents_without_loss_are_left_out_or_refused():
+    corpus = corpus_of([(4, []), (0, []), (3, [(1, 2)]), (12, [(9, 3)])])
+    for make, options in (
+        (padded_rows, {"overflow": "truncate_right"}),
+        (packed_rows, {"overflow": "truncate_right"}),
+    ):
+        plan = make(corpus, 8, **options)
+        assert (plan.no_loss.documents.tolist(), plan.no_loss.tokens) == ([0, 1, 3], 12)
+        with pytest.raises(PlanError, match="without a token to learn") as caught:
+            make(corpus, 8, no_loss="error", **options)
+        assert "made.jsonl:1" in caught.value.where
+    with pytest.raises(PlanError):
+        concat_and_chunk(corpus, 8, no_loss="error")
+
+
+def views(corpus, length, overflow):
+    yield padded_rows(corpus, length, overflow=overflow)
+    yield packed_rows(corpus, length, overflow=overflow)
+    yield from (concat_and_chunk(corpus, length, keep_last=keep, cross_document=cross)
+                for keep in (True, False) for cross in (True, False))  # fmt: skip
+
+
+@given(documents(), st.integers(2, 9), st.sampled_from(["drop", "truncate_right", "truncate_left", "split"]))
+def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(made, length, overflow):
+    corpus = corpus_of(made)
+    for plan in views(corpus, length, overflow):
+        rows = rows_of(plan)
+        assert plan.tokens + plan.tokens_dropped == sum(size for size, _ in made)
+        assert all(sum(piece[2] for piece in row) <= length for row in rows)
+        places = [(d, token) for row in rows for d, start, size in row for token in range(start, start + size)]
+        if overflow != "split":  # splitting may let a rest of one token follow the token before it
+            assert len(places) == len(set(places))
+        spans = loss_spans(corpus, plan)
+        begin = 0
+        for row, end in zip(rows, spans.ends.tolist(), strict=True):
+            found = {c for first, last in zip(spans.first[begin:end].tolist(), spans.last[begin:end].tolist(), strict=True)
+                     for c in range(first, last)}  # fmt: skip
+            assert found == learned_columns(made, row, cross_document=plan.cross_document)
+            assert found  # a row without a learned token would have a loss of nan
+            begin = end
+
+
+@given(documents(), st.integers(2, 9))
+def test_splitting_keeps_every_token_of_documents_with_loss(made, length):
+    plan = packed_rows(corpus_of(made), length, overflow="split")
+    left = set(plan.no_loss.documents.tolist())
+    for number, (size, _) in enumerate(made):
+        held = {
+            token
+            for row in rows_of(plan)
+            for d, start, count in row
+            if d == number
+            for token in range(start, start + count)
+        }
+        if with_loss(made, number) and number not in left:
+            assert held == set(range(size))
+
+
+def test_chunks_cut_one_string():
+    corpus = corpus_of([(5, [(0, 5)]), (4, [(0, 4)]), (3, [(0, 3)])])
+    assert rows_of(concat_and_chunk(corpus, 8)) == [[(0, 0, 5), (1, 0, 3)], [(1, 3, 1), (2, 0, 3)]]
+    dropped = concat_and_chunk(corpus, 8, keep_last=False)
+    assert (len(dropped), dropped.last_chunk.tokens, dropped.last_chunk.documents.tolist()) == (1, 4, [1, 2])
+
+
+@given(tokens_made, st.integers(1, 12))
+def test_incomplete_lengths_move_up_and_nothing_is_lost(tokens, batch):
+    bucket, fits = merged_upward(tokens, ALLOWED, batch), fitting(tokens, ALLOWED)
+    assert (np.array(ALLOWED)[fits] >= tokens).all()
+    assert (bucket >= fits).all()
+    counts = np.bincount(bucket, minlength=len(ALLOWED))
+    top = int(np.flatnonzero(counts)[-1]) if len(tokens) else 0
+    assert top == int(fits.max(initial=0))
+    assert (counts[:top] % batch == 0).all()
+    assert counts[top] >= min(batch, len(tokens))
+
+
+@pytest.mark.parametrize("lengths", [[], [8, 4, 32], [4, 4, 32], [4, 16], [1, 32], 32, [4.5, 32]])
+def test_allowed_lengths(lengths):
+    assert checked_lengths(None, 32) == (32,)
+    assert checked_lengths([8, 32], 32) == (8, 32)
+    with pytest.raises(UsageError, match="lengths="):
+        checked_lengths(lengths, 32)
+
+
+def test_a_split_never_moves_a_sample_when_data_is_added():
+    content = np.random.default_rng(0).integers(0, 256, (2000, 16), dtype=np.uint8)
+    held = in_validation(content, 0.2)
+    assert 330 < held.sum() < 470
+    assert (in_validation(content[::-1], 0.2)[::-1] == held).all()
+    assert (in_validation(content, 0.4) >= held).all()
+    assert in_validation(content, 1).all()
+    assert not in_validation(content, 0).any()
+    with pytest.raises(UsageError, match="validation=2"):
+        in_validation(content, 2)

@@ -1,0 +1,66 @@
+"""Orders and choices that follow from numbers alone."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.plan.shuffle import ascending, grouped, shuffled, visit
+
+whole = st.integers(-(2**70), 2**70)
+
+
+@given(st.integers(0, 300), whole, whole, st.integers(0, 5))
+def test_a_shuffle_has_everything_once(count, seed, epoch, stream):
+    order = shuffled(count, seed, epoch, stream=stream)
+    assert sorted(order.tolist()) == list(range(count))
+    assert order.dtype == np.int32
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=80), st.integers(0, 12))
+def test_ascending_is_argsort_also_where_high_bits_are_alike(numbers, kept):
+    values = np.array(sorted({number >> (52 + kept) << (52 + kept) | number % 997 for number in numbers}), np.uint64)
+    values = values[shuffled(len(values), 1, 2, stream=3)]
+    order = ascending(values)
+    assert order.dtype == np.int32
+    assert order.tolist() == np.argsort(values, kind="stable").tolist()
+
+
+def test_many_numbers_that_only_their_low_bits_tell_apart():
+    """Places of 2**17 numbers take 17 bits, and these differ in their 20 low bits and the three high ones."""
+    number = np.arange(1 << 17, dtype=np.uint64)
+    values = ((number % np.uint64(7)) << np.uint64(61)) | (number * np.uint64(5))
+    values = values[shuffled(len(values), 5, 0, stream=0)]
+    assert np.array_equal(ascending(values), np.argsort(values))
+
+
+def test_streams_are_independent():
+    orders = [shuffled(1000, 3, 1, stream=stream) for stream in range(4)]
+    assert all(int((a == b).sum()) < 9 for i, a in enumerate(orders) for b in orders[:i])
+
+
+@given(st.lists(st.integers(0, 6), max_size=60), st.sampled_from([7, 1 << 16, (1 << 16) + 1]))
+def test_grouping_keeps_the_order_inside_each_bucket(numbers, num_buckets):
+    bucket = np.array(numbers, dtype=np.int32)
+    order = shuffled(len(bucket), 1, 2, stream=0)
+    expected = sorted(order.tolist(), key=lambda row: numbers[row])
+    assert grouped(order, bucket, num_buckets).tolist() == expected
+
+
+def test_more_buckets_than_16_bits_are_told_apart():
+    bucket = np.array([1 << 16, 0, 1], dtype=np.int32)
+    assert grouped(np.arange(3, dtype=np.int32), bucket, (1 << 16) + 1).tolist() == [1, 2, 0]
+
+
+@given(st.integers(1, 200), whole, whole)
+def test_a_visit_comes_everywhere_once(count, seed, row):
+    start, stride = visit(count, seed, row)
+    assert sorted((start + step * stride) % count for step in range(count)) == list(range(count))
+
+
+def test_visits_are_spread_and_pinned():
+    """Checkpoints count on it: no release may choose another way."""
+    assert [visit(1000, seed, 7) for seed in range(3)] == [(319, 387), (666, 581), (198, 193)]
+    firsts = [visit(10, 0, row)[0] for row in range(2000)]
+    assert min(np.bincount(firsts, minlength=10)) > 140
