@@ -1,8 +1,8 @@
 """Every item that is committed in a cache, whichever build wrote it: what a new build need not encode.
 
 The catalog is four sorted columns and no Python object per item: 22 bytes an item, about 40 more while it is loaded.
-A search looks up 8 bytes that mix the content hash with the rest of the key, then compares the other 24 bytes. Workers
-open the same columns from one file, so they share its memory.
+A search looks up 8 bytes that mix the content hash with the rest of the key, then compares the other 24 bytes.
+Workers open the same columns from one file, so they share its memory.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Catalog:
         return self._search(columns["mixed"], mixed, right)
 
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """(n,) place of an item that has the same-hash (n, 16) and a key that differs from (n, 32) in content only."""
+        """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
         hashes, places = self._same_columns()
         _, _, frame = self._split(keys)
         halves = np.ascontiguousarray(same).view(">u8").astype(np.uint64)
@@ -135,6 +135,14 @@ class Catalog:
             for name in ("offset", "head", "bytes", "checksum"):
                 rows[name][at] = getattr(index, name)[entry]
         return CatalogRows(**rows)
+
+    def entry_keys(self, rows: CatalogRows) -> NDArray[np.uint8]:
+        """(n, 32) keys of the entries that hold items."""
+        keys = np.empty((len(rows.shard), 32), dtype=np.uint8)
+        for number in np.unique(rows.shard).tolist():
+            at = np.flatnonzero(rows.shard == number)
+            keys[at] = self._index(number).entry_keys(rows.entry[at])
+        return keys
 
     def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
         """The heads of the entries that hold these items, each read once.
@@ -405,7 +413,9 @@ def undamaged_index(folder: Path) -> ShardIndex | None:
         StoreError: The system refuses to read it, so it is unknown whether it is damaged.
     """
     try:
-        return load_index(folder)
+        index = load_index(folder)
+        index.check()
+        return index
     except CacheDamagedError as error:
         refuse_unreadable(error, folder)
         return None

@@ -1,8 +1,9 @@
 """Columns of numbers and strings in one safetensors file, read by position. Normative text: docs/format/columns.md.
 
 A column is stored in the fewest bytes that numpy decodes at once: in a narrower type, as runs (of one value, or of
-values that rise by one), or as differences. Each column has a checksum, checked when the column is first read whole.
-Files are read with positional reads and never mapped, so a file that is cut short is an error and not a signal.
+values that rise by one), as differences, or as the name of an equal column. Each column has a checksum, which is
+checked when the column is first read whole. Files are read with positional reads and never mapped, so a file that is
+cut short is an error and not a signal.
 """
 
 from __future__ import annotations
@@ -281,7 +282,10 @@ class ColumnFile:
             header = json.loads(text)
             metadata = header.pop("__metadata__")
             forms = json.loads(metadata.pop("columns"))
-            self._forms = {name: _form(one, header, name, 8 + length) for name, one in forms.items()}
+            self._forms = {}
+            for name, one in forms.items():
+                stored_as = one.get("alias", name)
+                self._forms[name] = _form(forms[stored_as], header, stored_as, 8 + length)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged(f"{type(error).__name__}: {error}") from error
         self.metadata: dict[str, str] = metadata
@@ -303,6 +307,10 @@ class ColumnFile:
         if name not in self._forms:
             raise self._damaged(f"column {name} is missing")
         return Column(self, name, self._forms[name])
+
+    def get(self, name: str) -> Column | None:
+        """A column, or None if the file lacks it."""
+        return self[name] if name in self._forms else None
 
     def strings(self, name: str) -> LazyStrings:
         """A column of strings. Errors as for a column."""
@@ -418,10 +426,15 @@ def write_columns(
     header: dict[str, Any] = {}
     parts: list[NDArray[Any]] = []
     place = 0
+    written: dict[str, tuple[str, NDArray[Any]]] = {}
     for name, values in _flat(columns):
         encoded, form = _encoded(values, name in sums)
         data = [np.ascontiguousarray(part) for part in encoded.values()]
         forms[name] = form | {"checksum": f"{checksum_of(_bytes(part) for part in data):016x}"}
+        twin, its_values = written.setdefault(json.dumps(forms[name]), (name, values))
+        if twin != name and values.size and np.array_equal(values, its_values):
+            forms[name] = {"alias": twin}
+            continue
         for suffix, part in zip(encoded, data, strict=True):
             where = [place, place + part.nbytes]
             header[name + suffix] = {"dtype": _NAMES[part.dtype.str[1:]], "shape": part.shape, "data_offsets": where}

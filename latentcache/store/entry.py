@@ -191,6 +191,15 @@ def head_length(data: bytes | memoryview) -> int:
     return int(_FIXED.unpack_from(data)[5])
 
 
+def head_intact(head: bytes | memoryview, key: bytes) -> bool:
+    """True if the bytes are a head of this key whose checksum holds; it may still contradict itself."""
+    if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[32 : 32 + KEY_BYTES]) != key:
+        return False
+    stop = len(head) - CHECKSUM_BYTES
+    with memoryview(head) as memory:
+        return checksum(memory[:stop]) == int.from_bytes(memory[stop:], "little")
+
+
 def check_version(data: bytes | memoryview, where: str) -> None:
     """Raise if a head is of another version.
 

@@ -185,6 +185,12 @@ def _read_pages(descriptor: int, size: int, numbers: list[int]) -> NDArray[np.ui
     return pages
 
 
+def is_leaf(pages: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(L,) True for pages (L, page size) that say they are leaves."""
+    found: NDArray[np.bool_] = pages.view("<u2")[:, _FLAGS_WORD] == _LEAF_PAGE
+    return found
+
+
 def _nodes(pages: NDArray[np.uint8]) -> NDArray[np.int64]:
     """(N,) where each node of (L, page size) pages begins, in bytes from the first page on."""
     count, size = pages.shape
@@ -260,6 +266,15 @@ class ShardIndex:
     def data(self) -> Path:
         """The LMDB file."""
         return self.folder / "data.mdb"
+
+    def check(self) -> None:
+        """Read every column and hold it against its checksum.
+
+        Raises:
+            CacheDamagedError: One is not what was written.
+        """
+        for name in self.columns:
+            self.columns[name].check()
 
     def entry_keys(self, entries: Any = slice(None)) -> NDArray[np.uint8]:
         """(n, 32) keys of entries."""

@@ -35,7 +35,7 @@ class CachePaths:
     @property
     def pending(self) -> Path:
         """Folder of the snapshot of a streaming build."""
-        return self.root / "snapshots" / "pending"
+        return self.snapshots_folder / "pending"
 
     @property
     def lock(self) -> Path:
@@ -46,6 +46,11 @@ class CachePaths:
     def shards(self) -> Path:
         """Folder of the shards."""
         return self.root / "shards"
+
+    @property
+    def snapshots_folder(self) -> Path:
+        """Folder of the snapshots."""
+        return self.root / "snapshots"
 
     @property
     def quarantine(self) -> Path:
@@ -64,7 +69,7 @@ class CachePaths:
 
     def snapshot(self, number: int) -> Path:
         """Folder of one snapshot."""
-        return self.root / "snapshots" / f"{number:06d}"
+        return self.snapshots_folder / f"{number:06d}"
 
     def shard(self, name: str) -> Path:
         """Folder of one sealed shard."""
@@ -183,7 +188,7 @@ class CachePaths:
         Raises:
             StoreError: The system refuses to list them.
         """
-        folders = [path for path in _listed(self.root / "snapshots") if path.name.isdecimal()]
+        folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
     def _shard_folders(self) -> list[Path]:

@@ -1,0 +1,447 @@
+"""Put a snapshot together and publish it: written whole, then ``CURRENT`` is switched. docs/format/snapshot.md.
+
+A crash leaves the old snapshot or the new one. Entries are shared between snapshots and never rewritten; what a kind
+says of its items (crops, loss spans) is taken from the last snapshot or from the heads of the entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
+from latentcache.fields.table import Input, Rejected, SampleTable
+from latentcache.identity.content import checksum
+from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
+from latentcache.store.catalog import Catalog, CatalogRows
+from latentcache.store.columns import write_columns
+from latentcache.store.index import split_keys
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import (
+    COLUMNS,
+    ENTRY_TYPES,
+    FORMAT_VERSION,
+    MANIFEST,
+    REJECTED,
+    ROW_TYPES,
+    FieldRows,
+    Snapshot,
+    following,
+    own_checksum,
+)
+
+#: What the manifest says beside what a draft gives.
+_OWN_NAMES = frozenset(
+    {"format", "snapshot", "complete", "created", "demo", "allow_failed", "fingerprint", "source", "shards", "counts"}
+    | {"columns", "rejected", "inputs", "fields", "checksum"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDraft:
+    """One field of a snapshot that is to be published. E entries, R rows in the order of sample, group, variant."""
+
+    name: str
+    kind: int
+    packing: str
+    recipe: Mapping[str, Any]
+    """As JSON."""
+    recipe_id: bytes
+    spec: FieldSpec
+    groups: tuple[Group, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    key: Any
+    """(E, 32)"""
+    shard: Any
+    """(E,) position in the draft's shards."""
+    offset: Any
+    """(E,) of the payload in ``data.mdb``, bytes."""
+    head: Any
+    """(E,) bytes of the head before it."""
+    bytes: Any
+    """(E,) of the payload."""
+    checksum: Any
+    """(E,) xxh3-64 of the payload."""
+    sample: Any
+    """(R,) row of the sample table."""
+    entry: Any
+    """(R,) position in the entries."""
+    group: Any
+    """(R,) position in the groups."""
+    variant: Any
+    """(R,)"""
+    start: Any
+    """(R,) first element of the item in the entry, along the first axis."""
+    length: Any
+    """(R,) elements; 0 if the field is not ragged."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """(R, ...) the kind's own columns."""
+    ragged_columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """(R,) where the values of each row end, and the values."""
+
+    def kept(self, rows: NDArray[np.bool_]) -> FieldDraft:
+        """Without some rows, and without the entries that no row needs then.
+
+        Args:
+            rows: (R,) True for each row that stays.
+        """
+        needed, entry = np.unique(np.asarray(self.entry)[rows], return_inverse=True)
+        ragged = {name: _kept_values(*pair, rows) for name, pair in self.ragged_columns.items()}
+        changed: dict[str, Any] = {name: np.asarray(getattr(self, name))[needed] for name in ("key", *ENTRY_TYPES)}
+        changed |= {name: np.asarray(getattr(self, name))[rows] for name in ROW_TYPES}
+        changed |= {"entry": entry.astype(np.int32), "ragged_columns": ragged}
+        return replace(self, columns={k: np.asarray(v)[rows] for k, v in self.columns.items()}, **changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDraft:
+    """A snapshot that is to be published."""
+
+    samples: SampleTable
+    fields: tuple[FieldDraft, ...]
+    shards: Sequence[str]
+    source: Mapping[str, Any]
+    """``root``, ``data_kind``, options and ``part``: any JSON."""
+    rejected: Iterable[Rejected] = ()
+    notes: Iterable[Rejected] = ()
+    complete: bool = True
+    """False if a repair removed entries that no build has made again."""
+    allow_failed: str = "0"
+    demo: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """More names of the manifest."""
+
+
+def draft_of(rows: FieldRows) -> FieldDraft:
+    """A field of a snapshot as it is, for a snapshot that changes a part of it."""
+    names = [one.name for one in fields(FieldDraft) if one.name not in ("kind", "recipe")]
+    return FieldDraft(kind=rows.kind_byte, recipe=rows.recipe_json, **{name: getattr(rows, name) for name in names})
+
+
+def field_draft(
+    catalog: Catalog,
+    *,
+    kind: FieldKind,
+    recipe: FieldRecipe,
+    groups: Sequence[Group],
+    sample: NDArray[np.integer],
+    group: NDArray[np.integer],
+    variant: NDArray[np.integer],
+    place: NDArray[np.integer],
+    provenance: Mapping[str, Any] | None = None,
+    noise: Mapping[str, Any] | None = None,
+    known: FieldRows | None = None,
+) -> FieldDraft:
+    """The field of a snapshot whose items are at these places of the catalog; its shards are those of the catalog.
+
+    Args:
+        catalog: With all items.
+        kind: Of the field.
+        recipe: Of the field.
+        groups: That ``group`` points into.
+        sample: (R,) row of the sample table.
+        group: (R,)
+        variant: (R,)
+        place: (R,) all of them in the catalog.
+        provenance: For the manifest.
+        noise: For the manifest.
+        known: The field in the current snapshot, if it has the same recipe: own columns that need not be read again.
+
+    Raises:
+        CorruptEntryError: The head of an entry fails its check.
+        CacheDamagedError: A shard cannot be read.
+    """
+    order = np.lexsort((variant, group, sample))
+    sample, group, variant, place = sample[order], group[order], variant[order], np.asarray(place)[order]
+    rows = catalog.places(place)
+    numbers = rows.shard.astype(np.uint64) << np.uint64(40) | rows.entry.astype(np.uint64)
+    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+    appearance = np.argsort(first, kind="stable")
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[appearance] = np.arange(len(first), dtype=np.int32)
+    first, entry = first[appearance], rank[inverse]
+    some = CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
+    columns, ragged = _OwnColumns(kind, len(place)).collect(catalog, place, rows, known)
+    return FieldDraft(
+        name=kind.name,
+        kind=kind.kind,
+        packing=kind.packing,
+        recipe=recipe.as_json(),
+        recipe_id=recipe.recipe_id,
+        spec=recipe.spec,
+        groups=tuple(groups),
+        provenance=dict(provenance or {}),
+        noise=dict(noise or {}),
+        key=catalog.entry_keys(some),
+        **{name: getattr(some, name) for name in ENTRY_TYPES},
+        sample=sample,
+        entry=entry,
+        group=group,
+        variant=variant,
+        start=rows.start,
+        length=rows.length,
+        columns=columns,
+        ragged_columns=ragged,
+    )
+
+
+class _OwnColumns:
+    """Gathers the own columns of R rows from a known snapshot and from the heads of entries."""
+
+    def __init__(self, kind: FieldKind, rows: int) -> None:
+        self.kind, self.rows = kind, rows
+        self.plain = {name: np.zeros((rows, *shape), dtype=dtype) for name, (dtype, shape) in kind.columns.items()}
+        self.counts = {name: np.zeros(rows, dtype=np.int64) for name in kind.ragged_columns}
+        self.parts: dict[str, list[tuple[Any, NDArray[Any]]]] = {name: [] for name in kind.ragged_columns}
+
+    def collect(
+        self, catalog: Catalog, place: NDArray[np.integer], rows: Any, known: FieldRows | None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, tuple[NDArray[np.int64], NDArray[Any]]]]:
+        """Plain and ragged columns of all rows."""
+        if not self.plain and not self.counts:
+            return {}, {}
+        old = np.full(self.rows, -1, dtype=np.int64) if known is None else _known_rows(catalog, rows, known)
+        have = np.flatnonzero(old >= 0)
+        if known is not None and len(have):
+            self._fill(have, old[have], known.columns, known.ragged_columns)
+        rest = np.flatnonzero(old < 0)
+        for at, position, header in catalog.headers(place[rest]):
+            self._fill(rest[at], position, header.columns, header.ragged_columns)
+        return self.plain, {name: self._joined(name) for name in self.counts}
+
+    def _fill(
+        self,
+        rows: NDArray[np.intp],
+        source: NDArray[np.int64],
+        columns: Mapping[str, Any],
+        ragged: Mapping[str, tuple[Any, Any]],
+    ) -> None:
+        """Take rows from the columns of a snapshot or of one entry; what these lack is zeros or nothing."""
+        for name, values in self.plain.items():
+            if name in columns:
+                values[rows] = columns[name][source]
+        for name, counts in self.counts.items():
+            if name in ragged:
+                ends, values = (np.asarray(one) for one in ragged[name])
+                stop = ends[source]
+                counts[rows] = stop - np.where(source > 0, ends[source - 1], 0)
+                self.parts[name].append((rows, values[_ranges(stop - counts[rows], counts[rows])]))
+
+    def _joined(self, name: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        dtype, shape = self.kind.ragged_columns[name]
+        ends = np.cumsum(self.counts[name], dtype=np.int64)
+        values = np.zeros((int(ends[-1]) if len(ends) else 0, *shape), dtype=dtype)
+        for rows, some in self.parts[name]:
+            count = self.counts[name][rows]
+            values[_ranges(ends[rows] - count, count)] = some
+        return ends, values
+
+
+def publish_snapshot(paths: CachePaths, draft: SnapshotDraft) -> int:
+    """Write the next snapshot and switch ``CURRENT`` to it; the caller holds the builder lock. Returns its number.
+
+    Raises:
+        DiskFullError: No space; the old snapshot stays.
+        CacheReadOnlyError: The cache cannot be written.
+        StoreError: The disk fails.
+    """
+    number = max(paths.snapshots(), default=0) + 1
+    folder = paths.snapshot(number)
+    make_folder(folder)
+    write_snapshot(folder, draft, number)
+    with writing(folder):
+        sync_folder(folder.parent)
+    write_atomically(paths.current, f"{number:06d}\n".encode("ascii"))
+    return number
+
+
+def write_snapshot(folder: Path, draft: SnapshotDraft, number: int, **facts: Any) -> None:
+    """Write all files of a snapshot into its folder. Errors as :func:`publish_snapshot`."""
+    shards, drafts = _needed_shards(draft)
+    columns = _sample_columns(draft.samples)
+    sums: set[str] = set()
+    described = {}
+    for one in drafts:
+        own = _field_columns(one)
+        columns |= {f"fields/{one.name}/{name}": values for name, values in own.items()}
+        sums |= {f"fields/{one.name}/{name}" for name in own if name.endswith(".ends") or name == "offset"}
+        described[one.name] = _described(one)
+    signature = write_columns(folder / COLUMNS, columns, sums=sums)
+    lines = [_line("rejected", one) for one in draft.rejected] + [_line("note", one) for one in draft.notes]
+    listed = b"".join(lines)
+    write_atomically(folder / REJECTED, listed)
+    rejected = sum(line.startswith(b'{"type": "rejected"') for line in lines)
+    manifest = {
+        "format": {"name": "latentcache", "version": FORMAT_VERSION},
+        "snapshot": number,
+        "complete": draft.complete,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "demo": draft.demo,
+        "allow_failed": draft.allow_failed,
+        "fingerprint": fingerprint(draft.samples, drafts),
+        "source": dict(draft.source),
+        "shards": list(shards),
+        "counts": {
+            "samples": len(draft.samples),
+            "entries": sum(len(one.offset) for one in drafts),
+            "quarantined": rejected,
+        },
+        "inputs": {name: sorted(_input_columns(one)) for name, one in draft.samples.inputs.items()},
+        "columns": {"file": COLUMNS, "checksum": f"{signature:016x}"},
+        "rejected": {"file": REJECTED, "checksum": f"{checksum(listed):016x}"},
+        "fields": described,
+        **draft.facts,
+        **facts,
+    }
+    write_atomically(folder / MANIFEST, json_bytes(manifest | {"checksum": own_checksum(manifest)}))
+
+
+def republish(
+    paths: CachePaths, old: Snapshot, *, fields: Mapping[str, FieldDraft], shards: Sequence[str], complete: bool
+) -> int:
+    """Publish a snapshot with its entries in other places, or without some; it says which one it replaces.
+
+    Args:
+        paths: The cache, whose builder lock the caller holds.
+        old: What is replaced.
+        fields: All of its fields.
+        shards: Names that the fields' ``shard`` points into.
+        complete: False if rows were removed.
+
+    Errors as :func:`publish_snapshot`.
+    """
+    facts = {name: value for name, value in old.manifest.items() if name not in _OWN_NAMES}
+    draft = SnapshotDraft(
+        samples=old.samples,
+        fields=tuple(fields.values()),
+        shards=shards,
+        source=old.source,
+        rejected=old.rejected,
+        notes=old.notes,
+        complete=complete,
+        allow_failed=old.allow_failed,
+        demo=old.demo,
+        facts=facts | {"replaces": old.number},
+    )
+    return publish_snapshot(paths, draft)
+
+
+def fingerprint(samples: SampleTable, drafts: Iterable[FieldDraft]) -> str:
+    """Hex hash of samples, rows and recipes."""
+    found = xxhash.xxh3_128()
+    for part in (samples.names.data, samples.names.ends, *(one.content for one in samples.inputs.values())):
+        found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    for one in drafts:
+        found.update(one.name.encode() + one.recipe_id)
+        for name in ("sample", "group", "variant", "length"):
+            found.update(np.ascontiguousarray(getattr(one, name), dtype=ROW_TYPES[name]).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _needed_shards(draft: SnapshotDraft) -> tuple[list[str], list[FieldDraft]]:
+    """Names of the shards that entries need, sorted, and the fields pointing into these."""
+    used = {number for one in draft.fields for number in np.unique(one.shard).tolist()}
+    order = sorted(used, key=lambda number: draft.shards[number])
+    position = np.zeros(len(draft.shards) + 1, dtype=np.int32)
+    position[order] = np.arange(len(order), dtype=np.int32)
+    moved = [replace(one, shard=position[np.asarray(one.shard)]) for one in draft.fields]
+    return [draft.shards[number] for number in order], moved
+
+
+def _described(one: FieldDraft) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "packing": one.packing,
+        "recipe": dict(one.recipe),
+        "recipe_id": one.recipe_id.hex(),
+        "spec": {item.name: getattr(one.spec, item.name) for item in fields(one.spec)},
+        "groups": [group.as_json() for group in one.groups],
+        "counts": {"entries": len(one.offset), "rows": len(one.sample)},
+        "columns": sorted(one.columns),
+        "ragged_columns": sorted(one.ragged_columns),
+        "provenance": dict(one.provenance),
+        "noise": dict(one.noise),
+    }
+
+
+def _field_columns(one: FieldDraft) -> dict[str, Any]:
+    content, frames, frame = split_keys(np.asarray(one.key))
+    columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
+    for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():
+        columns[name] = np.asarray(getattr(one, name)).astype(dtype, copy=False)
+    if np.array_equal(following(columns["entry"], columns["length"]), columns["start"]):
+        del columns["start"]
+    columns |= {f"columns/{name}": values for name, values in one.columns.items()}
+    for name, (ends, values) in one.ragged_columns.items():
+        columns |= {f"ragged/{name}.ends": np.asarray(ends, dtype=np.int64), f"ragged/{name}.values": values}
+    return columns
+
+
+def _sample_columns(samples: SampleTable) -> dict[str, Any]:
+    files = samples.files
+    columns = {
+        "samples/names": samples.names,
+        "files/names": files.names,
+        "files/stat": files.stat,
+        "files/content": files.content,
+    }
+    if files.reading is not None:
+        columns["files/reading"] = files.reading
+    for name, one in samples.inputs.items():
+        columns |= {f"inputs/{name}/{part}": values for part, values in _input_columns(one).items()}
+    return columns | {f"samples/columns/{name}": values for name, values in samples.columns.items()}
+
+
+def _input_columns(one: Input) -> dict[str, Any]:
+    found = {"content": one.content, "file": one.file, "line": one.line, "text": one.text}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _line(kind: str, one: Rejected) -> bytes:
+    value = {item.name: getattr(one, item.name) for item in fields(one)} | {"content": one.content.hex()}
+    kept = {name: entry for name, entry in value.items() if entry not in ("", 0, (), None)}
+    return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"
+
+
+def _known_rows(catalog: Catalog, rows: Any, known: FieldRows) -> NDArray[np.int64]:
+    """(R,) the row of a known field that is the same item; -1 if there is none."""
+    number = {name: position for position, name in enumerate(catalog.shards)}
+    shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int64)[np.asarray(known.shard)]
+    theirs = _place_ids(shard[known.entry[:]], np.asarray(known.offset)[known.entry[:]], np.asarray(known.start))
+    mine = _place_ids(rows.shard, rows.offset, rows.start)
+    if np.array_equal(theirs, mine):
+        return np.arange(len(mine))
+    order = np.argsort(theirs, kind="stable")
+    at = np.minimum(np.searchsorted(theirs[order], mine), max(len(theirs) - 1, 0))
+    found = order[at] if len(order) else np.zeros(len(mine), dtype=np.int64)
+    same = theirs[found] == mine if len(theirs) else np.zeros(len(mine), dtype=np.bool_)
+    return np.where(same, found, -1)
+
+
+def _place_ids(shard: Any, offset: Any, start: Any) -> NDArray[Any]:
+    """(n,) one value for each shard, offset and start."""
+    ids = np.empty(len(offset), dtype=[("shard", "<i8"), ("offset", "<u8"), ("start", "<u4")])
+    ids["shard"], ids["offset"], ids["start"] = shard, offset, start
+    return ids
+
+
+def _ranges(start: NDArray[np.integer], count: NDArray[np.integer]) -> NDArray[np.int64]:
+    """All positions from each start on, as many as its count, one range after the other."""
+    total = np.cumsum(count, dtype=np.int64)
+    positions = np.arange(int(total[-1]) if len(total) else 0)
+    return positions + np.repeat(np.asarray(start, dtype=np.int64) - (total - count), count)
+
+
+def _kept_values(ends: Any, values: Any, rows: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    bounds = np.asarray(ends, dtype=np.int64)
+    counts = np.diff(bounds, prepend=np.int64(0))[rows]
+    return np.cumsum(counts), np.asarray(values)[_ranges(bounds[rows] - counts, counts)]

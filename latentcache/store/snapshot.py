@@ -1,0 +1,424 @@
+"""A snapshot: the samples of a finished build, and for each field the entries they need. docs/format/snapshot.md.
+
+A reader opens the snapshot that ``CURRENT`` names and keeps it. Its columns stay on disk and are read when they are
+asked for; each is checked when it is first read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, RecipeError
+from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
+from latentcache.fields.registry import field_kind
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.identity.content import canonical_json, checksum
+from latentcache.store.atomic_io import (
+    read_file,
+    read_json,
+    unreadable,
+)
+from latentcache.store.columns import ColumnFile
+from latentcache.store.index import joined_keys
+from latentcache.store.lock import builder_name
+from latentcache.store.paths import CachePaths
+
+#: The newest version this release reads. Raised when an older reader could misread a newer cache.
+FORMAT_VERSION = 1
+MANIFEST, COLUMNS, REJECTED = "manifest.json", "columns.safetensors", "rejected.jsonl"
+#: Columns of the entries and of the rows of a field, with their types.
+ENTRY_TYPES = {"shard": "i4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8"}
+ROW_TYPES = {"sample": "i4", "entry": "i4", "group": "i4", "variant": "u1", "start": "u4", "length": "u4"}
+#: Where an entry is: its key, the byte at which its payload begins, and the bytes of its head.
+PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRows:
+    """One field of a snapshot. E entries, R rows; columns as in :class:`FieldDraft`, read when they are asked for."""
+
+    name: str
+    kind: FieldKind | None
+    """None if it is not installed."""
+    kind_byte: int
+    packing: str
+    recipe: FieldRecipe | None
+    recipe_json: Mapping[str, Any]
+    recipe_id: bytes
+    provenance: Mapping[str, Any]
+    noise: Mapping[str, Any]
+    spec: FieldSpec
+    groups: tuple[Group, ...]
+    shards: tuple[str, ...]
+    """Names that ``shard`` points into."""
+    key: Any
+    shard: Any
+    offset: Any
+    head: Any
+    bytes: Any
+    checksum: Any
+    sample: Any
+    entry: Any
+    group: Any
+    variant: Any
+    start: Any
+    length: Any
+    columns: Mapping[str, Any]
+    ragged_columns: Mapping[str, tuple[Any, Any]]
+    samples: SampleTable = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return len(self.offset)
+
+    def row_keys(self, rows: NDArray[np.integer] | None = None) -> NDArray[np.uint8]:
+        """(n, 32) item keys of rows, of all rows if none are given.
+
+        Raises:
+            CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
+        """
+        chosen: Any = slice(None) if rows is None else np.asarray(rows)
+        keys = np.array(self.key[self.entry[chosen]])
+        if self.packing == "block":
+            keys[:, 8:24] = self._content(np.asarray(self.sample[chosen]))
+        return keys
+
+    def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
+        """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""
+        places = np.empty(len(entries), dtype=PLACE_DTYPE)
+        for name in ("key", "offset", "head"):
+            places[name] = getattr(self, name)[entries]
+        return places
+
+    def _content(self, sample: NDArray[np.integer]) -> NDArray[np.uint8]:
+        """(n, 16) what item keys of these samples are made from."""
+        inputs = {
+            name: Input(content=one.content[sample], file=one.file[sample], line=None)
+            for name, one in self.samples.inputs.items()
+            if self.kind is None or name in self.kind.inputs
+        }
+        if self.kind is None:
+            if len(inputs) == 1:
+                return np.asarray(next(iter(inputs.values())).content)
+            raise CacheFormatError(
+                f"the field {self.name!r} is of a kind that is not installed",
+                why="its items are packed, and their keys are made by the kind",
+                fix="install the package that has the kind, or name it with --field MODULE:CLASS",
+            )
+        some = SampleTable(names=_NO_NAMES, files=self.samples.files, inputs=inputs)
+        return np.asarray(self.kind.content(some))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One finished build, or one that is being streamed. Picklable."""
+
+    number: int
+    """0 for a build that has not ended."""
+    paths: CachePaths
+    manifest: Mapping[str, Any] = field(repr=False)
+    samples: SampleTable = field(repr=False)
+    fields: Mapping[str, FieldRows] = field(repr=False)
+    lease: object | None = field(default=None, compare=False, repr=False)
+    """What keeps its files from being collected while this object is in use."""
+    pending: Any = field(default=None, compare=False, repr=False)
+    """What finds the items of a build that has not ended; None for a finished one."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Names of the shards that its entries are in."""
+        return tuple(self.manifest["shards"])
+
+    @property
+    def complete(self) -> bool:
+        """False if a repair removed entries that no build has made again."""
+        return bool(self.manifest["complete"])
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Where the samples came from: ``root`` (absolute), ``data_kind``, options."""
+        source: Mapping[str, Any] = self.manifest["source"]
+        return source
+
+    @property
+    def demo(self) -> bool:
+        """True if the entries are for trying the tool, not for training."""
+        return bool(self.manifest["demo"])
+
+    @property
+    def allow_failed(self) -> str:
+        """How many inputs may be rejected, as the last build was told: a number, or a percentage such as ``2%``."""
+        return str(self.manifest["allow_failed"])
+
+    @property
+    def part(self) -> str:
+        """``i/n`` if it holds one part of the samples; empty if it holds all."""
+        return str(self.source.get("part") or "")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex hash of its samples, rows and recipes; the same after entries have moved to other shards."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def rejected(self) -> tuple[Rejected, ...]:
+        """Rejected inputs, read when asked for."""
+        return self._listed["rejected"]
+
+    @property
+    def notes(self) -> tuple[Rejected, ...]:
+        """Inputs that are neither used nor rejected."""
+        return self._listed["note"]
+
+    @cached_property
+    def _listed(self) -> dict[str, tuple[Rejected, ...]]:
+        about, path = self.manifest["rejected"], self.paths.snapshot(self.number) / REJECTED
+        found: dict[str, list[Rejected]] = {"rejected": [], "note": []}
+        try:
+            data = read_file(path)
+            if f"{checksum(data):016x}" != about["checksum"]:
+                raise CacheDamagedError(f"{REJECTED} is damaged", where=str(path), why="checksum")
+            for line in data.splitlines():
+                value = json.loads(line)
+                found[value.pop("type")].append(_rejected(value))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise unreadable(path, error) from error
+        return {name: tuple(values) for name, values in found.items()}
+
+
+class _Joined:
+    """(E, 32) keys that are stored as contents and frames."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, content: Any, frame: Any, frames: Any) -> None:
+        self._content, self._frame, self._frames = content, frame, frames
+        self.shape = (len(content), 32)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
+        if isinstance(index, int | np.integer):
+            one: NDArray[np.uint8] = self[np.array([index])][0]
+            return one
+        return joined_keys(self._content[index], np.asarray(self._frames)[self._frame[index]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
+
+
+class _Starts:
+    """(R,) starts of items that follow each other in their entries: sums of lengths since the entry's first row."""
+
+    dtype = np.dtype(np.uint32)
+
+    def __init__(self, entry: Any, length: Any) -> None:
+        self._entry, self._length = entry, length
+        self.shape = (len(length),)
+        self._values: NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if self._values is None:
+            self._values = following(np.asarray(self._entry), np.asarray(self._length))
+        return np.asarray(self._values, dtype=dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __getstate__(self) -> Any:
+        return self._entry, self._length
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+
+def open_snapshot(cache: Path, number: int | None = None) -> Snapshot:
+    """A snapshot of a cache, the current one unless a number is given.
+
+    Raises:
+        CacheNotFoundError: No cache there, or no finished build in it yet (slug ``cache-unfinished``).
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: A file of it is not what was written.
+    """
+    paths = CachePaths(cache)
+    number = paths.current_snapshot() if number is None else number
+    if not number:
+        raise _unfinished(paths)
+    return read_snapshot(paths, paths.snapshot(number), number)
+
+
+def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
+    """The snapshot in a folder. Raises as :func:`open_snapshot`."""
+    manifest = load_manifest(folder)
+    with _contradictions(folder):
+        shards = manifest["shards"]
+        if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
+            raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
+        file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16))
+        samples = _samples(file, manifest)
+        opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
+    return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened)
+
+
+def current_or_none(cache: Path) -> Snapshot | None:
+    """The current snapshot, or None while the first build has not ended. Raises as :func:`open_snapshot`."""
+    try:
+        return open_snapshot(cache)
+    except CacheNotFoundError as error:
+        if error.slug == "cache-unfinished":
+            return None
+        raise
+
+
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a snapshot. The version is checked first, so that a newer rule is not taken for damage.
+
+    Raises:
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: It is not what was written.
+    """
+    manifest = read_json(folder / MANIFEST)
+    form = manifest.get("format")
+    version = form.get("version") if isinstance(form, dict) else None
+    if not isinstance(version, int):
+        raise CacheFormatError("not a latentcache manifest", where=str(folder), fix="check the path")
+    if version > FORMAT_VERSION:
+        raise CacheFormatError(
+            f"this cache has format {version}; this version of latentcache reads up to {FORMAT_VERSION}",
+            where=str(folder),
+            why="it was written by a newer version",
+            fix="upgrade with `pip install -U latentcache`, or build into another folder with --out",
+        )
+    if manifest.get("checksum") != own_checksum({k: v for k, v in manifest.items() if k != "checksum"}):
+        raise CacheDamagedError("the manifest is damaged", where=str(folder / MANIFEST), why="checksum")
+    return manifest
+
+
+def own_checksum(value: Mapping[str, Any]) -> str:
+    """xxh3-64 over an object's canonical JSON, with floats by their shortest spelling; 16 hex digits."""
+    return f"{checksum(canonical_json(_spelled(value))):016x}"
+
+
+def _field_rows(
+    file: ColumnFile, name: str, about: Mapping[str, Any], samples: SampleTable, shards: Sequence[str]
+) -> FieldRows:
+    at = f"fields/{name}"
+    columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES) if one != "start"}
+    in_file = f"{at}/start" in file
+    columns["start"] = file[f"{at}/start"] if in_file else _Starts(columns["entry"], columns["length"])
+    columns["key"] = _Joined(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
+    counts = about["counts"]
+    for one, values in columns.items():
+        if len(values) != counts["rows" if one in ROW_TYPES else "entries"]:
+            raise ValueError(f"column {one} of {name} has {len(values)} rows")
+    ragged = {
+        one: (file[f"{at}/ragged/{one}.ends"], file[f"{at}/ragged/{one}.values"]) for one in about["ragged_columns"]
+    }
+    kind = field_kind(name)
+    kind = kind if kind is not None and kind.kind == about["kind"] else None
+    return FieldRows(
+        name=name,
+        kind=kind,
+        kind_byte=about["kind"],
+        packing=about["packing"],
+        recipe=None if kind is None else kind.recipe_from_json(about["recipe"]),
+        recipe_json=about["recipe"],
+        recipe_id=bytes.fromhex(about["recipe_id"]),
+        provenance=about["provenance"],
+        noise=about["noise"],
+        spec=FieldSpec(**{**about["spec"], "dims": tuple(about["spec"]["dims"])}),
+        groups=tuple(Group.from_json(one) for one in about["groups"]),
+        shards=tuple(shards),
+        columns={one: file[f"{at}/columns/{one}"] for one in about["columns"]},
+        ragged_columns=ragged,
+        samples=samples,
+        **columns,
+    )
+
+
+def _samples(file: ColumnFile, manifest: Mapping[str, Any]) -> SampleTable:
+    files = Files(
+        names=file.strings("files/names"),
+        stat=file["files/stat"],  # type: ignore[arg-type]
+        content=file["files/content"],  # type: ignore[arg-type]
+        reading=file.get("files/reading"),  # type: ignore[arg-type]
+    )
+    inputs = {}
+    for name, parts in manifest["inputs"].items():
+        at = f"inputs/{name}"
+        found: dict[str, Any] = {part: file[f"{at}/{part}"] for part in parts if part != "text"}
+        inputs[name] = Input(**found, text=file.strings(f"{at}/text") if "text" in parts else None)
+    prefix = "samples/columns/"
+    columns: dict[str, Any] = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
+    samples = SampleTable(names=file.strings("samples/names"), files=files, inputs=inputs, columns=columns)
+    lengths = {len(samples), *(len(one.content) for one in inputs.values()), *(len(one) for one in columns.values())}
+    if lengths != {manifest["counts"]["samples"]}:
+        raise ValueError(f"columns of samples have lengths {sorted(lengths)}")
+    return samples
+
+
+def _rejected(value: dict[str, Any]) -> Rejected:
+    value["content"] = bytes.fromhex(value.get("content", ""))
+    return Rejected(**{**value, "stat": tuple(value.get("stat", ()))})
+
+
+def following(entry: NDArray[np.integer], length: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """(R,) starts if the items of neighbouring rows with one entry follow each other from its beginning."""
+    ends = np.cumsum(length, dtype=np.int64)
+    begins = ends - length
+    first = np.flatnonzero(np.diff(entry, prepend=-1))
+    counts = np.diff(np.append(first, len(entry)))
+    starts: NDArray[np.int64] = begins - np.repeat(begins[first], counts)
+    return starts.astype(np.uint32)
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {name: _spelled(child) for name, child in value.items()}
+    return [_spelled(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def _unfinished(paths: CachePaths) -> CacheNotFoundError:
+    holder = builder_name(paths.lock)
+    again = "run the same `latentcache build` again: it goes on where it stopped"
+    return CacheNotFoundError(
+        f"no finished build in {paths.root}",
+        where=str(paths.root),
+        why=f"a build was started here and has not ended{holder and f': {holder}'}",
+        fix=f"wait until it ends; if it was killed, {again}" if holder else again,
+        slug="cache-unfinished",
+    )
+
+
+@contextmanager
+def _contradictions(folder: Path) -> Iterator[None]:
+    """Turn what is wrong with the content of a manifest into one error."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecipeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CacheDamagedError("a snapshot contradicts itself", where=str(folder), why=why) from error
+
+
+_NO_NAMES = Strings(np.zeros(0, np.uint8), np.zeros(0, np.int64))
