@@ -328,6 +328,7 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
     "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
     "cache-unfinished": (3, "The first build of this cache has not finished."),
     "extra-missing": (2, "An optional package is not installed."),
+    "foreign-sampler": (2, "A DataLoader or accelerate put its own sampler in place of the loader's."),
     "memory": (3, "This machine is out of memory."),
     "no-flips": (2, "The cache holds no horizontal flips."),
     "no-moments": (2, "The cache holds no posterior moments."),
@@ -336,6 +337,8 @@ SPECIFIC: Mapping[str, tuple[int, str]] = {
     "output": (3, "Standard output is not writable."),
     "resume-mismatch": (2, "A loader state belongs to another cache or other options."),
     "resume-version": (2, "A loader state was written by a newer version."),
+    "served-by-workers": (2, "A DataLoader served batches that the loader's state does not count."),
+    "sharded-twice": (2, "A loader of one rank was given to accelerator.prepare inside a DataLoader."),
     "system": (3, "The operating system rejected a file operation."),
     "too-long": (1, "A document is longer than a row."),
 }
