@@ -1,10 +1,10 @@
 """Byte-level BPE by tiktoken's engine, fed with the ranks and the pattern of a ``tokenizer.json``.
 
-Decides which tokenizers can go this way: BPE over bytes, with the splitting of GPT-2, Llama 3, Qwen 2 or GPT-4o, no
-normalizer or NFC, and merges that agree with ranks. tiktoken merges any two neighbours whose bytes are a token, the
+Tokenizers that fit: BPE over bytes, with the splitting of GPT-2, Llama 3, Qwen 2 or GPT-4o, no normalizer or NFC, and
+merges that agree with ranks. tiktoken merges any two neighbours whose bytes are a token, the
 reference only pairs that are listed; both do the same exactly when merging the bytes of every token by lower ranks
-alone ends in a pair that is listed for it, and that is checked for every token. That both give the same ids is then
-also tried (``fastcheck``) before it is used. Needs the extra ``tokens``.
+alone ends in a pair that is listed for it, and that is checked for every token. The ids of both are then
+compared (``fastcheck``) before it is used. Needs the extra ``tokens``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from latentcache.encoders.text.engines import Spans, runs_of
+from latentcache.encoders.text.engines import Spans, token_spans
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -40,7 +40,7 @@ KNOWN_SPLITS = frozenset(
         rf"{_CASED}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
-#: The engine's regex takes runs of 100 000 blanks and fails on a million ("Max stack size exceeded"). A run twice as
+#: The engine's regex takes loss of 100 000 blanks and fails on a million ("Max stack size exceeded"). A run twice as
 #: long as this holds a whole piece of this length that begins at a multiple of it.
 _BLANKS = 50_000
 _FLAGS = ("single_word", "lstrip", "rstrip")
@@ -48,7 +48,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByteRanks:
-    """A byte-level BPE as the engine wants it."""
+    """A byte-level BPE in the form of the engine."""
 
     pattern: str
     tokens: tuple[bytes, ...]
@@ -56,27 +56,26 @@ class ByteRanks:
     ids: tuple[int, ...]
     """The id of each."""
     added: tuple[tuple[str, int], ...]
-    """Added tokens, taken before anything else."""
+    """Added tokens, matched before anything else."""
     nfc: bool
     """True if texts are brought into normal form C first."""
 
 
-def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRanks | str:
-    """The ranks of a tokenizer, or one sentence on why it cannot go this way.
+def byte_ranks(tokenizer: Mapping[str, Any]) -> ByteRanks | str:
+    """The ranks of a tokenizer, or the reason why it does not fit.
 
     Args:
         tokenizer: The parsed ``tokenizer.json``.
-        proven: Whether its merges were found to agree with their ranks before; that takes most of the time.
     """
     model = tokenizer["model"]
     reason = _unlike_bytes(model) or _unlike_added(tokenizer.get("added_tokens") or ())
     pattern = _pattern(tokenizer.get("pre_tokenizer"))
     normalizer = tokenizer.get("normalizer")
     if reason or not pattern:
-        return reason or "its splitting into words is not one that is known to be the same in both engines"
+        return reason or "its splitting into words is not known to be the same in both engines"
     if normalizer and normalizer.get("type") != "NFC":
-        return f"its normalizer {normalizer.get('type')} is not known to the fast engine"
-    ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()}, proven=proven)
+        return f"its normalizer {normalizer.get('type')} is unknown to the fast engine"
+    ranked = _ranked(model, {token["content"] for token in tokenizer.get("added_tokens") or ()})
     if isinstance(ranked, str):
         return ranked
     vocab = model["vocab"]
@@ -90,7 +89,7 @@ def byte_ranks(tokenizer: Mapping[str, Any], *, proven: bool = False) -> ByteRan
     )
 
 
-class FastEngine:
+class TiktokenEngine:
     """tiktoken's engine; an :class:`~latentcache.encoders.text.engines.Engine`.
 
     Args:
@@ -114,7 +113,7 @@ class FastEngine:
         self._lengths = np.array(lengths, dtype=np.int64)
 
     def takes(self, text: str) -> bool:
-        """True if a text may go this way: in the tokenizer's normal form already, and no endless run of blanks."""
+        """True if a text fits: in the tokenizer's normal form, and without an endless run of blanks."""
         if len(text) > _BLANKS and any(text[n : n + _BLANKS].isspace() for n in range(0, len(text), _BLANKS)):
             return False
         return not self._nfc or text.isascii() or unicodedata.is_normalized("NFC", text)
@@ -123,16 +122,16 @@ class FastEngine:
         """(n,) ids of each text."""
         return [self._ids[self._ranks(text)] for text in texts]
 
-    def ids_and_runs(
+    def ids_and_spans(
         self, texts: Sequence[str], spans: Sequence[Spans]
     ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
-        """(n,) ids, and (r, 2) runs of the tokens in the spans, of each text."""
+        """See :class:`~latentcache.encoders.text.engines.Engine`."""
         results = []
         for text, wanted in zip(texts, spans, strict=True):
             ranks = self._ranks(text)
             ends = np.cumsum(self._lengths[ranks])
-            runs = runs_of(ends - self._lengths[ranks], ends, _in_bytes(text, wanted))
-            results.append((self._ids[ranks], runs))
+            loss = token_spans(ends - self._lengths[ranks], ends, _in_bytes(text, wanted))
+            results.append((self._ids[ranks], loss))
         return results
 
     def _ranks(self, text: str) -> NDArray[np.uint32]:
@@ -155,7 +154,7 @@ def _in_bytes(text: str, spans: Spans) -> list[tuple[int, int]]:
 
 
 def _unlike_bytes(model: Mapping[str, Any]) -> str:
-    """Why a model is no plain BPE over bytes; empty when it is one."""
+    """Why a model is not a plain BPE over bytes; empty if it is one."""
     if model.get("type") != "BPE":
         return f"its model is {model.get('type')}, not BPE"
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
@@ -166,11 +165,11 @@ def _unlike_bytes(model: Mapping[str, Any]) -> str:
 
 
 def _unlike_added(added: Sequence[Mapping[str, Any]]) -> str:
-    """Why added tokens cannot be found by the fast engine; empty when they can."""
+    """Why the fast engine cannot match the added tokens; empty if it can."""
     names = sorted(token["content"] for token in added)
     for token in added:
         if any(token.get(flag) for flag in _FLAGS):
-            return f"its added token {token['content']!r} has rules for what stands beside it"
+            return f"its added token {token['content']!r} has rules for its neighbors"
     for one, other in pairwise(names):
         if other.startswith(one):
             return f"its added token {other!r} begins with another one"
@@ -178,7 +177,7 @@ def _unlike_added(added: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _pattern(splitter: Mapping[str, Any] | None) -> str:
-    """The splitting regex; empty where it is not known."""
+    """The splitting regex; empty if it is unknown."""
     steps = splitter.get("pretokenizers", []) if splitter and splitter.get("type") == "Sequence" else [splitter or {}]
     *before, last = steps or [{}]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
@@ -195,7 +194,7 @@ def _pattern(splitter: Mapping[str, Any] | None) -> str:
     return pattern if plain and pattern in KNOWN_SPLITS else ""
 
 
-def _ranked(model: Mapping[str, Any], added: set[str], *, proven: bool) -> dict[str, bytes] | str:
+def _ranked(model: Mapping[str, Any], added: set[str]) -> dict[str, bytes] | str:
     """Token -> bytes in the order of ranks, or why merges and ranks do not agree."""
     vocab = model["vocab"]
     ranked = {char: bytes([byte]) for char, byte in _BYTE_OF.items()}
@@ -207,27 +206,27 @@ def _ranked(model: Mapping[str, Any], added: set[str], *, proven: bool) -> dict[
         if token in pairs and token != latest:
             return f"merges of the token {token!r} are apart"
         if left not in ranked or right not in ranked or token not in vocab:
-            return f"the merge {left!r} {right!r} is of tokens that are not made yet"
+            return f"the merge {left!r} {right!r} uses tokens that no earlier merge makes"
         pairs.setdefault(token, set()).add((left, right))
         latest = token
         ranked.setdefault(token, ranked[left] + ranked[right])
     unmade = [token for token in vocab if token not in ranked and token not in added]
     if unmade and model.get("ignore_merges"):
-        return f"{len(unmade)} tokens, as {unmade[0]!r}, are made by no merge"
-    return ranked if proven else _disagreement(ranked, pairs) or ranked
+        return f"{len(unmade)} tokens, as {unmade[0]!r}, come from no merge"
+    return _disagreement(ranked, pairs) or ranked
 
 
 def _disagreement(ranked: Mapping[str, bytes], pairs: Mapping[str, set[tuple[str, str]]]) -> str:
-    """A token whose bytes merge by lower ranks to a pair that is not listed for it; empty when there is none."""
+    """A token whose bytes merge by lower ranks to a pair that is not listed for it; empty if there is none."""
     ranks = {token: rank for rank, token in enumerate(ranked)}
     for token, listed in pairs.items():
         if len(token) > 2 and _last_pair(token, ranks) not in listed:
-            return f"the token {token!r} is merged of other pairs than its rank says"
+            return f"the token {token!r} merges from other pairs than its rank"
     return ""
 
 
 def _last_pair(token: str, ranks: Mapping[str, int]) -> tuple[str, ...]:
-    """What the characters of a token are merged to by ranks below its own."""
+    """The pair to which ranks below its own merge the characters of a token."""
     parts, limit = list(token), ranks[token]
     found = [ranks.get(left + right, limit) for left, right in pairwise(parts)]
     while len(parts) > 2:

@@ -1,12 +1,13 @@
-"""Conversations through a chat template: one text, and the places in it that carry loss.
+"""Conversations through a chat template: one text, and its loss spans.
 
-Templates are rendered by transformers' own sandboxed Jinja. What is learned comes from the template where it marks it
-with ``{% generation %}``; else a turn is what the conversation with it has more than the conversation before it
-with the prompt for an answer. Both end with the control token that ends the turn: blanks after it are not learned.
+Templates are rendered by transformers' own sandboxed Jinja. Loss spans come from the template if it marks them with
+``{% generation %}``; otherwise a turn is the text that the conversation with it has more than the conversation
+before it with the prompt for an answer. Both end with the special token that ends the turn: blanks after it carry no
+loss.
 
-Some templates write earlier turns otherwise once others follow (they take the reasoning out). There the turn begins
+Some templates rewrite earlier turns once others follow (they remove the reasoning). There the turn begins
 where its prompt ends, and its content is found by putting another text in its place in the whole conversation; what
-follows it there has to be what follows it where it is the last turn. A record for which this fails is refused.
+follows it there has to be what follows it where it is the last turn. A record that fails this is rejected.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from latentcache.encoders.text.special import CLOSE, ControlStrings, RenderedChat
+from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Message, Record
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-#: A text that no template looks for; it stands in the place of a turn to find where the turn is.
+#: A text that no template searches for; it replaces the content of a turn to find the turn's place.
 _PROBE = f"{CLOSE}probe{CLOSE}"
-#: What a template may raise beside Jinja's own errors: it is a program that works on the record's values.
+#: Errors of templates beside Jinja's own: a template is a program over the record's values.
 _FAILURES = (
     jinja2.TemplateError,
     TypeError,
@@ -44,19 +45,19 @@ class ChatRenderer:
 
     Args:
         template: Jinja, its clock pinned.
-        control: The control tokens, to mark in what users wrote and to find ends of turns.
-        special: (role, token) that the template knows by name.
-        options: (name, JSON) of what else it is given.
-        split_control: Whether control strings in what users wrote are marked.
+        control: The special tokens, to mark them in content and to find ends of turns.
+        special: (role, token) that the template uses by name.
+        options: (name, JSON) of its other values.
+        split_control: True: special-token text in content is marked.
 
     Raises:
-        UsageError: The template is no Jinja.
+        UsageError: The template is not valid Jinja.
     """
 
     def __init__(
         self,
         template: str,
-        control: ControlStrings,
+        control: SpecialTokens,
         *,
         special: Sequence[tuple[str, str]],
         options: Sequence[tuple[str, str]],
@@ -68,11 +69,11 @@ class ChatRenderer:
         self._header = self._unasked_header()
 
     def render(self, record: Record) -> RenderedChat:
-        """A conversation as text with what is learned.
+        """A conversation as text with its loss spans.
 
         Raises:
-            UnusableSampleError: ``template``: it does not take this conversation. ``template-rewrites``: it cannot be
-                told what is learned.
+            UnusableSampleError: ``template``: it does not accept this conversation. ``template-rewrites``: the loss
+                spans are unknown.
         """
         messages = [self._message(message) for message in record.messages or ()]
         tools = self._marked(json.loads(record.tools)) if record.tools else None
@@ -88,7 +89,7 @@ class ChatRenderer:
     def _tagged_spans(
         self, messages: Sequence[Message], tagged: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]] | None:
-        """What the template's own tags say; None where they cannot say which turns are meant."""
+        """Spans of the template's own tags; None if they do not tell the turns apart."""
         said = [message.learned for message in messages if message.role == "assistant"]
         if not self.has_generation:
             return None
@@ -101,11 +102,11 @@ class ChatRenderer:
         )
 
     def _turn(self, messages: list[dict[str, Any]], tools: Any, text: str, number: int) -> tuple[int, int]:
-        """Where one turn stands in the whole text, by what comes before it and what it adds."""
+        """Place of one turn in the whole text, by the text before it and the text that it adds."""
         prompt, _ = self._run(messages[:number], tools, prompt=True)
         with_turn = text if number + 1 == len(messages) else self._run(messages[: number + 1], tools)[0]
         if not text.startswith(prompt):
-            raise fault("template-rewrites", "the turns before it are written otherwise later", f"turn {number + 1}")
+            raise fault("template-rewrites", "the template rewrites the turns before it later", f"turn {number + 1}")
         begin = len(prompt)
         if text.startswith(with_turn) and with_turn.startswith(prompt):
             end = len(with_turn)
@@ -116,7 +117,7 @@ class ChatRenderer:
         return begin, end
 
     def _probed_end(self, messages: list[dict[str, Any]], tools: Any, text: str, number: int) -> int:
-        """Where a turn ends that is written otherwise when it is the last one."""
+        """End of a turn that the template writes otherwise if it is the last one."""
         probed = [*messages]
         probed[number] = {**messages[number], "content": _PROBE}
         elsewhere, _ = self._run(probed, tools)
@@ -126,16 +127,18 @@ class ChatRenderer:
         content_end = len(text) - len(after)
         around = text.startswith(before) and text.endswith(after) and len(before) <= content_end
         if not (found and found_alone and around and text.startswith(closing, content_end)):
-            raise fault("template-rewrites", "its end cannot be told from what follows it", f"turn {number + 1}")
+            raise fault(
+                "template-rewrites", "its end is indistinguishable from the text that follows", f"turn {number + 1}"
+            )
         return content_end + len(closing)
 
     def _ended(self, text: str, begin: int, end: int) -> tuple[int, int]:
-        """Without the blanks after the control token that ends a turn."""
+        """Without the blanks after the special token that ends a turn."""
         stop = self._control.last_end(text, begin, end)
         return begin, stop if stop and not text[stop:end].strip() else end
 
     def _unasked_header(self) -> str:
-        """What a template writes before an answer and does not write when it is asked to prompt for one."""
+        """Text that a template writes before an answer and not as the prompt for one."""
         asked = [{"role": "user", "content": "a"}]
         try:
             prompt, _ = self._run(asked, None, prompt=True)
@@ -160,13 +163,15 @@ class ChatRenderer:
             )
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(
-                "the chat template is no Jinja",
+                "the chat template is not valid Jinja",
                 where=f"line {error.lineno} of the template",
                 why=str(error.message),
                 fix="give another one with --chat-template FILE",
             ) from error
         except _FAILURES as error:
-            raise fault("template", f"the chat template does not take it: {error or type(error).__name__}") from error
+            raise fault(
+                "template", f"the chat template does not accept it: {error or type(error).__name__}"
+            ) from error
         return texts[0], spans[0] if tags else []
 
     def _message(self, message: Message) -> dict[str, Any]:
@@ -174,7 +179,7 @@ class ChatRenderer:
         return {"role": message.role, "content": self._marked(message.content), **fields}
 
     def _marked(self, value: Any) -> Any:
-        """A value with the control strings in its texts between marks; names are left as they are."""
+        """A value with the special-token text in its texts between marks; names are unchanged."""
         if not self._split:
             return value
         if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""From what a user calls a tokenizer, and settings, to the frozen description that every worker is made of.
+"""From the name of a tokenizer and settings to the description that every worker is made of, and to the recipe.
 
-Decides the recipe: fingerprint, template, ends of texts, and the width of ids. Where a setting is not given, texts
-begin with the token that the tokenizer itself begins texts with, and end with its end token; the day that a
-template asks for is the one that Llama 3.1's template falls back on. Cost: a second for 128 000 entries.
+The recipe has fingerprint, template, ends of texts and the width of ids. If a setting is not given and the cache has
+none: texts begin with the token that the tokenizer itself begins texts with, and end with its end token; the date
+that a template asks for is the fallback of Llama 3.1's template. Cost: a second for 128 000 entries.
 """
 
 from __future__ import annotations
@@ -12,20 +12,67 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
-
-from latentcache.encoders.vae.builtin import stub_description
+from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.encoders.text.protocol import TokenizerDescription
-from latentcache.encoders.tokenizer import load_tokenizer
+from latentcache.encoders.text.stub import is_stub, stub_delay, stub_description
+from latentcache.encoders.versions import installed
 from latentcache.errors import UnsupportedModelError, UsageError
+from latentcache.fields.input_ids import LOSSES, InputIdsRecipe, InputIdsSettings
+from latentcache.fields.protocol import Cached, DescribeContext, Described
 from latentcache.identity.content import content_hash
 from latentcache.identity.template import CLOCK, pin_clock
 from latentcache.identity.tokenizer import tokenizer_fingerprint, tokenizer_parts
 from latentcache.identity.tokenizer_files import LoadedTokenizer, read_template, token_ids
-from latentcache.fields.input_ids import LOSSES, TokenRecipe
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _DEFAULT_DAY = date(2024, 7, 26)
+_LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
+_DECODERS = ("tokenizers",)
+
+
+def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """The recipe that settings, tokenizer and cache give. Settings that were not given follow the cache.
+
+    Raises:
+        UsageError: No tokenizer is known, conversations without a template, or texts whose ends the tokenizer lacks.
+        EncoderError: The tokenizer cannot be used.
+    """
+    before = cached.recipe if isinstance(cached.recipe, InputIdsRecipe) else None
+    made = cached.provenance
+    settings = _completed(settings, before, made)
+    word = settings.tokenizer or ""
+    if context.check and before is not None and word == made.get("tokenizer") and not _is_here(word):
+        if context.check_encoder:
+            what = f"the tokenizer of this cache is gone: {word}"
+            raise UsageError(what, why="--reencode tokenizes records again", fix="add --tokenizer PATH")
+        return Described(recipe=_changed(before, settings), label=word, provenance=made)
+    description = describe_tokenizer(
+        word,
+        chat=_is_chat(before, context),
+        chat_template=settings.chat_template,
+        template_options={name: json.loads(value) for name, value in settings.template_options or ()},
+        loss=settings.loss,
+        add_bos=settings.add_bos,
+        add_eos=settings.add_eos is not False,
+        split_control=not settings.control_tokens,
+        revision=str(made.get("revision", "")) if word == made.get("tokenizer") else "",
+    )
+    template = settings.chat_template
+    provenance = {
+        "tokenizer": word,
+        "chat_template": None if template is None else str(template.resolve()),
+        "revision": description.revision,
+        "parts": dict(description.parts),
+        "libraries": installed(_LIBRARIES),
+        "decoders": installed(_DECODERS),
+    }
+    producer = {"tokenizer": description.as_json()}
+    notes = description.notes
+    return Described(recipe=description.recipe, label=word, producer=producer, provenance=provenance, notes=notes)
 
 
 def describe_tokenizer(
@@ -38,31 +85,37 @@ def describe_tokenizer(
     add_bos: bool | None = None,
     add_eos: bool = True,
     split_control: bool = True,
+    revision: str = "",
 ) -> TokenizerDescription:
-    """What a tokenizer makes of records; ``fastcheck.with_fast_path`` then says whether the fast path is right.
+    """Describe a tokenizer.
 
     Args:
         tokenizer: Folder, ``tokenizer.json``, hub id, or ``stub`` (``stub:delay_ms=N``).
-        chat: Whether there are conversations: then a template is needed and becomes part of the recipe.
+        chat: True if there are conversations: then a template is needed and becomes part of the recipe.
         chat_template: File with a template, in place of the tokenizer's own.
-        template_options: What the template is given beside the conversation, JSON values;
-            ``strftime_now`` (``YYYY-MM-DD``) is the day for templates that ask for it.
-        loss: ``assistant`` or ``all``; by default ``assistant`` for conversations, ``all`` for texts.
-        add_bos: Whether a text begins with the begin token; by default as the tokenizer itself does.
-        add_eos: Whether a text ends with the end token.
-        split_control: Whether control strings in what users wrote stay text.
+        template_options: Values that the template gets beside the conversation, JSON values; ``strftime_now``
+            (``YYYY-MM-DD``) is the date for templates that ask for it.
+        loss: ``assistant`` or ``all`` [default: ``assistant`` for conversations, ``all`` for texts].
+        add_bos: True: a text begins with the begin token [default: as the tokenizer itself does].
+        add_eos: True: a text ends with the end token.
+        split_control: True: special-token text in content stays text.
+        revision: Commit of a hub id that an earlier build used.
 
     Raises:
         ModelNotFoundError: No such tokenizer or template.
         UnsupportedModelError: It cannot be used, with the reason.
-        UsageError: A loss that is none, conversations without a template, an option that is no JSON.
+        UsageError: An unknown loss, conversations without a template, an option that is not JSON.
     """
     if loss is not None and loss not in LOSSES:
-        raise UsageError(f"there is no loss {loss!r}", fix=f"use --loss {' or '.join(LOSSES)}")
-    if tokenizer == "stub" or tokenizer.startswith("stub:"):
-        delay = tokenizer.partition("delay_ms=")[2] or "0"
-        return stub_description(chat=chat, loss=loss, add_bos=bool(add_bos), add_eos=add_eos, delay_ms=int(delay))
-    loaded = load_tokenizer(tokenizer)
+        raise UsageError(f"--loss {loss!r}: not a known value", fix=f"use --loss {' or '.join(LOSSES)}")
+    if is_stub(tokenizer):
+        if chat_template is not None or template_options:
+            flag = "--chat-template" if chat_template is not None else "--template-option"
+            what = f"{flag}: the stub tokenizer has its own turns"
+            raise UsageError(what, fix=f"leave {flag} out, or give a real --tokenizer")
+        delay = stub_delay(tokenizer)
+        return stub_description(chat=chat, loss=loss, add_bos=bool(add_bos), add_eos=add_eos, delay_ms=delay)
+    loaded, commit = load_tokenizer(tokenizer, revision=revision)
     template = _template(loaded, chat_template, tokenizer) if chat else ""
     template, options = _pinned(template, dict(template_options or {}) if chat else {})
     text = json.dumps(loaded.json, ensure_ascii=False)
@@ -85,12 +138,90 @@ def describe_tokenizer(
         special=tuple(sorted(loaded.special.items())),
         parts=tuple(parts.items()),
         notes=loaded.notes,
+        revision=commit,
     )
 
 
-def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: bool) -> TokenRecipe:
-    """What of a recipe the tokenizer itself says."""
-    return TokenRecipe(
+def check_ends(recipe: InputIdsRecipe, word: str) -> None:
+    """Check that the tokenizer has the tokens that texts begin and end with; conversations need none.
+
+    Raises:
+        UsageError: One is wanted and missing.
+    """
+    for name, wanted, found in (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id)):
+        if wanted and found is None:
+            raise UsageError(
+                f"the tokenizer {word} has no {name}_token, and texts need one",
+                where=word,
+                fix=f"use --no-add-{name}, or name the token in its tokenizer_config.json",
+            )
+
+
+def _completed(
+    settings: InputIdsSettings, before: InputIdsRecipe | None, made: Mapping[str, Any]
+) -> InputIdsSettings:
+    """The settings, with those of the cache in place of settings that were not given."""
+    recorded = made.get("tokenizer")
+    if settings.tokenizer is None and recorded is None:
+        raise UsageError(
+            "no tokenizer was given",
+            why="token ids need one, and the cache names none",
+            fix="--tokenizer PATH: a tokenizer.json, or a folder with one (stub: bytes, for trying things)",
+        )
+    same = settings.tokenizer in (None, recorded)
+    template = Path(made["chat_template"]) if made.get("chat_template") and same else None
+    given = replace(
+        settings,
+        tokenizer=_absolute(settings.tokenizer or str(recorded)),
+        chat_template=settings.chat_template or template,
+    )
+    if before is None:
+        return given
+    return replace(
+        given,
+        # A cache of texts alone carries loss everywhere; that is no choice for conversations that come later.
+        loss=given.loss or (before.loss if before.chat_template or before.loss != "all" else None),
+        add_bos=before.add_bos if given.add_bos is None and same else given.add_bos,
+        template_options=given.template_options or before.template_options,
+        add_eos=before.add_eos if given.add_eos is None else given.add_eos,
+        control_tokens=not before.split_control if given.control_tokens is None else given.control_tokens,
+    )
+
+
+def _changed(recipe: InputIdsRecipe, settings: InputIdsSettings) -> InputIdsRecipe:
+    """The recipe of a cache with complete settings, without its tokenizer."""
+    return replace(
+        recipe,
+        loss=settings.loss or recipe.loss,
+        add_bos=bool(settings.add_bos),
+        add_eos=settings.add_eos is not False,
+        template_options=settings.template_options or recipe.template_options,
+        split_control=not settings.control_tokens,
+    )
+
+
+def _is_chat(before: InputIdsRecipe | None, context: DescribeContext) -> bool:
+    """True if the data has conversations; without data the cache tells."""
+    if context.samples is None:
+        return before is not None and bool(before.chat_template)
+    found = context.samples.columns.get("is_chat")
+    return found is not None and bool(found.any())
+
+
+def _is_here(tokenizer: str) -> bool:
+    """True if a recorded tokenizer can be read here."""
+    return is_stub(tokenizer) or Path(tokenizer).exists()
+
+
+def _absolute(tokenizer: str) -> str:
+    """A path as an absolute one, any other word unchanged."""
+    path = Path(tokenizer)
+    return str(path.resolve()) if not is_stub(tokenizer) and path.exists() else tokenizer
+
+
+def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: bool) -> InputIdsRecipe:
+    """The part of a recipe that follows from the tokenizer."""
+    return InputIdsRecipe(
         tokenizer=tokenizer_fingerprint(parts),
         num_ids=1 + max(token_ids(loaded.json).values()),
         add_bos=begins,
@@ -100,47 +231,44 @@ def _recipe_of(loaded: LoadedTokenizer, parts: Mapping[str, str], *, begins: boo
     )
 
 
-def noted(description: TokenizerDescription, *, fast: bool, note: str) -> TokenizerDescription:
-    """The description with a decision on the fast path and the sentence that says so."""
-    return replace(description, fast=fast, notes=(*description.notes, note))
-
-
 def _template(loaded: LoadedTokenizer, given: Path | None, word: str) -> str:
     template = read_template(given) if given else loaded.chat_template
     if not template:
         raise UsageError(
-            f"the tokenizer {word} has no chat template, and the data are conversations",
+            f"the tokenizer {word} has no chat template, and the data has conversations",
             where=word,
-            why="how turns are written is the template's matter and is never guessed",
+            why="only a template defines how turns are written",
             fix="give one with --chat-template FILE",
         )
     return template
 
 
 def _pinned(template: str, options: dict[str, object]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The template with its clock stopped, and its options as sorted JSON."""
+    """The template with a fixed date, and its options as sorted JSON."""
     if CLOCK in template:
         options.setdefault(CLOCK, _DEFAULT_DAY.isoformat())
         try:
             day = date.fromisoformat(str(options[CLOCK]))
         except ValueError as error:
-            raise UsageError(f"{CLOCK} is no day", why=str(error), fix="write it as 2024-07-26") from error
+            raise UsageError(f"{CLOCK}: not a date", why=str(error), fix="write it as 2024-07-26") from error
         template = pin_clock(template, day)
     try:
         spelled = {name: json.dumps(value, sort_keys=True, allow_nan=False) for name, value in options.items()}
     except (TypeError, ValueError) as error:
         raise UsageError(
-            "a template option is no JSON", why=str(error), fix="give text, numbers, lists, true"
+            "--template-option: not a JSON value", why=str(error), fix="give text, numbers, lists, true"
         ) from error
     return template, tuple(sorted(spelled.items()))
 
 
 def _opened(text: str, word: str) -> Tokenizer:
-    """What the library makes of it.
+    """The tokenizer, opened by its library.
 
     Raises:
-        UnsupportedModelError: It does not.
+        UnsupportedModelError: The library cannot open it.
     """
+    from tokenizers import Tokenizer
+
     try:
         return Tokenizer.from_str(text)
     except Exception as error:
@@ -155,27 +283,8 @@ def _opened(text: str, word: str) -> Tokenizer:
 def _begins_with(opened: Tokenizer, loaded: LoadedTokenizer) -> bool:
     """True if the tokenizer itself begins a text with its begin token."""
     bos = loaded.id_of("bos_token")
-    said = loaded.config.get("add_bos_token")
-    if isinstance(said, bool):
-        return said and bos is not None
+    configured = loaded.config.get("add_bos_token")
+    if isinstance(configured, bool):
+        return configured and bos is not None
     ids: Sequence[int] = opened.encode("a").ids
     return bos is not None and ids[:1] == [bos]
-
-
-def check_ends(recipe: TokenRecipe, word: str) -> None:
-    """Check that the tokenizer has the tokens that texts begin and end with; conversations need none.
-
-    Args:
-        recipe: Of data with texts in them.
-        word: What the user calls the tokenizer.
-
-    Raises:
-        UsageError: One is wanted and not there.
-    """
-    for name, wanted, found in (("bos", recipe.add_bos, recipe.bos_id), ("eos", recipe.add_eos, recipe.eos_id)):
-        if wanted and found is None:
-            raise UsageError(
-                f"the tokenizer {word} has no {name}_token, and texts shall have one",
-                where=word,
-                fix=f"use --no-add-{name}, or name the token in its tokenizer_config.json",
-            )

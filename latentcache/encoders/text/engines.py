@@ -1,11 +1,12 @@
-"""Texts to ids, and to runs of tokens, by the ``tokenizers`` library: the reference that any other engine must equal.
+"""Texts to ids and loss spans by the ``tokenizers`` library: the reference that any other engine must equal.
 
-A token is in a span when at least one of its characters is, as in transformers' own assistant masks: a token that
-straddles the border of an answer is learned. Results do not depend on how texts are grouped.
+A token is in a span if at least one of its characters is, as in transformers' own assistant masks: a token that
+straddles the border of an answer carries loss. Results do not depend on the grouping of texts.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,19 +18,23 @@ Spans = Sequence[tuple[int, int]]
 
 
 class Engine(Protocol):
-    """Ids of texts in which control tokens stand under the names of ``guard``."""
+    """Ids of texts that write special tokens by the names of ``special``."""
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """(n,) ids of each text."""
 
-    def ids_and_runs(
+    def ids_and_spans(
         self, texts: Sequence[str], spans: Sequence[Spans]
     ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
-        """(n,) ids, and (r, 2) runs of the tokens in the spans (in characters), of each text."""
+        """(n,) ids of each text, and (r, 2) spans of the tokens that its spans (in characters) touch."""
 
 
 class ReferenceEngine:
     """The Rust tokenizer itself.
+
+    Several threads of the tokenizer would change the process (they warn at a fork) and help only large batches. They
+    are off where the environment says so, as in workers of a build; elsewhere texts go one by one, which uses no
+    threads.
 
     Args:
         tokenizer: ``tokenizer.json`` as text.
@@ -49,32 +54,42 @@ class ReferenceEngine:
 
     def ids(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """(n,) ids of each text."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        if _threads_are_off():
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        else:
+            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def ids_and_runs(
+    def ids_and_spans(
         self, texts: Sequence[str], spans: Sequence[Spans]
     ) -> list[tuple[NDArray[Any], NDArray[np.uint32]]]:
-        """(n,) ids, and (r, 2) runs of the tokens in the spans, of each text."""
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        """See :class:`Engine`."""
+        if _threads_are_off():
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        else:
+            encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
         results = []
         for encoding, wanted in zip(encodings, spans, strict=True):
             places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            runs = runs_of(places[:, 0], places[:, 1], wanted)
-            results.append((np.array(encoding.ids, dtype=self._dtype), runs))
+            loss = token_spans(places[:, 0], places[:, 1], wanted)
+            results.append((np.array(encoding.ids, dtype=self._dtype), loss))
         return results
 
 
-def runs_of(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
-    """(r, 2) first token and number of tokens of the runs that the spans touch.
+def token_spans(begins: NDArray[np.int64], ends: NDArray[np.int64], spans: Spans) -> NDArray[np.uint32]:
+    """(r, 2) first token and number of tokens of each run of tokens that the spans touch.
 
     Args:
-        begins: (n,) where each token begins.
-        ends: (n,) where it ends; a token without extent belongs where it stands.
-        spans: (begin, end) in the same measure.
+        begins: (n,) begin of each token.
+        ends: (n,) its end; a token without extent counts at its begin.
+        spans: (begin, end) in the same unit.
     """
     learned = np.zeros(len(begins) + 2, dtype=np.int8)
     for begin, end in spans:
         learned[1:-1] |= (begins < end) & (np.maximum(ends, begins + 1) > begin)
     edges = np.flatnonzero(np.diff(learned))
     return np.stack([edges[::2], edges[1::2] - edges[::2]], axis=1).astype(np.uint32).reshape(-1, 2)
+
+
+def _threads_are_off() -> bool:
+    return os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "no", "off")

@@ -1,27 +1,28 @@
-"""True if the fast engine gives the ids of the reference: tried before a build uses it, on its own first records.
+"""Prove that the fast engine gives the ids of the reference, before a worker uses it, also on its own first records.
 
 Three trials: every character of Unicode but the big uniform blocks, beside a letter, a digit and a sign; random
-documents of a fixed seed, made of what tokenizers disagree on; and the first megabyte of the data. One difference in
-ids or in runs, and the reference does all, with a sentence that says so. Cost: about 2 s of CPU, the reference's.
+documents of a fixed seed, made of text that tokenizers disagree on; and the first megabyte of the data. After one
+difference in ids or loss spans the reference does everything, with a sentence that says so. Cost: about 2 s of CPU,
+of the reference.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
-from latentcache.encoders.text.describe import noted
-from latentcache.encoders.text.opening import open_both
-from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.protocol import RecordTokenizer, TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.tokenizer import TextTokenizer
 from latentcache.sources.records import Record, record_size, text_record
 
 _FIRST_BYTES = 1 << 20
 _RANDOM_DOCUMENTS = 200
 _BATCH = 256
-#: Planes 0 and 1 and the tags, without ideographs, Hangul, surrogates, private use and our own three names.
+#: Planes 0 and 1 and the tags, without ideographs, Hangul, surrogates, private use and the three marks of
+#: ``special``.
 _RANGES = (
     (0x01, 0x3400),
     (0xA000, 0xAC00),
@@ -38,40 +39,49 @@ _PIECES = (
 )  # fmt: skip
 
 
-def with_fast_path(description: TokenizerDescription, records: Iterable[Record]) -> TokenizerDescription:
-    """The description with the fast engine on where it may be, and with the sentence that says what was found.
+def fast_tokenizer(
+    description: TokenizerDescription, reference: RecordTokenizer, records: Iterable[Record]
+) -> TextTokenizer | str:
+    """The tokenizer with the fast engine, or the reason why only the reference is right.
 
     Args:
-        description: With ``fast`` off.
-        records: The first records of the data; not more than a megabyte of them is looked at.
+        description: Of the tokenizer.
+        reference: Opened from it.
+        records: First records of the data; a megabyte of them is tried.
     """
-    if not description.tokenizer:
-        return description
-    both = open_both(description)
-    if isinstance(both, str):
-        return noted(description, fast=False, note=f"no fast tokenization: {both}")
-    reference, fast = both
-    trials = (*_characters(), *_random_documents(_controls(description)), *_first(records))
+    try:
+        from latentcache.encoders.text.bpe import TiktokenEngine, byte_ranks  # an extra
+    except ModuleNotFoundError as error:
+        if error.name != "tiktoken":
+            raise
+        return "no fast tokenization: tiktoken is not installed; `pip install 'latentcache[tokens]'`"
+    if not isinstance(reference, TextTokenizer):
+        return "no fast tokenization: the stub has none"
+    ranks = byte_ranks(reference.tokenizer)
+    if isinstance(ranks, str):
+        return f"no fast tokenization: {ranks}"
+    fast = reference.with_engine(TiktokenEngine(ranks, description.recipe.dtype))
+    trials = (*_characters(), *_random_documents([token for _, token in description.special]), *_first(records))
+    different = _first_difference(reference, fast, trials)
+    if different is not None:
+        return f"no fast tokenization: other ids than the tokenizer's for {different.source}:{different.line}"
+    return fast
+
+
+def _first_difference(one: RecordTokenizer, other: RecordTokenizer, trials: Sequence[Record]) -> Record | None:
+    """The first record for which two tokenizers differ."""
     for start in range(0, len(trials), _BATCH):
         batch = trials[start : start + _BATCH]
-        pairs = zip(batch, reference.tokenize(batch), fast.tokenize(batch), strict=True)
-        different = next((record for record, one, other in pairs if not _same(one, other)), None)
-        if different is not None:
-            place = f"{different.source}:{different.line}"
-            note = f"no fast tokenization: it gave other ids than the tokenizer for {place}"
-            return noted(description, fast=False, note=note)
-    note = f"fast tokenization: the same ids as the tokenizer's for {len(trials)} documents"
-    return noted(description, fast=True, note=note)
+        for record, mine, theirs in zip(batch, one.tokenize(batch), other.tokenize(batch), strict=True):
+            if not _is_same(mine, theirs):
+                return record
+    return None
 
 
-def _same(one: object, other: object) -> bool:
+def _is_same(one: object, other: object) -> bool:
     if not isinstance(one, TokenizedDocument) or not isinstance(other, TokenizedDocument):
         return one == other
-    return np.array_equal(one.ids, other.ids) and np.array_equal(one.runs, other.runs)
-
-
-def _controls(description: TokenizerDescription) -> list[str]:
-    return [token for _, token in description.special]
+    return np.array_equal(one.ids, other.ids) and np.array_equal(one.spans, other.spans)
 
 
 def _characters() -> Iterator[Record]:
@@ -91,7 +101,7 @@ def _random_documents(controls: list[str]) -> Iterator[Record]:
 
 
 def _first(records: Iterable[Record]) -> Iterator[Record]:
-    """The records of the first megabyte; one that is larger would take gigabytes here and is passed over."""
+    """The records of the first megabyte; a larger record would take gigabytes here and is skipped."""
     size = 0
     for record in islice(records, 100_000):
         if record_size(record) > _FIRST_BYTES:

@@ -1,64 +1,73 @@
-"""What the pipeline knows of tokenization: records in, ids and runs with loss out. No tokenizer library here."""
+"""Tokenization as producers see it: records in, ids and loss spans out. No tokenizer library here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.fields.input_ids import InputIdsRecipe
+from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Record
-from latentcache.sources.sample import Refusal
-from latentcache.fields.input_ids import TokenRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
     """One record as tokens."""
 
-    content: bytes
-    """16 bytes: the content hash of its record."""
     ids: NDArray[Any]
     """(n,) in the recipe's dtype; n may be 0."""
-    runs: NDArray[np.uint32]
-    """(r, 2) first token and number of tokens of each run that carries loss; rising, not touching."""
-    control_strings: int = 0
-    """Control strings that stand in its content as text."""
+    spans: NDArray[np.uint32]
+    """(r, 2) first token and number of tokens of each loss span; rising, not touching."""
+    control: int = 0
+    """Occurrences of special-token text in the content."""
 
 
 class RecordTokenizer(Protocol):
     """Turns records into documents. Made in each process from a description, never sent between processes."""
 
     @property
-    def recipe(self) -> TokenRecipe:
-        """What it makes of a record."""
+    def recipe(self) -> InputIdsRecipe:
+        """The recipe of its documents."""
 
-    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Failure]:
         """One result for each record, in their order. The result of one does not depend on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerDescription:
-    """All that a process needs to make a tokenizer; text only, so it can be sent to any process.
+    """Everything that a process needs to make a tokenizer; text only, so it can be sent to any process.
 
-    The text of ``tokenizer.json`` is in it rather than its path: every worker uses the bytes that were fingerprinted,
-    whatever happens to the file meanwhile.
+    It has the text of ``tokenizer.json`` rather than its path: every worker uses the bytes that were fingerprinted,
+    even if the file changes meanwhile.
     """
 
-    recipe: TokenRecipe
+    recipe: InputIdsRecipe
     tokenizer: str = ""
     """``tokenizer.json`` as text; empty for the stub."""
     chat_template: str = ""
-    """Jinja, as it is rendered; empty where there is none."""
+    """Jinja, as it is rendered; empty if there is none."""
     special: tuple[tuple[str, str], ...] = ()
-    """Names that templates know special tokens by, as (``bos_token``, ``<s>``)."""
-    fast: bool = False
-    """True if byte-level BPE goes through the fast engine; ``fastcheck.verify_fast`` decides, and nothing else."""
+    """Names of special tokens in templates: (``bos_token``, ``<s>``)."""
     delay_ms: int = 0
-    """Of the stub: how long it sleeps for each record."""
+    """Pause of the stub for each record."""
     parts: tuple[tuple[str, str], ...] = ()
     """Provenance: (part of the tokenizer, hex hash), as in ``identity.tokenizer``."""
     notes: tuple[str, ...] = ()
-    """What a user should know: one sentence each."""
+    """One sentence each, for the user."""
+    revision: str = ""
+    """Commit of a hub repository."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values, to open it in a worker."""
+        return asdict(self) | {"recipe": self.recipe.as_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TokenizerDescription:
+        """Inverse of :meth:`as_json`."""
+        pairs = {name: tuple((str(one), str(other)) for one, other in data[name]) for name in ("special", "parts")}
+        recipe = InputIdsRecipe.from_json(data["recipe"])
+        return cls(**{**data, **pairs, "recipe": recipe, "notes": tuple(data["notes"])})

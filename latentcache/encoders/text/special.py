@@ -1,11 +1,11 @@
-r"""Control tokens under names that no text has, so that a control string in a text stays text.
+r"""Rename special tokens to names that no text has, so that special-token text in content stays text.
 
 The tokenizer gets its special tokens renamed (``<|im_end|>`` with id 7 becomes U+FDD0 ``7`` U+FDD1, in the added
 tokens and, where it stands there, in the vocabulary), and what a chat template writes is rewritten in the same way.
 Then one pass over the whole text does all: ids, places, the tokenizer's own rules for blanks beside special tokens.
-Content comes through a template with its control strings between marks, which the rewriting takes off again.
+Content goes through a template with its special-token text between marks, which the rewriting removes.
 U+FDD0 to U+FDD2 are noncharacters, never used in text that is interchanged (Unicode 16, chapter 23.7); a text that
-has one is refused.
+has one is rejected.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class RenderedChat:
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    """(begin, end) of what is learned, in characters; rising, not overlapping."""
+    """(begin, end) of the parts with loss, in characters; rising, not overlapping."""
 
 
-class ControlStrings:
-    """The control tokens of one tokenizer: those that are added and special.
+class SpecialTokens:
+    """The special tokens of one tokenizer: added tokens that are special.
 
     Args:
         tokenizer: The parsed ``tokenizer.json``.
@@ -38,31 +38,31 @@ class ControlStrings:
     def __init__(self, tokenizer: Mapping[str, Any]) -> None:
         special = [token for token in tokenizer.get("added_tokens") or () if token["special"] and token["content"]]
         self.ids = {str(token["content"]): int(token["id"]) for token in special}
-        # The longest first, as the tokenizer takes them. With nothing to look for, a pattern that matches nothing.
+        # The longest first, as the tokenizer matches them. Without any, a pattern that never matches.
         names = "|".join(re.escape(name) for name in sorted(self.ids, key=len, reverse=True)) or r"(?!)"
         self._names = re.compile(names)
         self._rendered = re.compile(f"{MARK}(?:{names}){MARK}|{MARK}|{names}")
 
     def count(self, text: str) -> int:
-        """How many control strings stand in a text."""
+        """Occurrences of special-token text."""
         return sum(1 for _ in self._names.finditer(text))
 
     def mark(self, text: str) -> str:
-        """A text from a user for a template, its control strings between marks."""
+        """Content for a template, its special-token text between marks."""
         return self._names.sub(f"{MARK}\\g<0>{MARK}", text)
 
     def last_end(self, rendered: str, begin: int, end: int) -> int:
-        """Where the last control token in a part of what a template wrote ends; 0 where there is none."""
+        """End of the last special token in a part of a template's output; 0 if there is none."""
         stop = 0
         for match in self._rendered.finditer(rendered, begin, end):
             stop = stop if match.group()[0] == MARK else match.end()
         return stop
 
     def rewrite(self, rendered: str, places: Sequence[int]) -> tuple[str, list[int]]:
-        """What a template wrote, its control strings under their other names; and the same places in it.
+        """A template's output with its special tokens under their other names, and the same places in it.
 
         Args:
-            rendered: The template's text, with marks around what users wrote.
+            rendered: The template's output, with marks in content.
             places: Positions in it, rising.
         """
         pieces: list[str] = []
@@ -84,11 +84,11 @@ class ControlStrings:
 
 
 def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
-    """``tokenizer.json`` with its control tokens renamed, and without its post-processor.
+    """``tokenizer.json`` with its special tokens renamed, and without its post-processor.
 
     Args:
         tokenizer: The parsed original.
-        ids: Control strings and their ids.
+        ids: Special token -> id.
     """
     names = {content: f"{OPEN}{number}{CLOSE}" for content, number in ids.items()}
     model = dict(tokenizer["model"])
@@ -102,11 +102,11 @@ def guarded(tokenizer: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, A
     added = [
         {**token, "content": names.get(token["content"], token["content"])} for token in tokenizer["added_tokens"]
     ]
-    # Matched before normalization, which could take the noncharacters away.
+    # Matched before normalization, which could remove the noncharacters.
     added = [{**token, "normalized": False} if token["special"] else token for token in added]
     return {**unguarded(tokenizer), "model": model, "added_tokens": added}
 
 
 def unguarded(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
-    """``tokenizer.json`` as it is, without the post-processor: ends of texts are settings of the recipe."""
+    """``tokenizer.json`` without the post-processor: ends of texts are settings of the recipe."""
     return {**tokenizer, "post_processor": None, "truncation": None, "padding": None}

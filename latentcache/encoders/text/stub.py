@@ -1,42 +1,63 @@
 """A documented stand-in for a tokenizer: one token for each byte of UTF-8. For tests of everything but tokenizers.
 
-Ids 0 to 255 are bytes; 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn
-is 259, the role, a line end, the content and 260; its content and its end carry loss where the turn is learned.
-Nothing in a text can turn into an id above 255, so no control strings are found. NumPy only.
+Ids 0 to 255 are bytes; 256 begins a text, 257 ends one, 258 is padding, 259 begins a turn and 260 ends it. A turn is
+259, the role, a newline, the content and 260; its content and its end carry loss if the turn does. No text can turn
+into an id above 255, so there is no special-token text. NumPy only.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
+from latentcache.errors import UsageError
+from latentcache.fields.input_ids import InputIdsRecipe
+from latentcache.fields.protocol import Failure
 from latentcache.identity.content import json_hash
 from latentcache.sources.records import Message, Record
-from latentcache.sources.sample import Refusal
-from latentcache.fields.input_ids import TokenRecipe
 
 _BOS, _EOS, _PAD, _TURN, _END = range(256, 261)
 _NUM_IDS = 261
-#: Bumped when the same record would give other ids.
+_NAME = re.compile(r"stub(?::delay_ms=([0-9]{1,6}))?")
+#: Increased if the same record gives other ids.
 _VERSION = 1
+
+
+def is_stub(word: str) -> bool:
+    """True if a word names the stub, with or without options."""
+    return word == "stub" or word.startswith("stub:")
+
+
+def stub_delay(word: str) -> int:
+    """The N of ``stub:delay_ms=N``.
+
+    Raises:
+        UsageError: Another option, or not a number.
+    """
+    match = _NAME.fullmatch(word)
+    if match is None:
+        what = f"--tokenizer {word}: unknown option of the stub"
+        raise UsageError(what, fix="use --tokenizer stub or --tokenizer stub:delay_ms=20")
+    return int(match[1] or 0)
 
 
 def stub_description(
     *, chat: bool = False, loss: str | None = None, add_bos: bool = False, add_eos: bool = True, delay_ms: int = 0
 ) -> TokenizerDescription:
-    """What the stub makes of a record.
+    """Description of the stub.
 
     Args:
-        chat: Whether the records are conversations; they get their template's hash into the recipe.
-        loss: ``all`` or ``assistant``; by default ``assistant`` for conversations.
-        add_bos: Whether a text begins with 256.
-        add_eos: Whether a text ends with 257.
-        delay_ms: Milliseconds to sleep for each record; no part of the recipe.
+        chat: True if the records are conversations; the recipe gets the hash of their template.
+        loss: ``all`` or ``assistant`` [default: ``assistant`` for conversations].
+        add_bos: True: a text begins with 256.
+        add_eos: True: a text ends with 257.
+        delay_ms: Milliseconds to sleep for each record; not part of the recipe.
     """
-    recipe = TokenRecipe(
+    recipe = InputIdsRecipe(
         tokenizer=json_hash({"stub": "bytes", "version": _VERSION}).hex(),
         num_ids=_NUM_IDS,
         chat_template=json_hash({"stub": "turns", "version": _VERSION}).hex() if chat else "",
@@ -62,11 +83,11 @@ class StubTokenizer:
         self._delay_s = description.delay_ms / 1000
 
     @property
-    def recipe(self) -> TokenRecipe:
-        """What it makes of a record."""
+    def recipe(self) -> InputIdsRecipe:
+        """The recipe of its documents."""
         return self._recipe
 
-    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Failure]:
         """One document for each record."""
         time.sleep(self._delay_s * len(records))
         return [self._document(record) for record in records]
@@ -74,23 +95,21 @@ class StubTokenizer:
     def _document(self, record: Record) -> TokenizedDocument:
         if record.messages is None:
             ids = [*[_BOS] * self._recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self._recipe.add_eos]
-            runs = [(0, len(ids))] if ids else []
+            spans = [(0, len(ids))] if ids else []
         else:
-            ids, runs = _turns(record.messages, self._recipe.loss == "all")
+            ids, spans = _turns(record.messages, self._recipe.loss == "all")
         return TokenizedDocument(
-            content=record.content,
-            ids=np.array(ids, dtype=self._recipe.dtype),
-            runs=np.array(runs, dtype=np.uint32).reshape(-1, 2),
+            ids=np.array(ids, dtype=self._recipe.dtype), spans=np.array(spans, dtype=np.uint32).reshape(-1, 2)
         )
 
 
 def _turns(messages: Sequence[Message], everything: bool) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids of a conversation, and its runs with loss."""
+    """Ids of a conversation, and its loss spans."""
     ids: list[int] = []
-    runs = []
+    spans = []
     for message in messages:
         content = message.content.encode()
         ids += [_TURN, *f"{message.role}\n".encode(), *content, _END]
         if message.learned:
-            runs.append((len(ids) - len(content) - 1, len(content) + 1))
-    return ids, [(0, len(ids))] if everything and ids else runs
+            spans.append((len(ids) - len(content) - 1, len(content) + 1))
+    return ids, [(0, len(ids))] if everything and ids else spans

@@ -1,8 +1,7 @@
-"""The tokenizer of real tokenizers: texts and conversations to ids and runs, by the reference or the fast engine.
+"""Texts and conversations to ids and loss spans with a real tokenizer, by the reference or the fast engine.
 
-Guarantee: the result of a record depends on the record and the description alone: not on the engine, on what stands
-beside it in a batch, nor on the process. Control strings in a text are counted, and stay text unless the recipe says
-otherwise.
+Guarantee: the result of a record depends on the record and the description alone, not on the engine, the batch or the
+process. Special-token text in content is counted, and stays text unless the recipe says otherwise.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.text.engines import Engine, ReferenceEngine, Spans
-from latentcache.encoders.text.special import CLOSE, MARK, OPEN, ControlStrings, RenderedChat, guarded, unguarded
 from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, RenderedChat, SpecialTokens, guarded, unguarded
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
+from latentcache.fields.input_ids import InputIdsRecipe
+from latentcache.fields.protocol import Failure
 from latentcache.sources.causes import hint_for
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Record
-from latentcache.sources.sample import Refusal
-from latentcache.fields.input_ids import TokenRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +33,11 @@ class _Prepared:
     record: Record
     text: str
     spans: Spans | None
-    """What is learned, in characters; None for everything."""
+    """Parts with loss, in characters; None: everything."""
     controls: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """A tokenizer that was read, for all engines that are made of it."""
-
-    control: ControlStrings
-    tokenizer: dict[str, Any]
-    """The ``tokenizer.json`` that engines are given."""
-
-
-class FastChoice(Engine, Protocol):
+class FastEngine(Engine, Protocol):
     """An engine that may leave texts to the reference."""
 
     def takes(self, text: str) -> bool:
@@ -58,51 +48,52 @@ class Renderer(Protocol):
     """Conversations to text."""
 
     def render(self, record: Record) -> RenderedChat:
-        """A conversation as text with what is learned, or ``UnusableSampleError``."""
+        """A conversation as text with its loss spans. Raises UnusableSampleError."""
 
 
 class TextTokenizer:
-    """A :class:`~latentcache.encoders.text.protocol.RecordTokenizer`.
+    """A :class:`~latentcache.encoders.text.protocol.RecordTokenizer`. Cost: 0.1 s for 30 000 entries.
 
     Args:
-        description: What to do; its ``tokenizer`` is not empty.
-        parts: Of :func:`engine_parts` for this description.
-        fast: The fast engine for this description, or None.
+        description: With a ``tokenizer``.
 
     Raises:
-        UnsupportedModelError: The control tokens cannot be told from text in this tokenizer.
+        UnsupportedModelError: Special tokens are indistinguishable from text in this tokenizer.
     """
 
-    def __init__(self, description: TokenizerDescription, parts: EngineParts, fast: FastChoice | None = None) -> None:
+    def __init__(self, description: TokenizerDescription) -> None:
         self._recipe = description.recipe
-        self._control = parts.control
-        self._reference = ReferenceEngine(json.dumps(parts.tokenizer), self._recipe.dtype)
-        self._fast = fast
+        original = json.loads(description.tokenizer)
+        self._control = SpecialTokens(original)
+        self.tokenizer = guarded(original, self._control.ids) if self._recipe.split_control else unguarded(original)
+        """The ``tokenizer.json`` of the engines."""
+        self._reference = ReferenceEngine(json.dumps(self.tokenizer), self._recipe.dtype)
+        self._fast: FastEngine | None = None
         self._chat = _renderer(description, self._control)
         if self._recipe.split_control:
             self._check_names()
 
     @property
-    def recipe(self) -> TokenRecipe:
-        """What it makes of a record."""
+    def recipe(self) -> InputIdsRecipe:
+        """The recipe of its documents."""
         return self._recipe
 
-    def beside(self, fast: FastChoice) -> TextTokenizer:
-        """The same with a fast engine; both share all else, which is only read."""
+    def with_engine(self, fast: FastEngine) -> TextTokenizer:
+        """The same tokenizer with a fast engine; both share everything else, which is only read."""
         other = copy.copy(self)
         other._fast = fast
         return other
 
-    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Refusal]:
+    def tokenize(self, records: Sequence[Record]) -> list[TokenizedDocument | Failure]:
         """One result for each record, in their order."""
-        results: list[TokenizedDocument | Refusal | None] = []
+        results: list[TokenizedDocument | Failure | None] = []
         prepared: list[_Prepared] = []
         for record in records:
             try:
                 prepared.append(self._prepare(record))
                 results.append(None)
             except UnusableSampleError as error:
-                results.append(_refused(record, error))
+                results.append(_failure(error))
         documents = iter(self._documents(prepared))
         return [next(documents) if result is None else result for result in results]
 
@@ -134,7 +125,7 @@ class TextTokenizer:
         return _Prepared(record, text, None if self._recipe.loss == "all" else spans, controls)
 
     def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenizedDocument]:
-        """Ids and runs, each kind of text together: the engine works on batches."""
+        """Ids and loss spans, each kind of text together: the engine works on batches."""
         made: dict[int, TokenizedDocument] = {}
         takes = self._fast.takes if self._fast else _never
         for engine, fits in ((self._fast, True), (self._reference, False)):
@@ -145,55 +136,47 @@ class TextTokenizer:
             for number, ids in zip(whole, engine.ids([prepared[n].text for n in whole]), strict=True):
                 made[number] = self._whole(prepared[number], ids)
             parts = [(number, spans) for number in mine if (spans := prepared[number].spans) is not None]
-            results = engine.ids_and_runs([prepared[n].text for n, _ in parts], [spans for _, spans in parts])
-            for (number, _), (ids, runs) in zip(parts, results, strict=True):
-                made[number] = _document(prepared[number], ids, runs)
+            results = engine.ids_and_spans([prepared[n].text for n, _ in parts], [spans for _, spans in parts])
+            for (number, _), (ids, loss) in zip(parts, results, strict=True):
+                made[number] = _document(prepared[number], ids, loss)
         return [made[number] for number in range(len(prepared))]
 
     def _whole(self, item: _Prepared, ids: NDArray[np.generic]) -> TokenizedDocument:
-        """A document all of which carries loss; a text gets its ends."""
+        """A document with loss everywhere; a text gets its ends."""
         if item.record.messages is None:
             recipe = self._recipe
             begin = [recipe.bos_id] if recipe.add_bos and recipe.bos_id is not None else []
             end = [recipe.eos_id] if recipe.add_eos and recipe.eos_id is not None else []
             if begin or end:
                 ids = np.concatenate([np.array(begin, dtype=ids.dtype), ids, np.array(end, dtype=ids.dtype)])
-        runs = np.array([(0, len(ids))] if len(ids) else [], dtype=np.uint32).reshape(-1, 2)
-        return _document(item, ids, runs)
+        loss = np.array([(0, len(ids))] if len(ids) else [], dtype=np.uint32).reshape(-1, 2)
+        return _document(item, ids, loss)
 
     def _check_reserved(self, text: str) -> None:
         if OPEN in text or CLOSE in text or MARK in text:
             raise fault("reserved-character", "it has a character between U+FDD0 and U+FDD2")
 
     def _check_names(self) -> None:
-        """Every control token is known by its other name and by no other.
+        """Check that every special token has its other name and no second one.
 
         Raises:
-            UnsupportedModelError: One of them is not.
+            UnsupportedModelError: One of them fails.
         """
         for content, number in self._control.ids.items():
             found = self._reference.ids([f"{OPEN}{number}{CLOSE}"])[0].tolist()
             if found != [number]:
                 raise UnsupportedModelError(
-                    f"the control token {content!r} cannot be told from text in this tokenizer",
+                    f"the special token {content!r} is indistinguishable from text in this tokenizer",
                     why=f"expected the id {number}, found {found}",
-                    fix="let control strings in texts be control tokens: --no-split-control",
+                    fix="turn special-token text into special tokens: --control-tokens",
                 )
 
 
-def engine_parts(description: TokenizerDescription) -> EngineParts:
-    """What the engines of a description are made of. Cost: 0.1 s for 30 000 entries."""
-    tokenizer = json.loads(description.tokenizer)
-    control = ControlStrings(tokenizer)
-    split = description.recipe.split_control
-    return EngineParts(control, guarded(tokenizer, control.ids) if split else unguarded(tokenizer))
-
-
-def _renderer(description: TokenizerDescription, control: ControlStrings) -> Renderer | None:
+def _renderer(description: TokenizerDescription, control: SpecialTokens) -> Renderer | None:
     recipe = description.recipe
     if not description.chat_template:
         return None
-    # transformers, which plain texts never need.
+    # transformers: plain texts never need it.
     from latentcache.encoders.text.chat import ChatRenderer
 
     return ChatRenderer(
@@ -209,17 +192,9 @@ def _never(text: str) -> bool:
     return False
 
 
-def _document(item: _Prepared, ids: NDArray[np.generic], runs: NDArray[np.uint32]) -> TokenizedDocument:
-    return TokenizedDocument(content=item.record.content, ids=ids, runs=runs, control_strings=item.controls)
+def _document(item: _Prepared, ids: NDArray[np.generic], loss: NDArray[np.uint32]) -> TokenizedDocument:
+    return TokenizedDocument(ids=ids, spans=loss, control=item.controls)
 
 
-def _refused(record: Record, error: UnusableSampleError) -> Refusal:
-    return Refusal(
-        name=record.source,
-        cause=error.slug,
-        detail=error.what,
-        hint=hint_for(error.slug),
-        content=record.content,
-        line=record.line,
-        field=error.where,
-    )
+def _failure(error: UnusableSampleError) -> Failure:
+    return Failure(reason=error.slug, detail=error.what, hint=hint_for(error.slug), field=error.where)

@@ -21,7 +21,6 @@ from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_noise, open_encoder
 from latentcache.encoders.vae.storage import drawn, encoded_channels, encoded_dtype
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError, UsageError
-from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.latents import MAX_PIXELS, LatentsRecipe
 from latentcache.fields.protocol import Failure, Group, Job, Made, Output, Prepared, Producer, ProducerContext, Read
@@ -136,7 +135,6 @@ class VaeProducer(Producer):
 
     def _items(self, job: Job, image: EncodedImage, outputs: Sequence[Output]) -> list[Prepared]:
         """Decode once, crop once for each group, flip the crop for variant 1."""
-        failpoint("decoding", job.name)
         scratch = self._scratch()
         pixels = image.pixels(self._recipe.pixels, scratch)
         crops: dict[Placement, Pixels] = {}
