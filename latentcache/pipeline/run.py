@@ -353,9 +353,7 @@ class _Crew:
         """As in ``Crew``; unreported keys count as committed by this run."""
         folder = self._paths.shards / f"{shard}{OPEN_SUFFIX}"
         if folder.exists():
-            from latentcache.store.salvage import salvage
-
-            recover_shard(folder, self._paths.quarantine, lambda lost: salvage(self._paths, lost))
+            recover_shard(folder, self._paths.quarantine, self._salvage)
         reported = self._reported.pop(shard)
         known = {body[at : at + KEY_BYTES] for body in reported for at in range(0, len(body), KEY_BYTES)}
         sealed = [self._paths.shard(shard), *self._paths.shards.glob(f"{shard}-*")]
@@ -367,6 +365,12 @@ class _Crew:
         self._take_keys(new)
         self.progress.encoded += len(new)
         return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def _salvage(self, lost: Path) -> None:
+        # Only damaged shards need it.
+        from latentcache.store.salvage import salvage
+
+        salvage(self._paths, lost)
 
     def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
         """As in ``Crew``."""
@@ -423,11 +427,12 @@ class _Crew:
 
     def result(self, *, interrupted: bool) -> RunResult:
         """Everything that was gathered."""
+        keys = _distinct(b"".join(self._keys))
         return RunResult(
             read=self._read_columns(),
             failed=tuple(self._failed),
-            keys=_distinct(b"".join(self._keys)),
-            encoded=self.progress.encoded,
+            keys=keys,
+            encoded=max(len(keys) - self.progress.copied, 0),
             copied=self.progress.copied,
             skipped=self.progress.skipped,
             interrupted=interrupted,

@@ -24,7 +24,7 @@ from latentcache.errors import WorkerError
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
 from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, to_json
-from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file
+from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
 from latentcache.pipeline.workers.worker import WorkerLoop, serve
 
 _CHILD = (
@@ -74,7 +74,7 @@ class WorkerProcess:
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
         self.line: Line
         self.line, theirs = channel_pair()
-        self._board, self._stderr = anonymous_file("board"), anonymous_file("stderr")
+        self._board, self._stderr = anonymous_file("board"), unnamed_file()
         inherited = (theirs.fileno(), self._board, *(() if lock is None else (lock,)))
         # Without the threshold glibc keeps the memory of large images: it raises the limit by itself.
         environment = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)} | os.environ | dict(variables)

@@ -131,7 +131,8 @@ class _Worker:
         """Jobs that it was in the middle of when it ended, with the stage of each."""
         if self.suspects:
             return dict.fromkeys(self.suspects, ENCODING)
-        steps = self.late or ([] if self.board is None else self.board.steps())
+        board = self.board or self.launched.board(self.threads)
+        steps = self.late or ([] if board is None else board.steps())
         return {item: step.stage for step in steps for item in step.items}
 
 

@@ -44,8 +44,12 @@ class Tracked:
     unit: Unit
     missing: tuple[Output, ...] | None = None
     """Outputs that this job makes; None until they are known."""
+    content: bytes = b""
+    """The content hash that the keys are made from."""
     keys: dict[int, bytes] = field(default_factory=dict)
     """Item key by ``Output.item``."""
+    committed: frozenset[bytes] = frozenset()
+    """Those that were committed before this run."""
     open: set[bytes] = field(default_factory=set)
     """Keys that are not committed."""
     unmade: int = 0
@@ -90,27 +94,39 @@ class Tracker:
         with self._lock:
             self._committed.update(keys)
 
-    def missing(self, tracked: Tracked, content: bytes) -> tuple[Output, ...]:
-        """Outputs that this job has to make, given the content hash of its inputs."""
-        outputs = tracked.job.outputs
+    def look_up(self, jobs: Sequence[Tracked], contents: Sequence[bytes]) -> None:
+        """Find the item keys of jobs, by the content hash of their inputs, and which of them are committed."""
+        outputs = [output for tracked in jobs for output in tracked.job.outputs]
         if not outputs:
-            return ()
+            return
+        repeated = [content * len(tracked.job.outputs) for tracked, content in zip(jobs, contents, strict=True)]
         keys = self._kind.keys(
-            np.frombuffer(content * len(outputs), dtype=np.uint8).reshape(-1, HASH_BYTES),
+            np.frombuffer(b"".join(repeated), dtype=np.uint8).reshape(-1, HASH_BYTES),
             np.array([output.group for output in outputs], dtype=np.int32),
             np.array([output.variant for output in outputs], dtype=np.uint8),
             self._groups,
             self._recipe,
         )
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
+        rows = zip(keys, there.tolist(), strict=True)
+        for tracked, content in zip(jobs, contents, strict=True):
+            tracked.content = content
+            found = {output.item: next(rows) for output in tracked.job.outputs}
+            tracked.keys = {item: key.tobytes() for item, (key, _) in found.items()}
+            tracked.committed = frozenset(tracked.keys[item] for item, (_, exists) in found.items() if exists)
+
+    def missing(self, tracked: Tracked, content: bytes) -> tuple[Output, ...]:
+        """Outputs that this job has to make, given the content hash of its inputs."""
+        if tracked.content != content:
+            self.look_up([tracked], [content])
+        outputs = tracked.job.outputs
+        if tracked.unit.probe:
+            return outputs
         with self._lock:
-            tracked.keys = {output.item: key.tobytes() for output, key in zip(outputs, keys, strict=True)}
-            if tracked.unit.probe:
-                return outputs
-            for output, exists in zip(outputs, there.tolist(), strict=True):
+            for output in outputs:
                 key = tracked.keys[output.item]
-                if exists or key in self._committed:
-                    self.counts["skipped"] += exists
+                if key in tracked.committed or key in self._committed:
+                    self.counts["skipped"] += key in tracked.committed
                 elif key not in tracked.open:
                     tracked.open.add(key)
                     self._makers.setdefault(key, []).append(tracked)

@@ -101,9 +101,12 @@ class ActivityBoard:
 
 
 def anonymous_file(name: str) -> int:
-    """A file without a name that two processes can share; closed by the caller."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC)
+    """A file in memory without a name, or on a disk if the system has no such files; closed by the caller."""
+    return os.memfd_create(f"latentcache-{name}", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else unnamed_file()
+
+
+def unnamed_file() -> int:
+    """A file on a disk without a name; closed by the caller."""
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

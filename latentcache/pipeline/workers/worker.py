@@ -11,6 +11,7 @@ worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import queue
@@ -164,9 +165,12 @@ class WorkerLoop:
         jobs = [(index, from_json(Job, form)) for index, form in message["jobs"]]
         self.jobs.add_committed(_rows(message.body))
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
+        tracked = [Tracked(index, job, unit) for index, job in jobs]
+        known = [one for one in tracked if one.job.content]
+        self.jobs.look_up(known, [one.job.content for one in known])
         self._inbox.put(unit)
-        for index, job in jobs:
-            self._to_prepare.put(Tracked(index, job, unit))
+        for one in tracked:
+            self._to_prepare.put(one)
 
     def abandon(self) -> None:
         """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
@@ -199,7 +203,7 @@ class WorkerLoop:
             elif found is not None:
                 self._remaining -= 1
                 self._take(*found)
-            elif self._waiting and (not self._remaining or self._starving()):
+            elif self._hurry():
                 self._encode(max(self._waiting, key=lambda group: _held(self._waiting[group])))
             self._fetch(wait=not self._remaining and not self._waiting)
             idle = not self._remaining and not self._waiting and not self.batches.in_flight
@@ -214,20 +218,24 @@ class WorkerLoop:
 
     def _next(self) -> Any:
         """A unit, a prepared job, or None; without waiting if a batch has to be encoded first."""
-        hurry = self._waiting and (not self._remaining or self._starving())
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get_nowait()
+        if self._hurry():
+            return None
         started = time.monotonic()
         try:
-            return self._inbox.get(timeout=0.0 if hurry else _TICK_S)
+            return self._inbox.get(timeout=_TICK_S)
         except queue.Empty:
             return None
         finally:
             if self._remaining and not self.batches.in_flight:
                 self.waits["prepare"] += time.monotonic() - started
 
-    def _starving(self) -> bool:
-        """True if preparing threads wait for memory that items hold which are not enough for a batch."""
-        kept = sum(map(_held, self._waiting.values())) + _held(self.batches.in_flight)
-        return self.budget.starving(kept)
+    def _hurry(self) -> bool:
+        """True if no further item comes before a batch is encoded: all are there, or memory waits for them."""
+        if not self._waiting or not self._remaining:
+            return bool(self._waiting)
+        return self.budget.starving(sum(map(_held, self._waiting.values())) + _held(self.batches.in_flight))
 
     def _take(self, tracked: Tracked, outcome: Read | Failure | BaseException) -> None:
         """Queue the items of a prepared job."""

@@ -52,8 +52,9 @@ class Toy:
                 (self.folder / "data" / inputs["path"]).write_text(text)
             content = content_hash(text.encode()) if self.name == "words" else b""
             cost = (costs or {}).get(number, len(text))
+            tie = 0 if content else len(text)
             made.append(
-                Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost, tie=len(text))
+                Job(sample=number, name=text, inputs=inputs, content=content, outputs=outputs, cost=cost, tie=tie)
             )
         return made
 

@@ -1,13 +1,405 @@
-"""Runs of whole fields: every job ends settled, whatever happens to workers."""
+"""Runs of whole fields: every job ends settled, whatever happens to its inputs, its batches and its workers."""
 
 from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latentcache import failpoint
+from latentcache.errors import DeviceError, EncoderError, StoreError, WorkerError
+from latentcache.identity.content import content_hash
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.run import Task, cut, make_again, worker_count
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.transport import to_json
+from latentcache.store.catalog import load_catalog
+from latentcache.store.index import load_index
 
 TEXTS = [f"word{number}" for number in range(40)]
 
 
+def settled(result) -> list[int]:
+    """Samples that a result accounts for."""
+    return sorted([*result.read.sample.tolist(), *(sample for sample, _ in result.failed)])
+
+
+def items_of_entries(toy) -> list[int]:
+    """How many items each entry holds."""
+    catalog = load_catalog(toy.paths)
+    rows = catalog.places(np.arange(len(catalog)))
+    return np.unique(rows.offset + (rows.shard.astype(np.uint64) << np.uint64(40)), return_counts=True)[1].tolist()
+
+
 def test_every_job_is_committed(toy):
     result = toy.run(TEXTS)
-    assert sorted(result.read.sample.tolist()) == list(range(40))
     stored = toy.stored()
+    assert settled(result) == list(range(40))
     assert {key.tobytes() for key in result.keys} == set(stored)
     assert (result.encoded, result.copied, result.failed, result.interrupted) == (len(stored), 0, (), False)
+    assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
+    assert result.read.facts["size"].shape == (40, 2)
+    assert result.noise["largest"] == 0.5
+    assert set(result.waits) == {"prepare", "encode", "write", "span"}
+    assert result.written_bytes > 0
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_items_and_blocks_do_not_depend_on_the_workers(toy, workers, tmp_path):
+    device = "cpu" if workers == 0 else f"cpu*{workers}"
+    result = toy.run(TEXTS, workers=workers, device=device)
+    assert result.workers == workers
+    assert sorted(items_of_entries(toy)) == ([1] * 80 if toy.name == "squares" else [8, 16, 16])
+    assert len(toy.stored()) == result.encoded
+
+
+def test_nothing_to_do_starts_nothing(toy, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    result = toy.run([])
+    assert (result.encoded, result.restarts, len(result.read.sample)) == (0, 0, 0)
+
+
+def test_committed_items_are_skipped_by_key(squares, tmp_path):
+    squares.run(TEXTS[:10])
+    lookup = tmp_path / "lookup"
+    load_catalog(squares.paths).save_lookup(lookup)
+    result = squares.run(TEXTS[:12], lookup=str(lookup))
+    assert (result.encoded, result.skipped) == (4, 20)
+    assert settled(result) == list(range(12))
+    assert squares.times("prepare", "word3") == 1
+
+
+def test_equal_encoder_input_is_copied(squares, tmp_path):
+    """From a committed entry, from this run, and from an item that waits in the same batch."""
+    squares.run(["red one", "blue"])
+    lookup = tmp_path / "lookup"
+    load_catalog(squares.paths).save_lookup(lookup)
+    result = squares.run(["red  two", "green", "green x", "green  y"], lookup=str(lookup))
+    assert (result.encoded, result.copied) == (2, 6)
+    assert squares.times("encode", "red") == 2
+    stored = squares.stored()
+    assert len(stored) == 12
+    assert len(set(stored.values())) == 6
+
+
+@pytest.mark.parametrize("workers", ["cpu*1", "cpu*3"])
+def test_files_with_equal_bytes_are_encoded_once(squares, workers):
+    result = squares.run(["twin"] * 9 + ["other"], device=workers)
+    assert (settled(result), result.encoded) == (list(range(10)), 4)
+    assert squares.times("encode", "twin") == 2
+
+
+def test_the_second_of_two_equal_files_fails_by_itself(squares):
+    result = squares.run(["bad fail-encode", "bad fail-encode", "good"])
+    assert [(sample, why.reason, why.stat[0]) for sample, why in result.failed] == [
+        (0, "bad-toy", 15),
+        (1, "bad-toy", 15),
+    ]
+    assert settled(result) == [0, 1, 2]
+
+
+def test_failures_are_told_with_what_was_read(toy):
+    result = toy.run(["a fail-prepare", "b fail-encode", "c unusable-prepare", "d"])
+    why = dict(result.failed)
+    assert {sample: one.reason for sample, one in why.items()} == {0: "bad-toy", 1: "bad-toy", 2: "truncated"}
+    assert why[1].content == content_hash(b"b fail-encode")
+    assert settled(result) == [0, 1, 2, 3]
+
+
+def test_a_batch_that_does_not_fit_is_halved(toy):
+    result = toy.run([f"w{number} large" for number in range(16)] + ["x huge"])
+    assert settled(result) == list(range(17))
+    memory = toy.kind.reasons.get("memory", "out-of-memory")
+    assert [(sample, why.reason) for sample, why in result.failed] == [(16, memory)]
+    assert any("the batch size is now 4" in warning for warning in toy.warnings)
+
+
+def test_a_job_that_is_too_large_fails_unread(words):
+    jobs = words.jobs(["small", "giant"], costs={1: 1 << 24})
+    result = words.run(jobs, host_memory=1 << 29)
+    assert [(sample, why.reason) for sample, why in result.failed] == [(1, "record-too-large")]
+    assert "--host-memory is 536,870,912" in result.failed[0][1].detail
+    assert words.times("prepare", "giant") == 0
+
+
+def test_memory_that_is_not_enough_fails_one_sample(toy):
+    """In a bounded process the worker is replaced and the sample tried alone; elsewhere the sample fails at once."""
+    result = toy.run([*TEXTS[:6], "hungry memory-prepare"])
+    reason = "out-of-memory" if toy.name == "squares" else "record-too-large"
+    assert [(sample, why.reason) for sample, why in result.failed] == [(6, reason)]
+    assert settled(result) == list(range(7))
+
+
+@pytest.mark.parametrize("stage", ["prepare", "encode"])
+def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
+    texts = [*TEXTS[:12], f"poison crash-{stage}", *TEXTS[12:24]]
+    result = toy.run(texts)
+    assert [sample for sample, _ in result.failed] == [12]
+    default = {"prepare": "decoder-crash", "encode": "encoder-crash"}[stage]
+    assert result.failed[0][1].reason == toy.kind.reasons.get(stage, default)
+    assert "SIGSEGV" in result.failed[0][1].detail
+    assert settled(result) == list(range(25))
+    assert toy.times(stage, "poison") <= 10
+    assert result.restarts >= 3
+
+
+def test_two_samples_that_kill_are_found_in_one_batch(toy):
+    texts = ["p crash-encode", *TEXTS[:6], "q crash-encode", *TEXTS[6:9]]
+    result = toy.run(texts)
+    assert [sample for sample, _ in sorted(result.failed)] == [0, 7]
+    assert settled(result) == list(range(11))
+
+
+def test_a_single_sample_that_kills_is_convicted(toy):
+    result = toy.run(["poison crash-encode"])
+    assert [sample for sample, _ in result.failed] == [0]
+
+
+def test_a_worker_that_dies_once_convicts_nobody(toy):
+    result = toy.run([*TEXTS[:10], "unlucky once-encode", *TEXTS[10:20]])
+    assert (result.failed, settled(result), result.restarts) == ((), list(range(21)), 1)
+    assert any("SIGSEGV" in warning for warning in toy.warnings)
+
+
+def test_a_dead_encoder_convicts_no_good_samples(toy):
+    with pytest.raises(WorkerError, match="keep dying"):
+        toy.run([f"w{number} crash-encode" for number in range(24)])
+
+
+def test_a_device_that_dies_later_ends_the_build(toy):
+    """Every sample succeeds until one moment; from then on each worker dies, also on samples that were fine."""
+    with pytest.raises(WorkerError, match="keep dying"):
+        toy.run([f"v{number}" for number in range(30)], producer={"dead": 12})
+
+
+def test_a_producer_that_cannot_be_opened_ends_the_build(toy):
+    with pytest.raises(EncoderError, match="the toy cannot be opened"):
+        toy.run(TEXTS, producer={"open": "fail"})
+    with pytest.raises(WorkerError, match="no sample is to blame"):
+        toy.run(TEXTS, producer={"open": "die"})
+
+
+def test_a_lost_device_is_tried_again(toy):
+    result = toy.run([*TEXTS[:10], "w lost-encode"])
+    assert (result.failed, settled(result)) == ((), list(range(11)))
+    assert any("starting again" in warning for warning in toy.warnings)
+
+
+def test_a_lost_device_ends_the_build_at_last(toy):
+    with pytest.raises(DeviceError, match="the device failed"):
+        toy.run(["w lostalways-encode"])
+
+
+def test_a_bug_is_raised_with_its_trace(toy):
+    with pytest.raises(RuntimeError, match="w bug-prepare") as caught:
+        toy.run(["w bug-prepare"])
+    assert "a bug" in str(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("order", ["hangonce-encode", "stoponce-prepare", "stoponce-encode", "hangonce-prepare"])
+def test_a_worker_that_hangs_or_is_stopped_is_replaced(toy, order, short_deadline):
+    result = toy.run([*TEXTS[:6], f"w {order}"], batch_size=1)
+    assert (result.failed, settled(result), result.restarts) == ((), list(range(7)), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["prepare", "encode"])
+def test_a_sample_that_always_hangs_is_convicted(toy, stage, short_deadline):
+    result = toy.run([*TEXTS[:6], f"w hang-{stage}"], batch_size=1)
+    assert [sample for sample, _ in result.failed] == [6]
+    assert "has not moved" in result.failed[0][1].detail
+
+
+def test_a_thread_that_hangs_is_left_alone(toy, short_deadline):
+    result = toy.run([*TEXTS[:6], "w hangonce-encode", *TEXTS[6:12]], workers=0, device="cpu", batch_size=1)
+    assert (result.failed, settled(result), result.workers) == ((), list(range(13)), 0)
+    assert len(toy.stored()) == result.encoded
+
+
+def test_what_a_killed_worker_committed_counts(toy, monkeypatch):
+    """It is neither encoded again nor lost, and its event is written."""
+    monkeypatch.setenv(failpoint.VARIABLE, "after-commit:2:die")
+    events = toy.folder / "events"
+    with EventLog(events) as log:
+        result = toy.run(TEXTS, commit_every=4, events=log)
+    assert settled(result) == list(range(40))
+    told = [bytes.fromhex(key) for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
+    assert len(told) == len(set(told)) == result.encoded == len(toy.stored())
+    assert sum(load_index(folder).items for folder in toy.paths.sealed_shards()) == result.encoded
+
+
+def test_events_name_what_is_durable(toy):
+    events = toy.folder / "events"
+    seen = []
+
+    def progress(now):
+        told = [key for line in events.read_text().splitlines() for key in json.loads(line)["keys"]]
+        seen.append((len(told), now.encoded))
+
+    with EventLog(events) as log:
+        toy.run(TEXTS, commit_every=4, events=log, progress=progress)
+    assert seen[-1][0] == seen[-1][1] == len(toy.stored())
+    assert all(len(json.loads(line)["keys"]) <= 16 for line in events.read_text().splitlines())
+
+
+def test_a_failing_disk_ends_the_build(toy, monkeypatch):
+    monkeypatch.setenv(failpoint.VARIABLE, "after-put:2:raise")
+    with pytest.raises((StoreError, OSError)):
+        toy.run(TEXTS, commit_every=4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_request_commits_the_running_batch(toy, workers):
+    began = time.monotonic()
+
+    def progress(now):
+        if now.encoded and not toy.stop.requested:
+            toy.stop.request()
+
+    texts = [f"{text} sleep-encode" for text in TEXTS * 4]
+    device = "cpu" if not workers else f"cpu*{workers}"
+    result = toy.run(texts, workers=workers, device=device, commit_every=4, progress=progress)
+    assert result.interrupted
+    assert time.monotonic() - began < 15
+    assert 0 < result.encoded < len(texts)
+    assert {key.tobytes() for key in result.keys} == set(toy.stored())
+
+
+def test_a_second_request_waits_for_nobody(toy):
+    """As from signals: the first one waits for the batch in hand, the second one does not."""
+
+    def ask():
+        while not toy.times("encode", "w"):
+            time.sleep(0.05)
+        toy.stop.request()
+        time.sleep(0.5)
+        toy.stop.request()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    result = toy.run(["w hang-encode"])
+    thread.join()
+    assert result.interrupted
+    assert toy.stop.hurry
+
+
+def test_a_stopped_build_accuses_no_worker(toy):
+    script = (
+        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
+        "from latentcache.fields import registry; registry.register(TOYS)\n"
+        f"toy = Toy({toy.name!r}, Path({str(toy.folder)!r}))\n"
+        "result = toy.run([f'w{n} sleep-encode' for n in range(60)])\n"
+        "print(result.restarts, len(result.failed), result.encoded, toy.warnings)\n"
+    )
+    environment = os.environ | {"LATENTCACHE_WORKER_DEADLINE": "1"}
+    build = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    while not toy.times("encode", "w3"):
+        time.sleep(0.05)
+    build.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    build.send_signal(signal.SIGCONT)
+    said, _ = build.communicate(timeout=60)
+    assert said.split()[:2] == ["0", "0"], said
+
+
+def test_workers_end_when_the_build_is_killed(toy):
+    script = (
+        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
+        "from latentcache.fields import registry; registry.register(TOYS)\n"
+        f"toy = Toy({toy.name!r}, Path({str(toy.folder)!r}))\n"
+        "toy.run([f'w{n} sleep-encode' for n in range(600)], commit_every=4)\n"
+    )
+    build = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    while toy.times("encode", "w8") == 0:
+        time.sleep(0.05)
+    build.kill()
+    build.wait()
+    until = time.monotonic() + 12
+    while time.monotonic() < until:
+        try:
+            os.killpg(build.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        os.killpg(build.pid, signal.SIGKILL)
+        pytest.fail("a worker outlived its build")
+    assert len(toy.stored()) >= 8
+
+
+def test_a_noisy_worker_does_not_block(toy):
+    assert toy.run(["w print-prepare", "v"]).encoded == len(toy.stored())
+
+
+def test_streaming_seals_shards_while_it_works(squares, monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.workers.writer.ROLL_S", 0.05)
+    squares.run([f"{text} sleep-encode" for text in TEXTS], stream=True, commit_every=4, workers=0, device="cpu")
+    assert len(squares.paths.sealed_shards()) > 3
+    assert len(squares.stored()) == 80
+
+
+def test_jobs_are_taken_as_there_is_room(words):
+    taken = []
+
+    def jobs():
+        for job in words.jobs([f"w{number} sleep-encode" for number in range(400)]):
+            taken.append(job.sample)
+            yield job
+
+    def progress(now):
+        if now.encoded and not words.stop.requested:
+            assert len(taken) < 400
+            words.stop.request()
+
+    from latentcache.pipeline.run import run_jobs
+
+    task = words.task(batch_size=4)
+    assert run_jobs(task, jobs(), total=400, total_cost=4000, stop=words.stop, progress=progress).interrupted
+
+
+def test_units_keep_ties_together_and_the_order(squares):
+    jobs = list(enumerate(squares.jobs(["a"] * 5 + ["bb"] * 4 + ["ccc"] * 3)))
+    units = list(cut(jobs, squares.kind.work, 4))
+    assert [list(unit) for unit in units] == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+
+
+def test_worker_counts(toy, monkeypatch):
+    monkeypatch.setattr("latentcache.pipeline.workers.memory.cpu_count", lambda: 8)
+    default = toy.task(device="auto", workers=None)
+    assert worker_count(default, toy.kind, 100) == 0
+    assert worker_count(default, toy.kind, 1 << 14) == (4 if toy.name == "words" else 0)
+    assert worker_count(toy.task(device="cpu*2", workers=2), toy.kind, 100) == 2
+    assert worker_count(toy.task(device="cpu", workers=0, needs_torch=True), toy.kind, 100) == 1
+
+
+def test_items_are_made_again_without_storing(toy):
+    texts = ["a", "b fail-prepare", "c large", "d fail-encode", *(f"w{number} large" for number in range(8))]
+    found = list(make_again(toy.task(), toy.jobs(texts)))
+    variants = 2 if toy.name == "squares" else 1
+    assert len(found) == variants * 11 + 1
+    failed = {one.job.sample for one in found if not hasattr(one.made, "array")}
+    assert failed == {1, 3}
+    assert not toy.stored()
+
+
+def test_a_task_travels_as_json(toy):
+    assert json.loads(json.dumps(to_json(toy.task())))["field"] == toy.name
+    assert isinstance(toy.task(), Task)
+
+
+def test_runs_outside_the_main_thread(toy):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(toy.run(TEXTS[:4])))
+    thread.start()
+    thread.join(60)
+    assert settled(done[0]) == [0, 1, 2, 3]
+    assert isinstance(toy.stop, StopSignal)
+    assert load_index(Path(toy.paths.sealed_shards()[0])).items

@@ -90,6 +90,8 @@ class Words(_Toy):
 class ToyProducer(Producer):
     def __init__(self, producer: Mapping[str, Any], recipe: ToyRecipe, context: ProducerContext) -> None:
         self.context, self.recipe, self.marks = context, recipe, Path(producer["marks"])
+        self.dead = producer.get("dead", 1 << 30)
+        """Items after which every encoder dies."""
         self.noise = {"devices": [context.device], "largest": 0.5}
         if producer.get("open") == "fail":
             raise EncoderError("the toy cannot be opened")
@@ -106,6 +108,8 @@ class ToyProducer(Producer):
 
     def act(self, stage: str, words: Sequence[str]) -> Failure | None:
         before = self.log(stage, words[0])
+        if stage == "encode" and self.log("any", "item") >= self.dead:
+            os.kill(os.getpid(), signal.SIGSEGV)
         for order in words[1:]:
             what, _, where = order.partition("-")
             if where != stage:
@@ -128,7 +132,7 @@ class ToyProducer(Producer):
                 raise MemoryError
             elif what == "bug":
                 raise ZeroDivisionError("a bug")
-            elif what == "lost" and not before:
+            elif what == "lostalways" or (what == "lost" and not before):
                 raise DeviceError("the device failed")
             elif what == "print":
                 sys.stderr.write("x" * (1 << 20))
@@ -148,7 +152,8 @@ class ToyProducer(Producer):
             return failure
         same = content_hash(words[0].encode()) if source is None else b""
         items = [
-            Prepared(output=one, value=words, same=same and flipped(same, one), num_bytes=64 * len(data)) for one in wanted
+            Prepared(output=one, value=words, same=same and flipped(same, one), num_bytes=64 * len(data))
+            for one in wanted
         ]
         stat = (len(data), 1, 2, 3, 4, 5) if source is None else ()
         return Read(content=content, stat=stat, facts={"size": [len(data), 1]}, items=items)
@@ -165,7 +170,9 @@ class ToyProducer(Producer):
         if self.recipe.spec.ragged:
             array = np.frombuffer(word, dtype=np.uint8).astype(np.uint16)
             return Made(array=array, columns={"marks": np.arange(len(word) % 3, dtype=np.uint32)})
-        values = np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + one.output.variant
+        values = (
+            np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + one.output.variant
+        )
         return Made(array=values.reshape(SIDE, SIDE), columns={"first": word[0]})
 
 

@@ -1,0 +1,75 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from latentcache.errors import InterruptedBuildError
+from latentcache.pipeline.interrupt import StopSignal
+
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+both = pytest.mark.parametrize("number", WATCHED)
+
+
+@both
+def test_while_nothing_runs_a_signal_raises_at_once(number):
+    with StopSignal() as stop, pytest.raises(InterruptedBuildError) as caught:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert (caught.value.exit_code, caught.value.slug) == (128 + number, "interrupted")
+    assert number.name in caught.value.what
+    assert stop.requested
+
+
+@both
+def test_while_work_runs_it_only_raises_the_flag(number):
+    with StopSignal() as stop:
+        stop.orderly = True
+        os.kill(os.getpid(), number)
+        assert (stop.requested, stop.hurry) == (True, False)
+        assert stop.error().exit_code == 128 + number
+
+
+def test_a_second_signal_ends_the_patience_and_never_the_process():
+    told = []
+    with StopSignal(told.append) as stop:
+        stop.orderly = True
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.patience_s > 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.hurry, stop.patience_s) == (True, 0.0)
+    assert [error.exit_code for error in told] == [143]
+
+
+def test_a_deferred_block_ends_before_the_error():
+    done = []
+    with StopSignal() as stop, pytest.raises(InterruptedBuildError), stop.deferred():
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(1)
+    assert done == [1]
+
+
+def test_afterwards_the_handlers_are_as_before():
+    before = [signal.getsignal(number) for number in WATCHED]
+    with StopSignal() as stop:
+        stop.orderly = True
+        assert [signal.getsignal(number) for number in WATCHED] != before
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert [signal.getsignal(number) for number in WATCHED] == before
+
+
+def test_outside_the_main_thread_only_a_request_sets_the_flag():
+    found = []
+
+    def work():
+        before = [signal.getsignal(number) for number in WATCHED]
+        with StopSignal() as stop:
+            found.append([signal.getsignal(number) for number in WATCHED] == before)
+            stop.request()
+            found.append(stop.requested)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [True, True]

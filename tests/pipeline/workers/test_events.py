@@ -1,0 +1,92 @@
+import json
+import os
+import resource
+
+import pytest
+
+from latentcache.errors import DiskFullError, UsageError
+from latentcache.pipeline.workers.events import EventLog
+
+KEYS = [bytes([number]) * 32 for number in range(3)]
+
+
+def test_a_commit_is_one_line_in_one_write(tmp_path, monkeypatch):
+    writes, real = [], os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: writes.append(data) or real(descriptor, data))
+    with EventLog(tmp_path / "events") as events:
+        events.commit(KEYS[:2])
+        events.commit(KEYS[2:])
+    assert (tmp_path / "events").read_bytes() == b"".join(writes)
+    assert [json.loads(line) for line in writes] == [
+        {"event": "commit", "keys": [KEYS[0].hex(), KEYS[1].hex()]},
+        {"event": "commit", "keys": [KEYS[2].hex()]},
+    ]
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in writes)
+
+
+def test_an_event_file_is_continued(tmp_path):
+    for key in KEYS:
+        with EventLog(tmp_path / "events") as events:
+            events.commit([key])
+    assert len((tmp_path / "events").read_text().splitlines()) == 3
+
+
+def test_without_a_path_nothing_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with EventLog(None) as events:
+        events.commit(KEYS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_before_the_build(tmp_path):
+    with pytest.raises(UsageError, match="--events .*folder") as caught:
+        EventLog(tmp_path / "no" / "such" / "folder")
+    assert caught.value.where.endswith("folder")
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_line_that_does_not_fit_is_a_full_disk(tmp_path, room):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with EventLog(tmp_path / "events") as events:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(DiskFullError):
+                events.commit(KEYS)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nothing_is_written_behind_a_line_that_was_cut_short(tmp_path, monkeypatch):
+    """Other workers go on committing until the build has ended."""
+    real = os.write
+    with EventLog(tmp_path / "events") as events, monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:20]))
+        with pytest.raises(DiskFullError):
+            events.commit(KEYS[:1])
+        patch.undo()
+        events.commit(KEYS[1:])
+    assert len((tmp_path / "events").read_bytes()) == 20
+    with EventLog(tmp_path / "events") as events:
+        events.commit(KEYS)
+    cut, whole = (tmp_path / "events").read_text().splitlines()
+    assert (len(cut), len(json.loads(whole)["keys"])) == (20, 3)
+
+
+def test_a_reader_that_went_away_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(tmp_path / "pipe") as events:
+        os.close(reader)
+        with pytest.raises(UsageError, match="cannot be written"):
+            events.commit(KEYS)
+
+
+def test_a_pipe_needs_a_reader(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError):
+        EventLog(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with EventLog(tmp_path / "pipe") as events:
+        events.commit(KEYS)
+    assert json.loads(os.read(reader, 4096))["event"] == "commit"
+    os.close(reader)

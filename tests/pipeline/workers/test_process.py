@@ -1,0 +1,104 @@
+"""Worker processes: questions before a build, what they import, how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from latentcache.errors import EncoderError, WorkerError
+from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.run import ask_worker
+from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, import_path
+
+ANSWER = "tests.pipeline.workers.toy_kinds:answer"
+
+
+def test_a_question_is_answered_in_another_process():
+    assert ask_worker(ANSWER, {"number": 4}, device="cpu") == {"number": 5, "device": "cpu", "torch": False}
+
+
+def test_one_process_answers_every_question_and_is_taken_over(squares):
+    with WarmWorker("cpu*2", needs_torch=False) as warm:
+        assert warm.ask(ANSWER, number=1)["number"] == 2
+        with pytest.raises(EncoderError, match="a negative number") as caught:
+            warm.ask(ANSWER, number=-1)
+        assert caught.value.fix == "give another one"
+        process = warm._started[1]
+        assert warm.ask(ANSWER, number=2)["number"] == 3
+        assert warm._started[1] is process
+        assert squares.run(["a", "b"], device="cpu*2", warm=warm).encoded == 4
+        assert warm._started is None
+
+
+def test_a_process_that_dies_at_a_question_is_an_error():
+    with WarmWorker("cpu") as warm, pytest.raises(WorkerError, match="cannot be started") as caught:
+        warm.ask(ANSWER, number=100)
+    assert "SIGKILL" in caught.value.why
+
+
+def test_a_function_that_does_not_exist_is_an_error():
+    with WarmWorker("cpu") as warm, pytest.raises(Exception, match="nothing"):
+        warm.ask("tests.pipeline.workers.toy_kinds:nothing")
+
+
+def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch):
+    for name in ("json", "numpy", "socket", "signal"):
+        (tmp_path / f"{name}.py").write_text("import os; os.kill(os.getpid(), 9)")
+    (tmp_path / "own.py").write_text("def answer(): return 7")
+    tests = os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
+    assert ask_worker("own:answer", device="cpu") == 7
+
+
+def test_the_working_directory_is_last(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), "/usr/lib/somewhere", *sys.path])
+    assert import_path()[-2:] == ["", str(tmp_path)]
+
+
+def test_a_worker_that_prints_a_lot_does_not_block(squares, monkeypatch):
+    monkeypatch.setenv("PYTHONVERBOSE", "1")
+    assert squares.run(["a"]).encoded == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_group_are_left_to_the_build(number):
+    with WarmWorker("cpu") as warm:
+        assert warm.ask(ANSWER, number=1)["number"] == 2
+        os.kill(warm._started[1].pid, number)
+        assert warm.ask(ANSWER, number=1)["number"] == 2
+
+
+def test_how_a_process_ended_is_told():
+    process = WorkerProcess(devices_for("cpu", needs_torch=False)[0].variables)
+    process.kill()
+    assert process.ended() == (signal.SIGKILL, "was ended by SIGKILL")
+    process.line.close()
+    process = WorkerProcess({"PYTHONHOME": "/nowhere"})
+    number, words = process.ended()
+    process.line.close()
+    assert number in (0, signal.SIGABRT)
+    assert "Python" in words or "encodings" in words or "Abort" in words
+
+
+def test_the_build_imports_no_torch(squares):
+    script = (
+        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
+        "from latentcache.fields import registry; registry.register(TOYS)\n"
+        f"print(Toy('squares', Path({str(squares.folder)!r})).run(['a', 'b']).encoded, 'torch' in sys.modules)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["4", "False"]
+
+
+def test_a_worker_ends_with_its_connection():
+    process = WorkerProcess()
+    timer = threading.Timer(0.5, process.line.close)
+    timer.start()
+    began = time.monotonic()
+    assert process.ended()[0] == 0
+    assert time.monotonic() - began < 8

@@ -1,0 +1,166 @@
+import json
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache import errors
+from latentcache.errors import CacheLockedError, EncoderError, InterruptedBuildError, LatentcacheError
+from latentcache.fields.protocol import Failure, Group, Job, Output
+from latentcache.pipeline.workers.transport import (
+    Channel,
+    Message,
+    as_error,
+    channel_pair,
+    error_form,
+    from_json,
+    to_json,
+)
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def heard(line, count):
+    found = []
+    while len(found) < count and not line.ended:
+        found += line.arrived()
+    return found
+
+
+@given(st.lists(st.tuples(st.dictionaries(st.sampled_from(["a", "b"]), json_values), st.binary()), max_size=6))
+def test_messages_arrive_complete_and_in_order_both_ways(messages):
+    line, theirs = channel_pair()
+    channel = Channel(theirs)
+    for head, body in messages:
+        line.send("down", body, **head)
+        channel.send("up", body, **head)
+    assert [channel.receive() for _ in messages] == [Message("down", head, body) for head, body in messages]
+    assert heard(line, len(messages)) == [Message("up", head, body) for head, body in messages]
+    channel.close()
+    line.close()
+
+
+def test_the_build_never_waits_for_a_worker_that_does_not_read():
+    line, theirs = channel_pair()
+    for number in range(20):
+        line.send("big", b"x" * 1_000_000, number=number)
+    channel, found = Channel(theirs), []
+    reader = threading.Thread(target=lambda: found.extend(channel.receive()["number"] for _ in range(20)))
+    reader.start()
+    while reader.is_alive():
+        line.flush()
+    assert found == list(range(20))
+    channel.close()
+    line.close()
+
+
+def test_the_last_message_of_a_worker_arrives():
+    line, theirs = channel_pair()
+    channel = Channel(theirs)
+    channel.send("last", word="goodbye")
+    channel.close()
+    assert heard(line, 2) == [Message("last", {"word": "goodbye"})]
+    assert line.ended
+    line.send("too late")
+    line.close()
+
+
+def test_a_worker_whose_build_is_gone_gets_none_and_no_error():
+    line, theirs = channel_pair()
+    channel = Channel(theirs)
+    line.close()
+    assert channel.receive() is None
+    channel.send("hello")
+    channel.close()
+
+
+def test_half_a_message_is_none():
+    mine, theirs = socket.socketpair()
+    channel = Channel(theirs)
+    mine.sendall(b"\x10\0\0\0\0\0\0\0{}")
+    mine.close()
+    assert channel.receive() is None
+    channel.close()
+
+
+@dataclass(frozen=True)
+class Inner:
+    values: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    data: bytes = b""
+    path: Path | None = None
+    inner: Inner | None = None
+    several: tuple[Inner, ...] = ()
+    free: Mapping[str, Any] = field(default_factory=dict)
+
+
+@given(
+    st.builds(
+        Outer,
+        name=st.text(),
+        data=st.binary(),
+        path=st.none() | st.just(Path("/a/b")),
+        inner=st.none() | st.builds(Inner, st.lists(st.integers()).map(tuple)),
+        several=st.lists(st.builds(Inner)).map(tuple),
+        free=st.dictionaries(st.text(), json_values),
+    )
+)
+def test_a_dataclass_comes_back_as_it_went(value):
+    assert from_json(Outer, json.loads(json.dumps(to_json(value)))) == value
+
+
+def test_jobs_groups_and_failures_come_back_as_they_went():
+    outputs = (Output(item=3, group=0, variant=1), Output(item=4, group=2))
+    inputs = {"image": {"path": "a\udcff.png"}}
+    job = Job(sample=1, name="a\udcff.png", inputs=inputs, content=bytes(16), outputs=outputs, cost=7, tie=3)
+    failure = Failure(reason="empty", content=b"\x01" * 16, stat=(1, 2, 3, 4, 5, 6))
+    for value in (job, failure, Group(label="8x8", shape=(4, -1), dims=(1, 8, 8))):
+        assert from_json(type(value), json.loads(json.dumps(to_json(value)))) == value
+
+
+def test_arrays_and_numbers_of_numpy_are_plain_in_json():
+    assert to_json({"a": np.arange(3), "b": np.uint32(4), "c": (np.float32(0.5), None)}) == {
+        "a": [0, 1, 2],
+        "b": 4,
+        "c": [0.5, None],
+    }
+    with pytest.raises(TypeError, match="has no JSON form"):
+        to_json(object())
+
+
+def subclasses(kind):
+    return [kind, *(deeper for one in kind.__subclasses__() for deeper in subclasses(one))]
+
+
+@pytest.mark.parametrize("kind", [one for one in subclasses(LatentcacheError) if hasattr(errors, one.__name__)])
+def test_every_error_keeps_class_words_and_status(kind):
+    more = {CacheLockedError: {"holder": {"pid": 7}}, InterruptedBuildError: {"signal_number": 15}}.get(kind, {})
+    error = kind("what", where="where", why="why", fix="fix", slug="slug", **more)
+    found = as_error(json.loads(json.dumps(error_form(error))))
+    assert type(found) is kind
+    assert (found.as_json(), found.exit_code) == (error.as_json(), error.exit_code)
+
+
+def test_other_errors_keep_their_meaning():
+    assert as_error(error_form(OSError(5, "broken", "/file"))).errno == 5
+    assert isinstance(as_error(error_form(MemoryError("all"))), MemoryError)
+    bug = as_error(error_form(ZeroDivisionError("by zero")))
+    assert isinstance(bug, RuntimeError)
+    assert str(bug) == "ZeroDivisionError: by zero"
+    assert "ZeroDivisionError" in bug.__notes__[0]
+    assert isinstance(as_error(error_form(EncoderError("x"))), EncoderError)

@@ -1,0 +1,122 @@
+import os
+
+import pytest
+
+from latentcache.errors import UsageError
+from latentcache.pipeline.workers.watchdog import (
+    DEADLINE_S,
+    ENCODER,
+    ENCODING,
+    FIRST_PREPARER,
+    OPENING,
+    PREPARING,
+    VARIABLE,
+    Activity,
+    ActivityBoard,
+    Watchdog,
+    anonymous_file,
+    deadline_s,
+)
+
+
+def step(number=1, stage=PREPARING, slot=FIRST_PREPARER, items=(5,)):
+    return Activity(row=slot, stage=stage, step=number, items=items)
+
+
+def seconds_until_stuck(watch, look, limit=5000, every=0.5):
+    """How long a worker is watched before it is given up; ``look`` gives beats and steps for each look."""
+    for number in range(limit):
+        if watch.stuck(*look(number), every):
+            return number * every
+    return None
+
+
+def test_a_step_that_does_not_end_is_found_while_the_heart_beats():
+    watch = Watchdog(10, on_cpu=True)
+    assert seconds_until_stuck(watch, lambda n: (n, [step()])) == 10.5
+    assert watch.late([step(), step(slot=FIRST_PREPARER + 1)]) == [step()]
+
+
+def test_steps_that_follow_each_other_are_fine_without_end():
+    assert seconds_until_stuck(Watchdog(2, on_cpu=True), lambda n: (n, [step(n)])) is None
+
+
+def test_a_process_that_was_stopped_shows_no_sign_of_life():
+    watch = Watchdog(3, on_cpu=True)
+    assert seconds_until_stuck(watch, lambda n: (1 + min(n, 10), [step(n)])) == pytest.approx(10 * 0.5 + 3.5)
+    assert "sign of life" in watch.stuck(11, [], 0.5)
+
+
+def test_a_process_that_is_being_started_has_more_time():
+    assert seconds_until_stuck(Watchdog(3, on_cpu=True), lambda n: (0, [])) == pytest.approx(30.5)
+
+
+def test_an_idle_worker_is_not_stuck():
+    assert seconds_until_stuck(Watchdog(2, on_cpu=True), lambda n: (n, [])) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "items", "on_cpu", "expected"),
+    [
+        (OPENING, (), True, 100.0),
+        (ENCODING, tuple(range(4)), True, 40.0),
+        (ENCODING, tuple(range(16)), False, 30.0),
+        (PREPARING, (1,), False, 10.0),
+    ],
+)
+def test_each_stage_has_its_time(stage, items, on_cpu, expected):
+    slot = FIRST_PREPARER if stage == PREPARING else ENCODER
+    look = [step(1, stage, slot, items)]
+    assert seconds_until_stuck(Watchdog(10, on_cpu=on_cpu), lambda n: (n, look)) == expected + 0.5
+
+
+def test_a_build_that_was_asleep_accuses_no_worker():
+    watch = Watchdog(10, on_cpu=True)
+    watch.stuck(1, [step()], 0.1)
+    assert watch.stuck(1, [step()], 3600.0) == ""
+
+
+def test_the_deadline_comes_from_the_environment(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert deadline_s() == DEADLINE_S
+    monkeypatch.setenv(VARIABLE, "2.5")
+    assert deadline_s() == 2.5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_wrong_deadline_is_an_error(monkeypatch, text):
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(UsageError, match="not a positive number"):
+        deadline_s()
+
+
+def test_a_large_job_has_more_time():
+    watch = Watchdog(10, on_cpu=True, weight=lambda number: 3.0)
+    assert seconds_until_stuck(watch, lambda n: (n, [step()])) == 30.5
+
+
+def test_a_thread_has_no_heartbeat():
+    watch = Watchdog(2, on_cpu=True, heartbeat=False)
+    assert seconds_until_stuck(watch, lambda n: (0, [])) is None
+
+
+@pytest.mark.parametrize("memfd", [True, False])
+def test_two_boards_over_one_file_show_the_same(memfd, monkeypatch):
+    if not memfd:
+        monkeypatch.delattr(os, "memfd_create")
+    descriptor = anonymous_file("test")
+    mine, theirs = ActivityBoard(2, descriptor), ActivityBoard(2, descriptor)
+    theirs.beat()
+    with theirs.doing(ENCODER, ENCODING, [3, 4]), theirs.doing(FIRST_PREPARER + 1, PREPARING, [5]):
+        assert [(one.row, one.stage, one.items) for one in mine.steps()] == [
+            (0, ENCODING, (3, 4)),
+            (2, PREPARING, (5,)),
+        ]
+    assert (mine.beats, mine.steps()) == (1, [])
+    os.close(descriptor)
+
+
+def test_a_board_takes_a_batch_of_any_size():
+    board = ActivityBoard(0)
+    with board.doing(ENCODER, ENCODING, range(5000)):
+        assert len(board.steps()[0].items) == 1024

@@ -1,0 +1,153 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from latentcache.errors import DiskFullError
+from latentcache.fields.registry import field_kinds
+from latentcache.identity.content import content_hash
+from latentcache.pipeline.workers import writer as writer_module
+from latentcache.pipeline.workers.writer import WriterThread
+from latentcache.store.blocks import Item, pack_items
+from latentcache.store.catalog import load_catalog
+from latentcache.store.paths import CachePaths
+from latentcache.store.shard import ShardWriter
+
+
+def entries(count, name="squares", shape=(8, 8), dtype=np.float32):
+    kind = field_kinds()[name]
+    recipe = kind.recipe_from_json({})
+    contents = np.array([list(content_hash(bytes([seed]))) for seed in range(count)], dtype=np.uint8)
+    zeros = np.zeros(count, dtype=np.int32)
+    keys = kind.keys(contents, zeros, zeros.astype(np.uint8), kind.groups, recipe)
+    items = [Item(key=key.tobytes(), array=np.full(shape, seed, dtype=dtype)) for seed, key in enumerate(keys)]
+    return pack_items(items, recipe, kind)
+
+
+def keys(items):
+    return [key for entry in items for key in entry.item_keys]
+
+
+class Bench:
+    """A writer into a shard, and the keys of each commit that it reported."""
+
+    def __init__(self, folder, **options):
+        self.paths, self.commits = CachePaths(folder), []
+        self.paths.shards.mkdir(parents=True)
+        self.writer = WriterThread(
+            self.paths.shards, "one", lambda batch: self.commits.append(keys(batch)), **options
+        )
+
+    @property
+    def stored(self):
+        return {key.tobytes() for key in np.asarray(load_catalog(self.paths).keys())}
+
+
+def test_everything_that_was_put_is_in_the_sealed_shard(tmp_path):
+    bench, made = Bench(tmp_path), entries(20)
+    for start in range(0, 20, 6):
+        bench.writer.put(made[start : start + 6])
+    bench.writer.finish()
+    bench.writer.finish()
+    assert bench.stored == set(keys(made))
+    assert [key for batch in bench.commits for key in batch] == keys(made)
+    assert bench.paths.open_shards() == []
+
+
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_commits_have_at_most_so_many_items(tmp_path, most):
+    bench, made = Bench(tmp_path, commit_every=most), entries(7)
+    bench.writer.put(made)
+    bench.writer.finish()
+    assert [len(batch) for batch in bench.commits] == [most] * (7 // most) + [7 % most] * bool(7 % most)
+
+
+def test_a_block_is_never_cut(tmp_path):
+    made = entries(40, "words", (30_000,), np.uint16)
+    assert {len(entry.item_keys) for entry in made} == {4}
+    bench = Bench(tmp_path, commit_every=3)
+    bench.writer.put(made)
+    bench.writer.finish()
+    assert [len(batch) for batch in bench.commits] == [4] * 10
+
+
+def test_a_commit_comes_when_the_bytes_are_many(tmp_path, monkeypatch):
+    made = entries(4)
+    monkeypatch.setattr(writer_module, "COMMIT_BYTES", 2 * len(made[0].value))
+    bench = Bench(tmp_path)
+    for entry in made:
+        bench.writer.put([entry])
+    bench.writer.finish()
+    assert [len(batch) for batch in bench.commits] == [2, 2]
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_a_commit_comes_after_a_while_or_when_asked(tmp_path, monkeypatch, flush):
+    monkeypatch.setattr(writer_module, "COMMIT_S", 60.0 if flush else 0.05)
+    bench, made = Bench(tmp_path), entries(2)
+    bench.writer.put(made[:1])
+    if flush:
+        bench.writer.put(())
+    until = time.monotonic() + 5
+    while not bench.commits and time.monotonic() < until:
+        time.sleep(0.01)
+    assert bench.commits == [keys(made[:1])]
+    bench.writer.put(made[1:])
+    bench.writer.finish()
+    assert bench.commits == [keys(made[:1]), keys(made[1:])]
+
+
+def test_a_key_is_reported_after_its_commit_has_returned(tmp_path, monkeypatch):
+    order, real = [], ShardWriter.write
+    monkeypatch.setattr(ShardWriter, "write", lambda shard, batch: (real(shard, batch), order.append("written"))[0])
+    bench = Bench(tmp_path, commit_every=1)
+    bench.writer._committed = lambda batch: order.append("reported")
+    bench.writer.put(entries(2))
+    bench.writer.finish()
+    assert order == ["written", "reported"] * 2
+
+
+def test_without_entries_there_is_no_shard(tmp_path):
+    bench = Bench(tmp_path)
+    bench.writer.put(())
+    bench.writer.finish()
+    assert list(bench.paths.shards.iterdir()) == []
+
+
+def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_path, monkeypatch):
+    made, real, count = entries(6), ShardWriter.write, iter(range(100))
+
+    def full_after_two(shard, batch):
+        if next(count) >= 2:
+            raise DiskFullError("the disk is full")
+        real(shard, batch)
+
+    monkeypatch.setattr(ShardWriter, "write", full_after_two)
+    bench = Bench(tmp_path, commit_every=1)
+    with pytest.raises(DiskFullError):
+        for _ in range(1000):
+            bench.writer.put(made)
+    with pytest.raises(DiskFullError):
+        bench.writer.finish()
+    assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]
+    assert [folder.name for folder in bench.paths.open_shards()] == ["one.open"]
+
+
+def test_putting_waits_while_the_disk_is_behind(tmp_path, monkeypatch):
+    gate, real = threading.Event(), ShardWriter.write
+
+    def slow(shard, batch):
+        gate.wait(10)
+        real(shard, batch)
+
+    monkeypatch.setattr(ShardWriter, "write", slow)
+    bench, made = Bench(tmp_path, commit_every=1), entries(1)
+    putting = threading.Thread(target=lambda: [bench.writer.put(made) for _ in range(20)], daemon=True)
+    putting.start()
+    putting.join(0.3)
+    assert putting.is_alive()
+    gate.set()
+    putting.join(10)
+    assert not putting.is_alive()
+    bench.writer.finish()
