@@ -22,7 +22,7 @@ _SLICE = 1 << 14
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
-    """(n,) position of each of ``names`` in ``others``; -1 if it is absent, the first one if it is there twice."""
+    """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once."""
     front = len(names) if names == others else _equal_front(names, others)
     place = np.full(len(names), -1, dtype=np.int64)
     place[:front] = np.arange(front)
@@ -199,7 +199,9 @@ def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
     """Rows of a column that may be lazy: a run of rows is one read."""
-    first, last = int(places[0]), int(places[-1]) + 1
+    if not len(places):
+        return np.asarray(column[0:0])
+    first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
     if last - first == len(places) and bool((np.diff(places) == 1).all()):
         return np.asarray(column[first:last])
     return np.asarray(column[places])

@@ -238,10 +238,8 @@ class Walk:
                 found.folders.append(_Folder(entry.path, name + "/", found.folder.linked))
         elif extension not in self._wanted:
             self._other(name, extension)
-        elif entry.is_file(follow_symlinks=False):
-            found.names.append(entry.name)
         else:
-            self._not_regular(name, entry.stat(follow_symlinks=False).st_mode)
+            self._take(entry.name, name, extension, entry.stat(follow_symlinks=False), found)
 
     def _hidden(self, entry: os.DirEntry[str], name: str, extension: str) -> None:
         """A name that begins with a dot: of a folder, how many files are in it."""
@@ -272,13 +270,19 @@ class Walk:
             self._other(name, extension)
         elif not inside and extension not in self._loose:
             self.rejected.append(rejected(name, "outside-root", leads_to))
-        elif not stat.S_ISREG(target.st_mode):
-            self._not_regular(name, target.st_mode)
         else:
-            found.names.append(entry.name)
-            found.odd[entry.name] = target
+            self._take(entry.name, name, extension, target, found)
             if not inside:
                 found.links_out.add(entry.name)
+
+    def _take(self, own: str, name: str, extension: str, state: os.stat_result, found: _Listed) -> None:
+        """A wanted name that is a regular file; of loose endings, anything."""
+        if stat.S_ISREG(state.st_mode) or extension in self._loose:
+            found.names.append(own)
+            found.odd[own] = state
+        else:
+            detail = f"it is {kind_of(state.st_mode)}, not a regular file"
+            self.rejected.append(rejected(name, "not-regular", detail))
 
     def _broken(self, entry: os.DirEntry[str], name: str, extension: str, error: OSError, found: _Listed) -> None:
         """A link that leads nowhere: rejected if a file is meant, a note if it could be a folder."""
@@ -322,9 +326,6 @@ class Walk:
         self.others[extension] += 1
         if len(self._examples[extension]) < 3:
             self._examples[extension].append(name)
-
-    def _not_regular(self, name: str, mode: int) -> None:
-        self.rejected.append(rejected(name, "not-regular", f"it is {kind_of(mode)}, not a regular file"))
 
 
 def extension_of(name: str) -> str:

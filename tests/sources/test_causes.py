@@ -1,4 +1,4 @@
-"""Cause words, their hints, and the causes of bytes that no decoder took."""
+"""Reason words, their hints, and the reasons of bytes that no decoder took."""
 
 import errno
 import re
@@ -8,7 +8,7 @@ import pytest
 
 import latentcache
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.causes import HINTS, as_refusal, cause_of, hint_for, refusal, sniff_cause
+from latentcache.sources.causes import HINTS, as_rejected, cause_of, hint_for, rejected, sniff_cause
 
 WORDS = """truncated empty zeros html git-lfs svg heic-needs-plugin jxl-needs-plugin eps pdf unknown float too-small
 extreme-aspect too-many-pixels bomb png-metadata-too-large not-regular symlink-loop not-found outside-root
@@ -25,7 +25,7 @@ def test_every_cause_word_has_a_hint_of_one_line(cause):
 
 def test_every_cause_word_in_the_code_of_the_folder_is_in_the_table():
     folder = Path(latentcache.__file__).parent / "sources"
-    calls = re.compile(r'(?:refusal\([\w.+" /]+, |unusable\(|_refused\()"([a-z0-9-]+)"')
+    calls = re.compile(r'(?:rejected\([\w.+" /]+, |unusable\(|_unusable\(|fault\()"([a-z0-9-]+)"')
     found = {word for path in folder.glob("*.py") for word in calls.findall(path.read_text())}
     assert len(found) > 10
     assert found <= set(HINTS)
@@ -87,12 +87,12 @@ def test_an_error_of_the_system_has_a_cause_word(number, cause):
     assert cause_of(OSError(number, "x")) == cause
 
 
-def test_a_refusal_carries_the_hint_of_its_cause():
-    item = refusal("a.jpg", "empty", "it has 0 bytes")
-    assert (item.name, item.cause, item.detail, item.hint) == ("a.jpg", "empty", "it has 0 bytes", HINTS["empty"])
+def test_a_rejection_carries_the_hint_of_its_reason():
+    item = rejected("a.jpg", "empty", "it has 0 bytes")
+    assert (item.name, item.reason, item.detail, item.hint) == ("a.jpg", "empty", "it has 0 bytes", HINTS["empty"])
 
 
-def test_a_refusal_from_an_error_keeps_what_why_and_fix():
+def test_a_rejection_from_an_error_keeps_what_why_and_fix():
     error = UnusableSampleError("half of it", why="expected 10, found 5", fix="again", slug="truncated")
-    item = as_refusal("a.jpg", error)
-    assert (item.cause, item.detail, item.hint) == ("truncated", "half of it; expected 10, found 5", "again")
+    item = as_rejected("a.jpg", error)
+    assert (item.reason, item.detail, item.hint) == ("truncated", "half of it; expected 10, found 5", "again")

@@ -5,7 +5,7 @@ import pytest
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.chat import map_record
-from latentcache.sources.record_format import ALPACA, OPENAI, SHAREGPT, TEXT, RecordFormat
+from latentcache.sources.records import ALPACA, OPENAI, SHAREGPT, TEXT, RecordFormat
 
 
 def mapped(record, form):

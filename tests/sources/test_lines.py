@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources import lines as lines_module
-from latentcache.sources.lines import LineReader, decode, has_bom, parse_json, parse_json_at
+from latentcache.sources.lines import LineReader, decode, listed, parse_json, parse_json_at, shown
 
 
 @settings(max_examples=40, deadline=None)
@@ -48,7 +48,7 @@ def test_a_byte_order_mark_is_hashed_but_not_given(tmp_path):
     with LineReader(path) as reader:
         assert list(reader.lines()) == [(1, b"x")]
         assert reader.finish()[1] == xxhash.xxh3_128_digest(path.read_bytes())
-    assert has_bom(path)
+        assert reader.has_bom
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_byte_order_mark_is_hashed_but_not_given(tmp_path):
         (b"", "empty"),
     ],
 )
-def test_files_that_are_no_text_are_refused_at_once(tmp_path, data, cause):
+def test_files_that_are_no_text_are_rejected_at_once(tmp_path, data, cause):
     path = tmp_path / "a"
     path.write_bytes(data)
     with pytest.raises(UnusableSampleError) as caught:
@@ -88,10 +88,10 @@ def test_a_file_that_grows_is_an_error_at_its_end(tmp_path):
         ('{"a": -Infinity}', "Infinity"),
         ('{"a": ', "column"),
         ("[" * 100_000, "deep"),
-        ('{"a": ' + "9" * 5000 + "}", "a whole number of thousands of digits;"),
+        ('{"a": ' + "9" * 5000 + "}", "an integer of thousands of digits"),
     ],
 )
-def test_json_that_is_none_is_refused_with_its_fault(text, words):
+def test_json_that_is_none_is_rejected_with_its_fault(text, words):
     with pytest.raises(UnusableSampleError, match=words) as caught:
         parse_json(text)
     assert caught.value.slug == "no-json"
@@ -120,3 +120,17 @@ def test_a_fault_of_json_names_its_column_once(text):
     with pytest.raises(UnusableSampleError, match=r"no JSON: .* at column \d+") as caught:
         parse_json(text)
     assert " at at " not in caught.value.what
+
+
+@given(st.text(max_size=1000) | st.lists(st.integers(), max_size=200))
+def test_values_are_shown_on_one_short_line(value):
+    text = shown(value)
+    assert text.isprintable()
+    assert text == repr(value) or text == repr(value)[:200] + "..."
+
+
+@given(st.lists(st.text(max_size=40), max_size=20))
+def test_columns_are_listed_on_one_short_line(columns):
+    text = listed(columns)
+    assert text.isprintable()
+    assert len(text) <= 203

@@ -1,20 +1,20 @@
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import xxhash
 
 from latentcache.errors import SourceError, UnusableSampleError
 from latentcache.sources import record_files
-from latentcache.sources.record_files import RecordFile, read_file, read_rows
-from latentcache.sources.records import RecordLog
+from latentcache.sources.record_files import RecordReader, Way
 
 
 def read(path, data, kind="json", **options):
     path = path / "a"
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    log = RecordLog()
-    records = list(read_file(RecordFile(path=path, name="a", kind=kind, **options), log))
-    return records, log
+    reader = RecordReader(path, "a", Way(kind=kind, **options))
+    return list(reader), reader
 
 
 def test_lines_with_everything_that_goes_wrong(tmp_path):
@@ -34,7 +34,7 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
     ]
     records, log = read(tmp_path, b"\n".join(lines))
     assert [(r.line, r.text) for r in records] == [(1, "one"), (12, "last")]
-    assert [(item.line, item.cause, item.field) for item in log.refused] == [
+    assert [(item.line, item.reason, item.field) for item in log.rejected] == [
         (4, "no-json", ""),
         (5, "no-json", ""),
         (6, "not-utf8", ""),
@@ -44,18 +44,16 @@ def test_lines_with_everything_that_goes_wrong(tmp_path):
         (10, "record-field", ""),
         (11, "record-unicode", "text"),
     ]
-    assert all(item.name == "a" and f"a:{item.line}" not in item.detail and item.hint for item in log.refused)
-    assert [note.cause for note in log.notes] == ["bom"]
-    (source,) = log.sources
-    assert (source.name, source.records, source.refused) == ("a", 2, 8)
-    assert source.content == xxhash.xxh3_128_digest(b"\n".join(lines))
+    assert all(item.name == "a" and f"a:{item.line}" not in item.detail and item.hint for item in log.rejected)
+    assert [note.reason for note in log.notes] == ["bom"]
+    assert log.content == xxhash.xxh3_128_digest(b"\n".join(lines))
 
 
-def test_lines_that_are_too_long_are_refused_and_the_next_used(tmp_path, monkeypatch):
+def test_lines_that_are_too_long_are_rejected_and_the_next_used(tmp_path, monkeypatch):
     monkeypatch.setattr(record_files.LineReader.__init__, "__kwdefaults__", {"max_bytes": 30})
     records, log = read(tmp_path, json.dumps({"text": "x" * 50}) + '\n{"text": "ok"}\n')
     assert [r.text for r in records] == ["ok"]
-    assert [(item.line, item.cause) for item in log.refused] == [(1, "line-too-long")]
+    assert [(item.line, item.reason) for item in log.rejected] == [(1, "line-too-long")]
 
 
 @pytest.mark.parametrize("spelling", ["[{0},{1},{2}]", "\n[\n {0},\n {1} ,\n\n {2}\n]\n"])
@@ -68,8 +66,7 @@ def test_a_list_gives_its_items_with_their_lines(tmp_path, spelling):
     records, log = read(tmp_path, spelling.replace("{0}", items[0]).replace("{1}", items[1]).replace("{2}", items[2]))
     lines = [3, 4, 6] if "\n" in spelling else [1, 1, 1]
     assert [r.line for r in records] == [lines[0], lines[2]]
-    assert [(item.line, item.field) for item in log.refused] == [(lines[1], "instruction")]
-    assert log.sources[0].refused == 1
+    assert [(item.line, item.field) for item in log.rejected] == [(lines[1], "instruction")]
 
 
 @pytest.mark.parametrize("text", ["[", "[1", "[1 2]", "[1,]", "[1] x", '[{"a": 1}\n{"a": 2}]'])
@@ -81,7 +78,7 @@ def test_a_list_that_is_broken_is_an_error(tmp_path, text):
 
 def test_an_empty_list_is_no_error(tmp_path):
     records, log = read(tmp_path, " [ ] ")
-    assert (records, len(log.sources)) == ([], 1)
+    assert (records, log.stat.size) == ([], 5)
 
 
 def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
@@ -93,7 +90,7 @@ def test_an_object_over_several_lines_is_no_file_of_records(tmp_path):
 def test_the_first_record_tells_the_form_and_others_have_to_be_of_it(tmp_path):
     records, log = read(tmp_path, '{"x": 1}\n{"text": "a"}\n{"messages": []}\n{"text": "b", "messages": []}\n')
     assert [r.text for r in records] == ["a", "b"]
-    assert [(item.line, item.field) for item in log.refused] == [(1, ""), (3, "text")]
+    assert [(item.line, item.field) for item in log.rejected] == [(1, ""), (3, "text")]
 
 
 def test_a_text_is_one_document_as_it_stands(tmp_path):
@@ -104,30 +101,38 @@ def test_a_text_is_one_document_as_it_stands(tmp_path):
 def test_a_text_can_be_a_document_a_line(tmp_path):
     records, log = read(tmp_path, b"a\r\n\r\nb\n\xff\n c", "text", text_lines=True)
     assert [(r.line, r.text) for r in records] == [(1, "a"), (3, "b"), (5, " c")]
-    assert [(item.line, item.cause) for item in log.refused] == [(4, "not-utf8")]
+    assert [(item.line, item.reason) for item in log.rejected] == [(4, "not-utf8")]
 
 
-def test_a_text_that_is_no_utf8_is_refused(tmp_path):
+def test_a_text_that_is_no_utf8_is_rejected(tmp_path):
     records, log = read(tmp_path, b"caf\xe9", "text")
-    assert (records, [item.cause for item in log.refused]) == ([], ["not-utf8"])
+    assert (records, [item.reason for item in log.rejected]) == ([], ["not-utf8"])
 
 
-def test_a_text_that_is_too_large_is_refused(tmp_path, monkeypatch):
+def test_a_text_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(record_files, "MAX_LINE_BYTES", 3)
     with pytest.raises(UnusableSampleError) as caught:
         read(tmp_path, b"abcd", "text")
     assert caught.value.slug == "text-too-large"
 
 
-def test_too_many_refusals_end_the_pass(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_files, "MAX_REFUSED", 3)
+def test_too_many_rejections_end_the_scan(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_files, "MAX_REJECTED", 3)
     with pytest.raises(SourceError, match="more than 3"):
         read(tmp_path, "x\n" * 10)
 
 
-def test_rows_are_numbered(tmp_path):
-    log = RecordLog()
-    file = RecordFile(path=tmp_path / "a", name="a", kind="parquet")
-    (record,) = read_rows(file, [{"text": None}, {"text": "x"}], None, bytes(16), log)
-    assert (record.line, log.refused) == (2, log.refused)
-    assert [(item.line, item.cause) for item in log.refused] == [(1, "record-field")]
+def test_rows_of_parquet_stream_in_order(tmp_path):
+    rows = [{"text": f"text {n}"} for n in range(2500)] + [{"text": None}]
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=900)
+    reader = RecordReader(path, "a.parquet", Way(kind="parquet"))
+    assert [(r.line, r.text) for r in reader] == [(n, f"text {n - 1}") for n in range(1, 2501)]
+    assert [(item.line, item.field) for item in reader.rejected] == [(2501, "text")]
+    assert reader.content == xxhash.xxh3_128_digest(path.read_bytes())
+
+
+@pytest.mark.parametrize(("kind", "data"), [("parquet", b"PAR1 no"), ("arrow", b"nothing")])
+def test_a_damaged_file_of_columns_is_an_error(tmp_path, kind, data):
+    with pytest.raises(SourceError, match=f"cannot be read as {kind}"):
+        read(tmp_path, data, kind)

@@ -1,10 +1,20 @@
 import json
-import pickle
 
 import pytest
 
-from latentcache.identity.stat import StatMemo
-from latentcache.sources.records import Message, RecordScan, RecordSource, chat_record, record_size, text_record
+from latentcache.sources.records import (
+    ALPACA,
+    OPENAI,
+    SHAREGPT,
+    TEXT,
+    Message,
+    chat_record,
+    detect_format,
+    record_from_json,
+    record_json,
+    record_size,
+    text_record,
+)
 
 
 def turns(**changes):
@@ -48,28 +58,39 @@ def test_a_text_is_no_conversation():
     assert text_record("a", 1, '[[],""]').content != chat_record("a", 1, ()).content
 
 
-def test_half_a_surrogate_pair_is_refused():
+def test_half_a_surrogate_pair_is_rejected():
     with pytest.raises(UnicodeEncodeError):
         text_record("a", 1, "\ud800")
     with pytest.raises(UnicodeEncodeError):
         chat_record("a", 1, turns(content="\ud800"))
 
 
-def test_records_travel_between_processes():
-    record = chat_record("a", 1, turns())
-    assert pickle.loads(pickle.dumps(record)) == record
+def test_records_travel_as_json():
+    for record in (text_record("a", 1, ""), chat_record("a", 1, turns(fields=(("x", "1"),)), "[1]")):
+        assert record_from_json(json.loads(json.dumps(record_json(record)))) == record
 
 
-def test_a_scan_can_be_read_twice(tmp_path):
-    memo = StatMemo(size=1, mtime_ns=0, ctime_ns=0, inode=0, device=0)
+@pytest.mark.parametrize(
+    ("record", "form"),
+    [
+        ({"text": "a", "id": 1}, TEXT),
+        ({"messages": [{"role": "user", "content": "a"}]}, OPENAI),
+        ({"messages": []}, OPENAI),
+        ({"conversations": [{"from": "human", "value": "a"}]}, SHAREGPT),
+        ({"instruction": "a", "output": "b"}, ALPACA),
+        ({"messages": [{"role": "user", "content": "a"}], "text": "rendered"}, OPENAI),
+        ({"instruction": "a"}, None),
+        ({"prompt": "a"}, None),
+        ({"messages": [], "conversations": []}, None),
+        ({}, None),
+    ],
+)
+def test_a_form_is_known_by_its_fields(record, form):
+    assert detect_format(record) == form
 
-    def read(log, without, first):
-        if "a" not in without:
-            yield text_record("a", 1, "x")
-            log.sources.append(RecordSource(name="a", stat=memo, content=bytes(16), records=1, refused=0))
 
-    scan = RecordScan(tmp_path, read)
-    assert list(scan.but(["a"])) == []
-    assert (scan.sources, scan.refused, scan.notes) == ((), (), ())
-    assert [r.text for r in scan] == [r.text for r in scan] == ["x"]
-    assert [s.name for s in scan.sources] == ["a"]
+def test_tags_of_the_other_form_are_taken():
+    found = detect_format({"messages": [{"from": "human", "value": "a"}]})
+    assert (found.form, found.messages, found.role_tag) == ("sharegpt", "messages", "from")
+    found = detect_format({"conversations": [{"role": "user", "content": "a"}]})
+    assert (found.form, found.messages, found.role_tag) == ("openai", "conversations", "role")

@@ -3,25 +3,37 @@
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latentcache.errors import TableError
-from latentcache.sources.rows import CAPTION_COLUMNS, FILE_COLUMNS
-from latentcache.sources.table import find_table, read_table
+from latentcache.sources.table import (
+    CAPTION_COLUMNS,
+    FILE_COLUMNS,
+    Row,
+    choose_columns,
+    find_table,
+    image_named,
+    leads_out,
+    make_row,
+    match_rows,
+    read_table,
+)
 
 CSV, JSONL = "metadata.csv", "metadata.jsonl"
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
-def rows_of(root, data, name=CSV, pictures=("a.jpg", "b.jpg")):
+def rows_of(root, data, name=CSV, images=("a.jpg", "b.jpg")):
     (root / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    rows, notes = read_table(root, name, set(pictures))
-    return [(row.name, row.cause or row.caption) for row in rows], [note.cause for note in notes]
+    rows, _, _, notes = read_table(root, name, set(images))
+    return [(row.name, row.cause or row.caption) for row in rows], [note.reason for note in notes]
 
 
 def error_of(root, data, name=CSV):
@@ -51,7 +63,7 @@ def test_the_header_says_the_delimiter(tmp_path, mark):
     assert rows_of(tmp_path, data) == ([("a.jpg", "one, two; three\tfour")], [])
 
 
-def test_a_table_without_header_begins_with_a_picture_that_is_there(tmp_path):
+def test_a_table_without_header_begins_with_an_image_that_is_there(tmp_path):
     assert rows_of(tmp_path, "a.jpg,a cat\nb.jpg,a dog\n")[0] == [("a.jpg", "a cat"), ("b.jpg", "a dog")]
     assert rows_of(tmp_path, ".\\a.jpg,a cat\n")[0] == [(".\\a.jpg", "a cat")]
 
@@ -129,8 +141,8 @@ CAPTIONS = "expected a column named text, caption or prompt; found columns: "
             "file_name,text\n",
             "the table has no rows",
             1,
-            "expected one row per picture, found none",
-            "add one row per picture, or remove the table to use all pictures",
+            "expected one row per image, found none",
+            "add one row per image, or remove the table to use all images",
         ),
         (
             b"file_name,text\na.jpg,caf\xe9\n",
@@ -147,7 +159,7 @@ CAPTIONS = "expected a column named text, caption or prompt; found columns: "
             None,
         ),
         ("", "the table cannot be read", 0, "it has 0 bytes", None),
-        ("\n\n", "the table has no rows", 1, "expected one row per picture, found none", None),
+        ("\n\n", "the table has no rows", 1, "expected one row per image, found none", None),
     ],
 )
 def test_a_csv_that_cannot_be_read(tmp_path, data, what, line, why, fix):
@@ -179,7 +191,7 @@ GOOD = '{"file_name": "a.jpg", "text": "x"}\n'
         ('{"text": "x", "text": "y"}', "a line that is no JSON object", "the name 'text' is there twice"),
         ("[" * 100_000, "a line that is no JSON object", "it is nested too deeply"),
         ('{"x":' * 100_000, "a line that is no JSON object", "it is nested too deeply"),
-        ("9" * 5000, "a line that is no JSON object", "Exceeds the limit (4300 digits) for integer string"),
+        ("9" * 5000, "a line that is no JSON object", "it holds an integer of thousands of digits"),
         ("\0\0\0{", "a line that is no JSON object", "Expecting value at column 1"),
         ("x" * 10_000_001, "a line that is too long", "expected at most 10000000 bytes, found 10000001"),
         (b'{"file_name": "\xe9"}', "the table is not UTF-8", "found byte 0xe9 at byte 16 of the line"),
@@ -203,14 +215,14 @@ def test_a_jsonl_without_the_columns_or_rows(tmp_path):
     assert error_of(tmp_path, GOOD.encode("utf-16"), JSONL)[:2] == ("the table is not UTF-8", 1)
 
 
-def test_a_row_without_a_usable_caption_is_refused_alone(tmp_path):
+def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
     lines = [
         '{"file_name": "b.jpg"}',
         '{"file_name": "c.jpg", "text": null}',
         '{"file_name": "d.jpg", "text": "\\ud800"}',
     ]
     (tmp_path / JSONL).write_text(GOOD + "\n".join(lines))
-    rows, _ = read_table(tmp_path, JSONL, set())
+    rows, *_ = read_table(tmp_path, JSONL, set())
     assert [(row.name, row.cause, row.detail) for row in rows[1:]] == [
         ("b.jpg", "table-row", "metadata.jsonl:2 has no 'text'; found columns: file_name"),
         ("c.jpg", "table-row", "metadata.jsonl:3 has None as the caption, expected text"),
@@ -235,7 +247,7 @@ def test_which_table(tmp_path):
     assert caught.value.fix == f"remove or rename one, e.g. `mv {off} {off}.off`"
 
 
-def test_a_table_that_is_no_file_of_the_folder(tmp_path):
+def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     (tmp_path / "secret.csv").write_text("file_name,text\na.jpg,x\n")
@@ -283,3 +295,144 @@ def test_any_bytes_are_rows_or_a_table_error(tmp_path_factory, data, name):
     except TableError as error:
         outcome = str(root / name) in error.where
     assert outcome
+
+
+# columns
+
+OTHER = st.text().filter(lambda name: name.strip().lower() not in (*FILE_COLUMNS, *CAPTION_COLUMNS))
+
+
+@given(st.lists(OTHER, max_size=5), st.sampled_from(FILE_COLUMNS), st.sampled_from(CAPTION_COLUMNS), st.data())
+def test_other_columns_change_nothing(others, file, caption, data):
+    columns = list(others)
+    for name in (file, caption):
+        spelling = data.draw(st.sampled_from([name, name.upper(), f" {name}"]))
+        columns.insert(data.draw(st.integers(0, len(columns))), spelling)
+    positions = choose_columns(Path(CSV), 1, columns)
+    assert [columns[position].strip().lower() for position in positions] == [file, caption]
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        (["file", "text", "caption", "prompt"], "3 columns of captions"),
+        (["file", "file", "text"], "2 columns of file names"),
+    ],
+)
+def test_columns_that_could_both_be_meant_are_an_error(columns, what):
+    with pytest.raises(TableError, match=what) as caught:
+        choose_columns(Path(CSV), 3, columns)
+    assert (caught.value.where, caught.value.fix) == (f"{CSV}:3", "keep one of them")
+
+
+@pytest.mark.parametrize("caption", ["", " x ", "NA", "a\nb", "\u2028", "\U0001f431"])
+def test_a_caption_is_kept_as_it_is(caption):
+    assert make_row("t.csv", 4, "a.jpg", caption) == Row(name="a.jpg", caption=caption, line=4)
+
+
+# rows against images
+
+
+def matched(images, *rows, said=(), root=Path("/nowhere")):
+    """What the rows come to; the first one is on line 2."""
+    made = [row if isinstance(row, Row) else make_row(CSV, line, *row) for line, row in enumerate(rows, start=2)]
+    return match_rows(CSV, made, dict.fromkeys(images), said, root)
+
+
+def words(items):
+    assert all(item.hint for item in items)
+    return [(item.name, item.reason, item.detail) for item in items]
+
+
+def test_rows_are_samples_and_other_images_are_noted():
+    result = matched(["a.jpg", "sub/b.jpg", "c.jpg"], ("sub/b.jpg", "two"), ("a.jpg", ""))
+    assert [(name, row.caption) for name, row in result.samples.items()] == [("sub/b.jpg", "two"), ("a.jpg", "")]
+    assert words(result.notes) == [("c.jpg", "unlisted", "metadata.csv has no row for it")]
+    assert result.rejected == []
+
+
+@pytest.mark.parametrize("raw", ["./a.jpg", ".//a.jpg", "sub/./b.jpg", "sub//b.jpg", ".\\a.jpg", "sub\\b.jpg"])
+def test_harmless_spellings_are_the_same_file(raw):
+    result = matched(["a.jpg", "sub/b.jpg"], (raw, "x"))
+    assert list(result.samples) == ["a.jpg" if "a" in raw else "sub/b.jpg"]
+    assert ("backslash" in {note.reason for note in result.notes}) == ("\\" in raw)
+
+
+def test_backslashes_are_counted_in_one_note_and_belong_to_a_name_that_has_them():
+    result = matched(["sub/a.jpg", "sub/b.jpg"], ("sub\\a.jpg", "x"), ("sub\\b.jpg", "y"))
+    detail = "2 rows have paths with \\, the first on line 2; read as /"
+    assert words(result.notes) == [(CSV, "backslash", detail)]
+    result = matched(["sub\\a.jpg", "sub/a.jpg"], ("sub\\a.jpg", "x"))
+    assert (list(result.samples), [note.reason for note in result.notes]) == (["sub\\a.jpg"], ["unlisted"])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["/etc/x.jpg", "../a.jpg", "sub/../a.jpg", "..", "C:\\pics\\a.jpg", "c:x.jpg", "..\\a.jpg", "\\\\host\\a.jpg"],
+)
+def test_a_name_that_leads_out_is_rejected(raw):
+    assert leads_out(raw)
+    assert image_named(raw, {"a.jpg", "x.jpg"}) == ""
+    question = "; did you mean a.jpg?" if "a.jpg" in raw else ""
+    detail = f"metadata.csv:2 names a file outside the data folder{question}"
+    assert words(matched(["a.jpg", "sub/x.png"], (raw, "y")).rejected)[0] in {
+        (raw, "outside-root", detail),
+        (raw, "outside-root", f"{detail}; did you mean sub/x.png?"),
+    }
+    assert not leads_out("a..b/..c/d...jpg")
+
+
+@pytest.mark.parametrize(
+    ("raw", "question"),
+    [
+        ("gone.jpg", ""),
+        ("A.JPG", "; did you mean sub/a.jpg?"),
+        ("other/a.jpg ", "; did you mean sub/a.jpg?"),
+        ("a.png", "; did you mean sub/a.jpg?"),
+        ("cafe\u0301.jpg", "; did you mean caf\u00e9.jpg?"),
+    ],
+)
+def test_a_file_that_is_not_there_is_rejected_with_the_nearest_name(raw, question):
+    detail = f"metadata.csv:2 names it, and there is no such file{question}"
+    assert words(matched(["sub/a.jpg", "caf\u00e9.jpg"], (raw, "x")).rejected) == [(raw, "not-found", detail)]
+
+
+def test_a_file_of_another_kind_is_rejected_and_one_that_was_rejected_has_one_item(tmp_path):
+    (tmp_path / "a.psd").touch()
+    detail = "metadata.csv:2 names it, but its extension is none of an image that is read"
+    assert words(matched([], ("a.psd", "x"), root=tmp_path).rejected) == [("a.psd", "unknown", detail)]
+    result = matched([], ("pipe.jpg", "x"), said={"pipe.jpg"})
+    assert (result.samples, result.rejected, result.notes) == ({}, [], [])
+
+
+def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
+    rows = [("a.jpg", "one"), ("./a.jpg", "one"), ("a.jpg", "two"), ("gone.jpg", ""), ("gone.jpg", ""), ("b.jpg", "x\0")]
+    result = matched(["a.jpg", "b.jpg"], *rows)
+    assert [(name, row.caption) for name, row in result.samples.items()] == [("a.jpg", "one")]
+    assert words(result.notes) == [
+        (CSV, "duplicate-row", "lines 2 and 3 are both for a.jpg, with the same caption"),
+        (CSV, "duplicate-row", "lines 2 and 4 are both for a.jpg, with another caption; that of line 2 is used"),
+        (CSV, "duplicate-row", "lines 5 and 6 are both for gone.jpg, with the same caption"),
+    ]
+    detail = "the caption in metadata.csv:7 has a NUL at character 1"
+    assert words(result.rejected)[1] == ("b.jpg", "caption-unicode", detail)
+
+
+@pytest.mark.parametrize("raw", ["\ud800.jpg", "a\0.jpg", "", ".", "x" * 5000 + ".jpg"])
+def test_names_that_no_file_can_have(raw, tmp_path):
+    (item,) = matched([], (raw, "x"), root=tmp_path).rejected
+    assert item.reason == "not-found"
+    assert 0 < len(os.fsencode(item.name)) <= 1000
+    json.dumps(item.name)
+
+
+@given(st.lists(st.text("ab./\\:\0\ud800C", max_size=8), max_size=8))
+def test_every_row_and_every_image_ends_somewhere(raws):
+    images = ["a.jpg", "b/a.jpg", "b/b.png"]
+    names = [f"{raw}.jpg" for raw in raws]
+    result = matched(images, *((name, "x") for name in names))
+    duplicates = sum(note.reason == "duplicate-row" for note in result.notes)
+    assert len(result.samples) + len(result.rejected) + duplicates == len(names)
+    unlisted = [note.name for note in result.notes if note.reason == "unlisted"]
+    assert sorted([*unlisted, *result.samples]) == images
+    assert len({item.name for item in result.rejected}) == len(result.rejected)

@@ -1,4 +1,4 @@
-"""The walk: every picture file is listed, refused or noted, and the walk ends."""
+"""The walk: every file is listed, rejected or noted, and the walk ends."""
 
 import os
 import socket
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from latentcache.errors import SourceError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.sample import Refusal
-from latentcache.sources.sorting import PICTURE_EXTENSIONS
-from latentcache.sources.walk import Walk, walk_pictures
+from latentcache.fields.table import Rejected
+from latentcache.sources.images import IMAGE_EXTENSIONS
+from latentcache.sources.walk import Walk, extension_of, in_order, is_inside
 
 NOBODY = 65534
 
@@ -27,29 +27,59 @@ def put(root: Path, *names: str) -> None:
         path.write_bytes(b"x")
 
 
-def names(walk: Walk) -> list[str]:
-    return [name for name, _ in walk.pictures]
+class Walked:
+    """Everything that a walk finds."""
+
+    def __init__(self, root: Path) -> None:
+        self.walk = Walk(root, IMAGE_EXTENSIONS | {".txt"}, loose=frozenset({".txt"}))
+        self.names, self.stats, self.links_out = list[str](), dict[str, list[int]](), set[str]()
+        for level, start, stop in self.walk:
+            level.mark = True
+            self.names += (level.prefix + name for name in level.names[start:stop])
+            self.stats |= {level.prefix + n: s for n, s in zip(level.names, level.stats.tolist(), strict=True)}
+            self.links_out |= {level.prefix + name for name in level.links_out}
+        assert sorted(self.stats) == sorted(self.names)
+        self.rejected = in_order(self.walk.rejected)
+
+    @property
+    def notes(self) -> tuple[Rejected, ...]:
+        self.walk.note_unused()
+        return self.walk.notes.all()
 
 
-def causes(refusals: tuple[Refusal, ...]) -> list[tuple[str, str]]:
-    assert all(item.detail and item.hint for item in refusals)
-    return [(item.name, item.cause) for item in refusals]
+def names(walk: Walked) -> list[str]:
+    return [name for name in walk.names if not name.endswith(".txt")]
 
 
-def test_pictures_by_extension_in_any_case_in_byte_order(tmp_path):
-    put(tmp_path, "b.JPG", "a/z.png", "a.jpg", "a-b.WebP", "Z.tiff", "é.avif", "notes.txt", "x.psd", "jpg", "c.heic")
-    walk = walk_pictures(tmp_path)
-    assert names(walk) == ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.heic", "é.avif"]
-    assert walk.others == {".txt": 1, ".psd": 1, "": 1}
-    assert walk.texts == {"notes.txt": "notes.txt"}
-    assert (walk.refused, walk.notes) == ((), ())
-    assert dict(walk.pictures)["a.jpg"] == StatMemo.of((tmp_path / "a.jpg").stat())
+def walked(root: Path) -> Walked:
+    return Walked(root)
 
 
-@pytest.mark.parametrize("extension", sorted(PICTURE_EXTENSIONS))
-def test_each_extension_is_a_picture(tmp_path, extension):
+def causes(items: tuple[Rejected, ...]) -> list[tuple[str, str]]:
+    assert all(item.detail and item.hint for item in items)
+    return [(item.name, item.reason) for item in items]
+
+
+def test_wanted_files_in_any_case_in_byte_order(tmp_path):
+    put(tmp_path, "b.JPG", "a/z.png", "a.jpg", "a-b.WebP", "Z.tiff", "é.avif", "notes.txt", "x.psd", "jpg", "c.Heic")
+    walk = walked(tmp_path)
+    assert walk.names == ["Z.tiff", "a-b.WebP", "a.jpg", "a/z.png", "b.JPG", "c.Heic", "notes.txt", "é.avif"]
+    assert walk.rejected == ()
+    assert walk.walk.others == {".psd": 1, "": 1}
+    assert causes(walk.notes) == [("jpg", "unused"), ("x.psd", "unused")]
+    assert walk.stats["a.jpg"] == list(StatMemo.of((tmp_path / "a.jpg").stat()).identity)
+
+
+def test_a_time_before_1970_wraps(tmp_path):
+    put(tmp_path, "a.jpg", "b.jpg")
+    os.utime(tmp_path / "a.jpg", ns=(-5_000_000_000, -5_000_000_000))
+    assert walked(tmp_path).stats["a.jpg"][1] == 2**64 - 5_000_000_000
+
+
+@pytest.mark.parametrize("extension", sorted(IMAGE_EXTENSIONS))
+def test_each_extension_is_an_image(tmp_path, extension):
     put(tmp_path, f"a{extension}", f"b{extension.upper()}")
-    assert names(walk_pictures(tmp_path)) == [f"a{extension}", f"b{extension.upper()}"]
+    assert names(walked(tmp_path)) == [f"a{extension}", f"b{extension.upper()}"]
 
 
 def test_odd_names_come_back_as_their_bytes(tmp_path):
@@ -58,7 +88,7 @@ def test_odd_names_come_back_as_their_bytes(tmp_path):
         path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"x")
-    assert [os.fsencode(name) for name in names(walk_pictures(tmp_path))] == sorted(raw)
+    assert [os.fsencode(name) for name in names(walked(tmp_path))] == sorted(raw)
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,25 +97,25 @@ def test_any_file_names_are_found_in_byte_order(tmp_path_factory, stems):
     root = tmp_path_factory.mktemp("names")
     for stem in stems:
         Path(os.fsdecode(os.fsencode(root) + b"/" + stem + b".jpg")).touch()
-    assert [os.fsencode(name) for name in names(walk_pictures(root))] == sorted(stem + b".jpg" for stem in stems)
+    assert [os.fsencode(name) for name in names(walked(root))] == sorted(stem + b".jpg" for stem in stems)
 
 
-def test_what_is_no_regular_file_is_refused_but_a_folder_is_walked(tmp_path):
+def test_what_is_not_regular_is_rejected_but_a_folder_is_walked(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     put(tmp_path, "folder.jpg/a.jpg", "tail.txt")
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket.png"))
-        walk = walk_pictures(tmp_path)
+        walk = walked(tmp_path)
     assert names(walk) == ["folder.jpg/a.jpg"]
-    assert causes(walk.refused) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
-    assert [item.detail for item in walk.refused] == [
+    assert causes(walk.rejected) == [("pipe.jpg", "not-regular"), ("socket.png", "not-regular")]
+    assert [item.detail for item in walk.rejected] == [
         "it is a named pipe, not a regular file",
         "it is a socket, not a regular file",
     ]
 
 
-def test_links_inside_the_root_are_followed_and_others_refused(tmp_path):
+def test_links_inside_the_root_are_followed_and_others_rejected(tmp_path):
     root, outside = tmp_path / "data", tmp_path / "outside"
     put(root, "real/a.jpg")
     put(outside, "b.jpg", "b.txt")
@@ -99,10 +129,10 @@ def test_links_inside_the_root_are_followed_and_others_refused(tmp_path):
     (root / "self.jpg").symlink_to("self.jpg")
     (root / "pipe.jpg").symlink_to("pipe")
     (root / "zero.jpg").symlink_to("/dev/zero")
-    walk = walk_pictures(root)
+    walk = walked(root)
     assert names(walk) == ["link.jpg", "real/a.jpg"]
-    assert dict(walk.pictures)["link.jpg"] == dict(walk.pictures)["real/a.jpg"]
-    assert causes(walk.refused) == [
+    assert walk.stats["link.jpg"] == walk.stats["real/a.jpg"]
+    assert causes(walk.rejected) == [
         ("broken.jpg", "not-found"),
         ("out-folder", "outside-root"),
         ("out.jpg", "outside-root"),
@@ -110,26 +140,26 @@ def test_links_inside_the_root_are_followed_and_others_refused(tmp_path):
         ("self.jpg", "symlink-loop"),
         ("zero.jpg", "outside-root"),
     ]
-    assert causes(walk.notes) == [("broken", "not-found")]
-    assert walk.outside_texts == {"out.txt"}
-    assert walk.refused[2].detail == f"the link leads to {outside / 'b.jpg'}"
+    assert causes(walk.notes) == [("broken", "not-found"), ("pipe", "unused")]
+    assert walk.links_out == {"out.txt"}
+    assert walk.rejected[2].detail == f"the link leads to {outside / 'b.jpg'}"
 
 
 def test_a_root_that_is_a_link_is_its_target(tmp_path):
     put(tmp_path / "data", "a.jpg")
     (tmp_path / "data" / "b.jpg").symlink_to("a.jpg")
     (tmp_path / "link").symlink_to("data")
-    assert names(walk_pictures(tmp_path / "link")) == ["a.jpg", "b.jpg"]
+    assert names(walked(tmp_path / "link")) == ["a.jpg", "b.jpg"]
 
 
 def test_a_loop_of_folders_is_reported_once(tmp_path):
     put(tmp_path, "a.jpg", "deep/er/b.jpg")
     (tmp_path / "deep" / "er" / "up").symlink_to("../..")
     (tmp_path / "again").symlink_to("deep")
-    walk = walk_pictures(tmp_path)
+    walk = walked(tmp_path)
     assert names(walk) == ["a.jpg", "again/er/b.jpg", "deep/er/b.jpg"]
-    assert causes(walk.refused) == [("deep/er/up", "symlink-loop")]
-    assert walk.refused[0].detail == "the link leads to ../.., a folder above it"
+    assert causes(walk.rejected) == [("deep/er/up", "symlink-loop")]
+    assert walk.rejected[0].detail == "the link leads to ../.., a folder above it"
 
 
 def test_folders_that_link_to_each_other_end(tmp_path):
@@ -138,45 +168,53 @@ def test_folders_that_link_to_each_other_end(tmp_path):
         put(tmp_path, f"d{i:02d}/p.jpg")
         for j in range(count):
             (tmp_path / f"d{i:02d}" / f"to{j:02d}").symlink_to(f"../d{j:02d}")
-    walk = walk_pictures(tmp_path)
+    walk = walked(tmp_path)
     assert len(names(walk)) == count + count * (count - 1)
-    assert {item.cause for item in walk.refused} == {"symlink-loop"}
-    assert {item.cause for item in walk.notes} == {"nested-link"}
+    assert {item.reason for item in walk.rejected} == {"symlink-loop"}
+    assert {item.reason for item in walk.notes} == {"nested-link"}
 
 
-def test_hidden_pictures_are_noted(tmp_path):
-    put(tmp_path, "a.jpg", "._a.jpg", ".thumbs/deep/b.jpg", ".git/config", ".jpg")
+def test_hidden_files_are_noted_and_hidden_folders_counted(tmp_path):
+    put(tmp_path, "a.jpg", "._a.jpg", ".thumbs/deep/b.jpg", ".thumbs/c", ".git/config", ".jpg", ".DS_Store")
     (tmp_path / ".link.jpg").symlink_to("a.jpg")
-    walk = walk_pictures(tmp_path)
+    (tmp_path / ".empty").mkdir()
+    walk = walked(tmp_path)
     assert names(walk) == ["a.jpg"]
-    assert causes(walk.notes) == [
+    notes = walk.notes
+    assert causes(notes) == [
+        (".DS_Store", "unused"),
         ("._a.jpg", "hidden"),
+        (".git/", "hidden"),
         (".jpg", "hidden"),
         (".link.jpg", "hidden"),
-        (".thumbs/deep/b.jpg", "hidden"),
+        (".thumbs/", "hidden"),
     ]
+    assert [note.count for note in notes] == [1, 1, 1, 1, 1, 2]
+
+
+def test_many_notes_of_one_reason_are_counted(tmp_path):
+    put(tmp_path, *(f".{number:03d}.jpg" for number in range(250)))
+    *first, last = walked(tmp_path).notes
+    assert (len(first), {note.count for note in first}) == (100, {1})
+    assert (last.name, last.reason, last.count) == (".100.jpg", "hidden", 150)
 
 
 def test_links_into_a_hidden_store_are_followed(tmp_path):
     put(tmp_path, ".store/objects/0001")
     (tmp_path / "a.jpg").symlink_to(".store/objects/0001")
-    assert names(walk_pictures(tmp_path)) == ["a.jpg"]
+    assert names(walked(tmp_path)) == ["a.jpg"]
 
 
 def test_caches_are_passed_over(tmp_path):
-    put(
-        tmp_path,
-        "a.jpg",
-        "set.latentcache/x.jpg",
-        "mine/CURRENT",
-        "mine/generations/1/x.png",
-        "CURRENT",
-        "my/CURRENT",
-    )
-    put(tmp_path, "my/b.jpg", "generations/c.jpg")
-    walk = walk_pictures(tmp_path)
-    assert names(walk) == ["a.jpg", "generations/c.jpg", "my/b.jpg"]
-    assert causes(walk.notes) == [("mine/", "cache-folder"), ("set.latentcache/", "cache-folder")]
+    put(tmp_path, "a.jpg", "set.latentcache/x.jpg", "mine/CURRENT", "mine/shards/1/x.png", "CURRENT", "my/CURRENT")
+    put(tmp_path, "my/b.jpg", "shards/c.jpg", "young/shards/x.jpg", "young/builder.lock")
+    walk = walked(tmp_path)
+    assert names(walk) == ["a.jpg", "my/b.jpg", "shards/c.jpg"]
+    assert [pair for pair in causes(walk.notes) if pair[1] != "unused"] == [
+        ("mine/", "cache-folder"),
+        ("set.latentcache/", "cache-folder"),
+        ("young/", "cache-folder"),
+    ]
 
 
 def make_deep(root: Path, part: str, depth: int) -> None:
@@ -193,9 +231,9 @@ def make_deep(root: Path, part: str, depth: int) -> None:
         os.close(here)
 
 
-def walk_and_remove(root: Path) -> Walk:
+def walk_and_remove(root: Path) -> Walked:
     """Removed at once: the tree is deeper than ``shutil.rmtree`` goes."""
-    walk = walk_pictures(root)
+    walk = walked(root)
     subprocess.run(["rm", "-r", str(root)], check=True)
     return walk
 
@@ -205,31 +243,26 @@ def test_depth_is_no_limit_of_the_stack(tmp_path):
     assert names(walk_and_remove(tmp_path)) == ["d/" * 1200 + "a.jpg"]
 
 
-def test_a_path_longer_than_the_system_takes_is_refused_by_name(tmp_path):
+def test_a_path_longer_than_the_system_takes_is_rejected_by_name(tmp_path):
     put(tmp_path, "a.jpg")
     make_deep(tmp_path, "d" * 200, 21)
     walk = walk_and_remove(tmp_path)
     assert names(walk) == ["a.jpg"]
-    assert [item.cause for item in walk.refused] == ["io-error"]
-    assert walk.refused[0].detail == "the folder cannot be listed: File name too long"
-
-
-def test_caption_files_in_any_case_with_the_lower_one_first(tmp_path):
-    put(tmp_path, "a.TXT", "b.txt", "b.TXT", "c.Caption")
-    assert walk_pictures(tmp_path).texts == {"a.txt": "a.TXT", "b.txt": "b.txt", "c.caption": "c.Caption"}
+    assert [item.reason for item in walk.rejected] == ["io-error"]
+    assert walk.rejected[0].detail == "the folder cannot be listed: File name too long"
 
 
 def test_a_root_that_is_gone_is_an_error(tmp_path):
     with pytest.raises(SourceError) as caught:
-        walk_pictures(tmp_path / "gone")
+        walked(tmp_path / "gone")
     assert caught.value.what == f"the data folder cannot be listed: {tmp_path / 'gone'}"
     assert caught.value.why == "No such file or directory"
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceError, match="Too many levels of symbolic links"):
-        walk_pictures(tmp_path / "loop")
+        walked(tmp_path / "loop")
 
 
-def test_a_folder_that_cannot_be_listed_is_refused_for_another_user(tmp_path):
+def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
     put(tmp_path, "open/a.jpg", "closed/b.jpg", "nostat/c.jpg")
     tmp_path.chmod(0o755)
     (tmp_path / "closed").chmod(0)
@@ -238,15 +271,16 @@ def test_a_folder_that_cannot_be_listed_is_refused_for_another_user(tmp_path):
         import os, sys
         from pathlib import Path
         from latentcache.errors import SourceError
-        from latentcache.sources.walk import walk_pictures
+        from latentcache.sources.walk import Walk
         os.chdir(sys.argv[1])
         if os.geteuid() == 0:
             os.setgid(int(sys.argv[2]))
             os.setuid(int(sys.argv[2]))
-        walk = walk_pictures(Path("."))
-        said = [[n for n, _ in walk.pictures], [(r.name, r.cause, r.detail) for r in walk.refused]]
+        walk = Walk(Path("."), {".jpg"})
+        names = [level.prefix + name for level, start, stop in walk for name in level.names[start:stop]]
+        said = [names, [(r.name, r.reason, r.detail) for r in walk.rejected]]
         try:
-            walk_pictures(Path("closed"))
+            list(Walk(Path("closed"), {".jpg"}))
         except SourceError as error:
             said.append(error.why)
         sys.stdout.write(repr(said))
@@ -268,10 +302,19 @@ def test_a_folder_that_cannot_be_listed_is_refused_for_another_user(tmp_path):
     )
 
 
-def test_a_table_below_the_data_folder_is_not_overlooked_in_silence(tmp_path):
+def test_a_table_below_the_data_folder_is_noted(tmp_path):
     (tmp_path / "sub").mkdir()
     for folder in (tmp_path, tmp_path / "sub"):
         (folder / "metadata.csv").write_text("file_name,text\n")
-    (note,) = walk_pictures(tmp_path).notes
-    assert (note.name, note.cause) == ("sub/metadata.csv", "nested-table")
-    assert "move it to the top" in note.hint
+    one, two = walked(tmp_path).notes
+    assert (one.name, one.reason, two.name, two.reason) == ("metadata.csv", "unused", "sub/metadata.csv", "nested-table")
+    assert "move it to the top" in two.hint
+    walk = Walk(tmp_path, frozenset(), used=frozenset({"metadata.csv"}))
+    list(walk)
+    assert walk.others == {}
+
+
+def test_extensions_and_places(tmp_path):
+    assert [extension_of(name) for name in ("a.JPG", "a", "a.b.Png")] == [".jpg", "", ".png"]
+    assert is_inside(f"{tmp_path}/x", os.path.realpath(tmp_path))
+    assert not is_inside(f"{tmp_path}x", os.path.realpath(tmp_path))

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from latentcache.errors import SourceError, UsageError
-from latentcache.sources.dataset_info import is_dataset_info, read_dataset_info
+from latentcache.sources.datasets import is_dataset_info, is_saved, read_dataset_info, saved_files
 
 LOCAL = {
     "plain": {"file_name": "plain.json"},
@@ -15,11 +15,11 @@ LOCAL = {
         "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
     },
 }
-REFUSED = {
+REJECTED = {
     "hub": ({"hf_hub_url": "org/name"}, "hub-dataset"),
     "script": ({"script_url": "make.py"}, "script-dataset"),
     "pairs": ({"file_name": "plain.json", "ranking": True}, "not-for-sft"),
-    "pictures": ({"file_name": "plain.json", "columns": {"images": "images"}}, "not-for-sft"),
+    "pixels": ({"file_name": "plain.json", "columns": {"images": "images"}}, "not-for-sft"),
     "gone": ({"file_name": "gone.json"}, "not-found"),
     "out": ({"file_name": "../out.json"}, "outside-root"),
     "odd": ({"file_name": "plain.json", "formatting": "csv"}, "record-field"),
@@ -30,18 +30,18 @@ REFUSED = {
 
 @pytest.fixture
 def folder(tmp_path):
-    info = LOCAL | {name: entry for name, (entry, _) in REFUSED.items()}
+    info = LOCAL | {name: entry for name, (entry, _) in REJECTED.items()}
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))
     for entry in LOCAL.values():
         (tmp_path / entry["file_name"]).write_text("[]")
     return tmp_path
 
 
-def test_local_entries_are_used_and_the_others_refused_by_name(folder):
-    datasets, refused, _ = read_dataset_info(folder)
+def test_local_entries_are_used_and_the_others_rejected_by_name(folder):
+    datasets, rejected, _ = read_dataset_info(folder)
     assert [dataset.name for dataset in datasets] == list(LOCAL)
-    assert {item.name: item.cause for item in refused} == {name: cause for name, (_, cause) in REFUSED.items()}
-    assert all(item.hint and item.name in item.detail for item in refused)
+    assert {item.name: item.reason for item in rejected} == {name: cause for name, (_, cause) in REJECTED.items()}
+    assert all(item.hint and item.name in item.detail for item in rejected)
 
 
 def test_without_columns_and_tags_the_defaults_hold(folder):
@@ -97,10 +97,33 @@ def test_a_drawn_sample_is_noted(tmp_path):
     (tmp_path / "a.json").write_text("[]")
     (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.json", "num_samples": 5}}))
     _, _, (note,) = read_dataset_info(tmp_path)
-    assert note.cause == "all-samples"
+    assert note.reason == "all-samples"
 
 
 def test_what_datasets_leaves_beside_saved_data_is_another_file(folder):
     assert is_dataset_info(folder)
     (folder / "state.json").write_text("{}")
     assert not is_dataset_info(folder)
+
+
+def test_the_files_that_a_saved_data_set_names(tmp_path):
+    assert not is_saved(tmp_path)
+    names = {"_data_files": [{"filename": "b.arrow"}, {"filename": "a.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(names))
+    assert is_saved(tmp_path)
+    assert list(saved_files(tmp_path)) == ["b.arrow", "a.arrow"]
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(SourceError, match=r"state\.json"):
+        list(saved_files(tmp_path))
+
+
+def test_of_a_saved_dict_the_files_of_train(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    assert is_saved(tmp_path)
+    assert list(saved_files(tmp_path)) == ["train/a.arrow"]
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test"]}')
+    with pytest.raises(UsageError) as caught:
+        list(saved_files(tmp_path))
+    assert "test" in caught.value.fix

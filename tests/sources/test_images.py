@@ -1,0 +1,288 @@
+"""Folders of images: every file is in the samples, rejected or noted; captions and tables; what is remembered."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, TableError, UsageError
+from latentcache.fields.table import Rejected
+from latentcache.identity import stat as stat_rule
+from latentcache.identity.content import content_hash
+from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
+
+LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp; "
+IMAGES = SourceOptions(kind="images")
+
+
+def put(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def captions(found: Listing) -> list[tuple[str, str]]:
+    table = found.samples
+    held = table.inputs["caption"]
+    wanted = [content_hash(text.encode()) for text in held.text]
+    assert [row.tobytes() for row in held.content] == wanted
+    assert list(table.names) == table.files.names.take(table.inputs["image"].file)
+    return list(zip(table.names, held.text, strict=True))
+
+
+def reasons(items):
+    assert all(item.hint and item.detail for item in items)
+    return [(item.name, item.reason) for item in items]
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # every file can be trusted at once
+
+
+def test_sidecars(tmp_path):
+    put(tmp_path, b_jpg="x", b_txt="two\n", a__c_png="x", a__c_CAPTION="three", d_jpg="x", d_jpg_txt="not of d.jpg")
+    found = scan(tmp_path)
+    assert captions(found) == [("a/c.png", "three"), ("b.jpg", "two"), ("d.jpg", "")]
+    assert (found.data_kind, found.caption_source, found.no_caption, found.rejected) == ("images", "sidecar", 1, ())
+    assert reasons(found.notes) == [("d.jpg.txt", "caption-unused")]
+    assert sorted(found.samples.files.names) == ["a/c.CAPTION", "a/c.png", "b.jpg", "b.txt", "d.jpg"]
+    inputs = dict(found.job_inputs([2, 0], ("image", "caption")))
+    assert inputs == {
+        2: {"image": {"path": "d.jpg"}, "caption": {"text": ""}},
+        0: {"image": {"path": "a/c.png"}, "caption": {"text": "three"}},
+    }
+
+
+def test_the_first_of_two_caption_files_counts(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.jpg").touch()
+        (tmp_path / f"{name}.txt").write_text("one")
+        (tmp_path / f"{name}.caption").write_text("one \n")
+    (tmp_path / "b.caption").write_text("two")
+    (tmp_path / "c.caption").write_bytes(b"\xff")
+    found = scan(tmp_path)
+    assert {text for _, text in captions(found)} == {"one"}
+    assert [(note.name, note.detail) for note in found.notes] == [
+        ("b.caption", "b.txt is used; b.caption says something else"),
+        ("c.caption", "c.txt is used; c.caption cannot be read"),
+    ]
+
+
+def test_a_sample_with_a_caption_that_cannot_be_used_is_rejected(tmp_path):
+    root = tmp_path / "data"
+    put(root, a_jpg="x", b_jpg="x", c_jpg="x", d_jpg="x", e_jpg="x", f_jpg="x", shared="text")
+    (tmp_path / "secret").write_text("secret")
+    (root / "a.txt").write_bytes(b"caf\xe9")
+    (root / "b.txt").symlink_to(tmp_path / "secret")
+    (root / "c.txt").symlink_to("nowhere")
+    (root / "d.txt").symlink_to("shared")
+    os.mkfifo(root / "e.txt")
+    found = scan(root)
+    assert captions(found) == [("d.jpg", "text"), ("f.jpg", "")]
+    assert reasons(found.rejected) == [
+        ("a.jpg", "caption-encoding"),
+        ("b.jpg", "outside-root"),
+        ("c.jpg", "not-found"),
+        ("e.jpg", "not-regular"),
+    ]
+    item = found.rejected[0]
+    assert (item.detail, item.stat[0]) == ("caption file a.txt: expected UTF-8, found byte 0xe9 at offset 3", 1)
+    closed = scan(root, SourceOptions(captions=False))
+    assert [text for _, text in captions(closed)] == [""] * 6
+    assert (closed.caption_source, closed.rejected) == ("none", ())
+
+
+def test_a_table_decides_when_there_is_one(tmp_path, trusting):
+    put(tmp_path, b_jpg="x", b_txt="beside", a_jpg="x", c_jpg="x")
+    put(tmp_path, metadata_csv="\ufefffile_name,text\nb.jpg,two\na.jpg,one\ngone.jpg,x\nb.jpg,two\n")
+    found = scan(tmp_path)
+    assert captions(found) == [("a.jpg", "one"), ("b.jpg", "two")]
+    assert found.samples.inputs["caption"].line.tolist() == [3, 2]
+    assert list(found.samples.files.names) == ["a.jpg", "b.jpg", "metadata.csv"]
+    assert reasons(found.rejected) == [("gone.jpg", "not-found")]
+    assert reasons(found.notes) == [
+        ("c.jpg", "unlisted"),
+        ("metadata.csv", "bom"),
+        ("metadata.csv", "duplicate-row"),
+        ("metadata.csv", "sidecar-unused"),
+    ]
+    assert found.notes[-1].detail == "1 caption files beside images are not used, the first is b.txt"
+    assert found.caption_source == "metadata.csv"
+    assert captions(scan(tmp_path, SourceOptions(captions=False))) == captions(found)
+    hashed = scan(tmp_path, hash_all=True)
+    again = scan(tmp_path, known=hashed.samples)
+    assert again.files_unchanged
+    assert np.array_equal(again.samples.inputs["image"].content, hashed.samples.inputs["image"].content)
+
+
+def test_a_broken_table_is_an_error(tmp_path):
+    put(tmp_path, a_jpg="x", metadata_jsonl="{")
+    with pytest.raises(TableError) as caught:
+        scan(tmp_path)
+    assert caught.value.where == f"{tmp_path / 'metadata.jsonl'}:1"
+
+
+def test_names_that_are_not_utf8_come_back_in_byte_order(tmp_path):
+    raw = [b"\xff.jpg", b"a.jpg", b"a/b.jpg", "\U0001f40d.jpg".encode(), "\uffee.jpg".encode()]
+    for name in raw:
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        path.with_suffix(".txt").write_bytes(name[:1])
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.txt"))).write_text("odd")
+    found = scan(tmp_path)
+    assert [os.fsencode(name) for name, _ in captions(scan(tmp_path, SourceOptions(captions=False)))] == sorted(raw)
+    assert dict(captions(found))[os.fsdecode(b"\xff.jpg")] == "odd"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.text("ab.\xe9/", min_size=1, max_size=6), max_size=8), st.integers(0, 3))
+def test_every_file_is_a_sample_rejected_or_noted(tmp_path_factory, stems, endings):
+    root = tmp_path_factory.mktemp("every")
+    (root / "first.jpg").touch()
+    for stem in stems:
+        for ending in (".jpg", ".txt", ".caption", "", ".csv")[: endings + 2]:
+            path = root / f"{stem}{ending}"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            except (OSError, ValueError):
+                continue
+    files = {os.path.relpath(os.path.join(at, name), root) for at, _, names in os.walk(root) for name in names}
+    found = scan(root, IMAGES)
+    used = set(found.samples.files.names)
+    assert used <= files
+    assert len(files) == len(used) + sum(item.count for item in (*found.rejected, *found.notes))
+    assert {name for name in used if name.endswith(".jpg")} == set(found.samples.names)
+
+
+def test_a_folder_that_is_not_there_and_a_file(tmp_path):
+    with pytest.raises(SourceNotFoundError) as caught:
+        scan(tmp_path / "gone")
+    assert (caught.value.where, caught.value.why) == (str(tmp_path / "gone"), "No such file or directory")
+    put(tmp_path, a_jpg="x")
+    with pytest.raises(UsageError) as caught:
+        scan(tmp_path / "a.jpg")
+    assert caught.value.what == f"DATA is not a folder: {tmp_path / 'a.jpg'}"
+    assert caught.value.why == "expected a folder of images, found a file"
+    assert caught.value.fix == f"give the folder that holds the images: `latentcache build {tmp_path}`"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="found a named pipe"):
+        scan(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SourceError, match="Too many levels of symbolic links"):
+        scan(tmp_path / "loop")
+
+
+def nothing_in(root: Path) -> str:
+    with pytest.raises(EmptySourceError) as caught:
+        scan(root, IMAGES)
+    assert (caught.value.what, caught.value.where) == (f"no images in {root}", str(root))
+    empty = scan(root, IMAGES, may_be_empty=True)
+    assert (len(empty.samples), empty.data_kind, len(empty.unread)) == (0, "images", 0)
+    return caught.value.why.removeprefix(LOOKED_FOR)
+
+
+def test_folders_without_images(tmp_path):
+    assert nothing_in(tmp_path) == "found no files"
+    put(tmp_path, a_txt="x", sub__b_txt="x", c_tar="x", train_parquet="x", README="x")
+    files = "found 5 other files (2 .txt, 1 without ending, 1 .parquet, 1 .tar)"
+    assert nothing_in(tmp_path) == f"{files}; a folder of images cannot use .parquet .tar"
+    (tmp_path / "._a.jpg").touch()
+    assert nothing_in(tmp_path).endswith("; 1 with names that begin with a dot are not used")
+    put(tmp_path, CURRENT="1")
+    assert nothing_in(tmp_path).endswith("; there is a cache in it, which is not read as data")
+
+
+def test_rejections_alone_are_a_result(tmp_path):
+    os.mkfifo(tmp_path / "x.jpg")
+    assert reasons(scan(tmp_path, IMAGES).rejected) == [("x.jpg", "not-regular")]
+    (tmp_path / "x.jpg").unlink()
+    put(tmp_path, metadata_csv="file_name,text\na.jpg,x\n")
+    assert reasons(scan(tmp_path).rejected) == [("a.jpg", "not-found")]
+
+
+def test_sources_are_only_looked_at_and_images_stay_closed(tmp_path, monkeypatch):
+    put(tmp_path, a_jpg="x", a_txt="x", sub__b_jpg="x")
+    before = {path: path.stat() for path in tmp_path.rglob("*")}
+    opened = []
+    true_open = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(path) or true_open(path, *rest))
+    scan(tmp_path)
+    assert opened == [f"{tmp_path}/a.txt"]
+    assert {path: path.stat() for path in tmp_path.rglob("*")} == before
+
+
+# what is remembered
+
+
+def remembered(root: Path) -> Listing:
+    """A listing as a build publishes it."""
+    found = scan(root, IMAGES, hash_all=True)
+    number = np.arange(len(found.samples), dtype=np.uint32)
+    table = found.samples.with_columns(original_size=np.stack([number + 1, number + 2], axis=1))
+    return scan(root, IMAGES, table)
+
+
+def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trusting, monkeypatch):
+    put(tmp_path, b_jpg="x", b_txt="two", a__c_png="y", a__c_txt="three", d_jpg="z")
+    first = remembered(tmp_path)
+    assert first.files_unchanged
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
+    again = scan(tmp_path, IMAGES, first.samples)
+    assert (again.files_unchanged, captions(again)) == (True, captions(first))
+    assert np.array_equal(again.samples.columns["original_size"], [[1, 2], [2, 3], [3, 4]])
+    assert np.array_equal(again.samples.files.stat, first.samples.files.stat)
+    assert [row.tobytes() for row in again.samples.inputs["image"].content] == list(map(content_hash, (b"y", b"x", b"z")))
+
+
+def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypatch):
+    put(tmp_path, a_jpg="x", a_txt="one", b_jpg="y", b_txt="two", c_jpg="z", c_txt="three")
+    first = remembered(tmp_path)
+    (tmp_path / "a.txt").write_text("other")
+    (tmp_path / "b.jpg").write_text("q")
+    put(tmp_path, aa_jpg="new", aa_txt="fresh")
+    (tmp_path / "c.jpg").rename(tmp_path / "d.jpg")
+    found = scan(tmp_path, IMAGES, first.samples)
+    assert captions(found) == [("a.jpg", "other"), ("aa.jpg", "fresh"), ("b.jpg", "two"), ("d.jpg", "")]
+    assert found.samples.inputs["image"].content.any(axis=1).tolist() == [True, False, False, False]
+    assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [0, 0], [0, 0]]
+    assert not found.files_unchanged
+    monkeypatch.setattr(stat_rule, "RACY_NS", 1 << 62)  # all are too young
+    assert not scan(tmp_path, IMAGES, first.samples).samples.inputs["image"].content.any()
+
+
+def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path, trusting):
+    put(tmp_path, a_jpg="x", b_jpg="y")
+    first = remembered(tmp_path)
+    reread = np.array([True, False])
+    assert scan(tmp_path, IMAGES, first.samples, reread=reread).samples.inputs["image"].content.any(axis=1).tolist() == [
+        False,
+        True,
+    ]
+    stat = tuple(first.samples.files.stat[1].tolist())
+    item = Rejected(name="b.jpg", reason="truncated", content=content_hash(b"y"), stat=stat)
+    found = scan(tmp_path, IMAGES, rejected=[item])
+    assert found.samples.inputs["image"].content.any(axis=1).tolist() == [False, True]
+
+
+def test_what_a_build_read_is_filled_in(tmp_path):
+    put(tmp_path, a_jpg="x", a_txt="t", b_jpg="y")
+    found = scan(tmp_path)
+    content, stat = np.full((1, 16), 7, dtype=np.uint8), np.arange(6, dtype=np.uint64).reshape(1, 6)
+    table = with_contents(found.samples, "image", np.array([1]), content, stat)
+    assert table.inputs["image"].content.tolist() == [[0] * 16, [7] * 16]
+    place = int(table.inputs["image"].file[1])
+    assert (table.files.stat[place].tolist(), table.files.content[place].tolist()) == ([0, 1, 2, 3, 4, 5], [7] * 16)
+    assert not found.samples.inputs["image"].content.any()
+
+
+def test_hashing_stops_in_time(tmp_path):
+    put(tmp_path, a_jpg="x", b_jpg="y")
+    found = scan(tmp_path, IMAGES, hash_all=True, stopping=lambda: True)
+    assert found.unread.tolist() == [True, True]

@@ -1,0 +1,51 @@
+"""Names matched in columns."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.fields.strings import Strings
+from latentcache.sources import known
+from latentcache.sources.known import match_names, strings_of, take_rows
+
+NAMES = st.lists(st.text("abé\udcff", max_size=2), max_size=40, unique=True)
+
+
+@given(NAMES, NAMES, st.integers(1, 5))
+def test_each_name_finds_its_equal_or_none(names, others, block):
+    before, known._SLICE = known._SLICE, block
+    try:
+        found = match_names(Strings.of(names), Strings.of(others)).tolist()
+    finally:
+        known._SLICE = before
+    for name, place in zip(names, found, strict=True):
+        assert (place < 0) == (name not in others)
+        assert place < 0 or others[place] == name
+
+
+@pytest.mark.parametrize("change", ["none", "front", "middle", "end", "both"])
+def test_an_inserted_name_moves_the_rest_by_one(change):
+    old = [f"dir/{number:06d}.jpg" for number in range(50_000)]
+    places = {"none": [], "front": [0], "middle": [777], "end": [50_000], "both": [0, 50_000]}[change]
+    now, wanted = list(old), list(range(50_000))
+    for place in reversed(places):
+        now.insert(place, f"new{place}")
+        wanted.insert(place, -1)
+    assert match_names(Strings.of(now), Strings.of(old)).tolist() == wanted
+
+
+def test_two_names_of_one_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr(known.xxhash, "xxh3_64_intdigest", lambda data: 7)
+    assert match_names(Strings.of(["a", "b"]), Strings.of(["b"])).tolist() == [-1, 0]
+
+
+@given(st.lists(NAMES, max_size=4))
+def test_strings_in_parts_are_those_of_one_list(parts):
+    assert strings_of(parts) == Strings.of([one for part in parts for one in part])
+
+
+def test_rows_that_are_not_there_are_zeros():
+    column = np.arange(6).reshape(3, 2)
+    assert take_rows(column, np.array([2, -1, 0])).tolist() == [[4, 5], [0, 0], [0, 1]]
+    assert take_rows(column, np.array([], dtype=np.int64)).shape == (0, 2)

@@ -1,0 +1,63 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latentcache.errors import UsageError
+from latentcache.plan.split import in_validation
+from latentcache.sources.records import text_record
+from latentcache.sources.part import Part
+from latentcache.sources.scan import SourceOptions, scan
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(1, 9999))
+def test_a_record_is_in_exactly_one_part(content, of):
+    index = int.from_bytes(content[8:], "little") % of
+    assert Part(index=index, of=of).holds(content)
+    assert not Part(index=(index + 1) % of, of=of).holds(content) or of == 1
+
+
+@pytest.mark.parametrize("of", [2, 3, 7])
+def test_parts_are_even(of):
+    contents = [text_record("a", 1, str(number)).content for number in range(3000)]
+    counts = [sum(map(Part(index=index, of=of).holds, contents)) for index in range(of)]
+    assert sum(counts) == 3000
+    assert max(counts) - min(counts) < 6 * (3000 / of) ** 0.5
+
+
+def test_a_part_says_nothing_of_the_side_of_validation(tmp_path):
+    """Else a node would hold all of it, or nothing: both are told by content."""
+    import numpy as np
+
+    contents = [text_record("a", 1, str(number)).content for number in range(4000)]
+    held = in_validation(np.frombuffer(b"".join(contents), dtype=np.uint8).reshape(-1, 16), 0.25)
+    mine = [Part(index=0, of=4).holds(content) for content in contents]
+    both = sum(one and other for one, other in zip(held.tolist(), mine, strict=True))
+    assert 170 < both < 330
+
+
+def test_parsing():
+    assert Part.parse("3/4") == Part(index=3, of=4)
+    assert str(Part.parse("03/04")) == "3/4"
+    for words in ("4/4", "1/0", "-1/4", "1", "1/4/2", "a/b", ""):
+        with pytest.raises(UsageError) as caught:
+            Part.parse(words)
+        assert "0/4" in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["records", "images"])
+def test_parts_are_the_whole_and_everything_rejected_is_in_each(tmp_path, kind):
+    if kind == "records":
+        lines = "".join(f'{{"text": "{number % 20}"}}\n' for number in range(40))
+        (tmp_path / "a.jsonl").write_text(lines + "{broken\n")
+    else:
+        for number in range(40):
+            (tmp_path / f"{number}.jpg").touch()
+            (tmp_path / f"{number}.txt").write_text(str(number))
+        (tmp_path / "x.jpg").symlink_to("nowhere.jpg")
+    whole = scan(tmp_path)
+    parts = [scan(tmp_path, SourceOptions(part=Part(index=index, of=3))) for index in range(3)]
+    assert sorted(name for part in parts for name in part.samples.names) == sorted(whole.samples.names)
+    assert [len(part.rejected) for part in parts] == [1, 1, 1]
+    if kind == "images":
+        assert all(len(part.samples.files) == 2 * len(part.samples) for part in parts)
+        assert [text for part in parts for text in part.samples.inputs["caption"].text].count("7") == 1
