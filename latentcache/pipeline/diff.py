@@ -42,11 +42,13 @@ class FieldWork:
     before: FieldRows | None
     """The field in the current snapshot."""
     plan: FieldPlan
-    """Without keys, and without items of rejected samples."""
+    """Without keys and costs, and without items of rejected samples."""
     place: NDArray[np.int64]
     """(P,) place of each item in the catalog; -1: not committed, or unknown before the input is read."""
     todo: NDArray[np.intp]
     """(T,) items to make, in the order of their jobs."""
+    costs: NDArray[np.int64]
+    """(T,) their costs."""
     rejected: dict[int, Rejected]
     """By row of the sample table."""
     duplicates: int = 0
@@ -56,7 +58,7 @@ class FieldWork:
     @property
     def cost(self) -> int:
         """Of all items to make."""
-        return int(self.plan.cost[self.todo].sum())
+        return int(self.costs.sum())
 
     @property
     def inputs(self) -> int:
@@ -84,7 +86,8 @@ class FieldWork:
         """Settings in which the recipe differs from the snapshot's."""
         if self.before is None or self.before.recipe is None:
             return ()
-        return tuple(self.kind.differences(self.before.recipe, self.described.recipe))
+        both = self.before.provenance, self.described.provenance
+        return tuple(self.kind.differences(self.before.recipe, self.described.recipe, both))
 
     def jobs(self, listing: Listing, samples: SampleTable) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""
@@ -100,15 +103,15 @@ class FieldWork:
             facts = {name: np.asarray(column[chosen]).tolist() for name, column in samples.columns.items()}
             ties = tie[chosen].tolist() if tie is not None else [0] * len(chosen)
             for n, row in enumerate(chosen.tolist()):
-                items = self.todo[starts[first + n] : ends[first + n]]
+                own = slice(starts[first + n], ends[first + n])
                 yield Job(
                     sample=row,
                     name=names[n],
                     inputs=next(inputs)[1],
                     content=contents[n].tobytes() if contents[n].any() else b"",
                     facts={name: values[n] for name, values in facts.items()},
-                    outputs=tuple(map(self._output, items.tolist())),
-                    cost=max(int(self.plan.cost[items].sum()), 1),
+                    outputs=tuple(map(self._output, self.todo[own].tolist())),
+                    cost=max(int(self.costs[own].sum()), 1),
                     tie=0 if contents[n].any() else ties[n],
                 )
 
@@ -153,14 +156,14 @@ def field_work(
     wanted[repeated] = False
     todo = _ordered(np.flatnonzero(wanted), plan, samples, kind, known)
     duplicates = len(repeated) + int(np.count_nonzero(place >= 0)) - distinct(place)
-    no_keys = np.empty((0, plan.key.shape[1]), dtype=np.uint8)
     return FieldWork(
         kind=kind,
         described=described,
         before=before,
-        plan=replace(plan, key=no_keys),
+        plan=replace(plan, key=plan.key[:0].copy(), cost=plan.cost[:0].copy()),
         place=place,
         todo=todo,
+        costs=plan.cost[todo],
         rejected=refused,
         duplicates=duplicates,
         assumed=assumed,
@@ -241,7 +244,11 @@ def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[in
 def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) -> Iterator[tuple[int, Rejected]]:
     """Rows of whole files whose stat is the one that a rejection was made with."""
     own = samples.inputs[kind.inputs[0]]
-    memos = {(one.name, one.stat[:5]): one for one in held if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]}
+    memos = {
+        (one.name, one.stat[:5]): one
+        for one in held
+        if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]
+    }
     if not memos or own.line is not None:
         return
     stat = np.asarray(samples.files.stat)

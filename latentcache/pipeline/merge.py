@@ -25,7 +25,15 @@ from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
 from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
-from latentcache.pipeline.report import BuildPlan, BuildReport, Observer, Silent, field_done, field_planned
+from latentcache.pipeline.report import (
+    BuildPlan,
+    BuildReport,
+    Observer,
+    Silent,
+    field_done,
+    field_planned,
+    quarantined,
+)
 from latentcache.pipeline.settings import check_part
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
@@ -144,9 +152,8 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
 def _differing(one: FieldRows, other: FieldRows) -> list[tuple[str, Any, Any]]:
     if one.recipe_json == other.recipe_json:
         return []
-    return kind_of(one.name).differences(_recipe(one), _recipe(other)) or [
-        ("recipe", one.recipe_json, other.recipe_json)
-    ]
+    found = kind_of(one.name).differences(_recipe(one), _recipe(other), (one.provenance, other.provenance))
+    return found or [("recipe", one.recipe_json, other.recipe_json)]
 
 
 def _recipe(rows: FieldRows) -> FieldRecipe:
@@ -315,14 +322,15 @@ def _publish(
     notes = {(one.name, one.line, one.reason): one for part in parts for one in part.snapshot.notes}
     outcomes = [_outcome(name, parts, table, catalog, list(rejected.values())) for name in first.fields]
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
-    by_source = [one for one in rejected.values() if not one.target]
+    said = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
+    others = [one for place, one in rejected.items() if place not in said]
     draft = draft_snapshot(
         table,
         outcomes,
         catalog,
         root=Path(first.source.get("root", "")),
         source={**first.source, "options": options, "part": ""},
-        rejected=by_source,
+        rejected=others,
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
     )
@@ -332,7 +340,7 @@ def _publish(
         cache=paths.root,
         data=Path(first.source.get("data", "")),
         data_kind=str(first.source.get("data_kind", "")),
-        samples=len(table) + len(by_source),
+        samples=len(table) + quarantined(others),
         fields={outcome.work.kind.name: field_planned(outcome.work, 0) for outcome in outcomes},
         rejected=tuple(draft.rejected),
         notes=tuple(draft.notes),

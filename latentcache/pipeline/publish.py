@@ -19,7 +19,7 @@ from latentcache.fields.protocol import Failure, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.diff import FieldWork
+from latentcache.pipeline.diff import SLICE, FieldWork
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.run import RunResult
 from latentcache.sources.known import racy
@@ -141,9 +141,9 @@ def draft_snapshot(
 
 def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32], catalog: Catalog) -> FieldDraft:
     """Rows of one field, in the order of samples, then groups, then variants."""
-    work = outcome.work
+    work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
-    group = plan.group[items]
+    group = plan.group[every]
     in_use = np.bincount(group, minlength=len(plan.groups)) > 0
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
     noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
@@ -152,10 +152,10 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
         kind=work.kind,
         recipe=recipe,
         groups=tuple(one for one, used in zip(plan.groups, in_use.tolist(), strict=True) if used),
-        sample=numbers[plan.sample[items]],
+        sample=numbers[plan.sample[every]],
         group=(np.cumsum(in_use, dtype=np.int32) - 1)[group],
-        variant=plan.variant[items],
-        place=outcome.place[items],
+        variant=plan.variant[every],
+        place=outcome.place[every],
         provenance=provenance(work.described.provenance),
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
         known=before if same else None,
@@ -221,13 +221,15 @@ def _same_field(
         return False
     if judged and one.provenance.get(_DECODERS) != other.provenance.get(_DECODERS):
         return False
+    if len(one.sample) != len(other.sample) or len(one.shard) != len(other.shard):
+        return False
     positions = {name: number for number, name in enumerate(there)}
     moved = np.array([positions.get(name, -1) for name in shards] or [-1], dtype=np.int32)
-    if len(one.shard) != len(other.shard) or not np.array_equal(moved[one.shard], np.asarray(other.shard)):
-        return False
     names = ("offset", "key", "sample", "entry", "group", "variant", "start", "length")
-    return all(_equal(getattr(one, name), getattr(other, name)) for name in names) and all(
-        _equal(values, other.columns[name]) for name, values in one.columns.items()
+    return (
+        _equal(moved[one.shard], other.shard)
+        and all(_equal(getattr(one, name), getattr(other, name)) for name in names)
+        and all(_equal(values, other.columns[name]) for name, values in one.columns.items())
     )
 
 
@@ -238,7 +240,7 @@ def _same_samples(one: SampleTable, other: SampleTable) -> bool:
     return (
         _equal(one.names, other.names)
         and _equal(one.files.names, other.files.names)
-        and np.array_equal(_trust(one.files.stat), _trust(other.files.stat))
+        and _equal_stats(one.files.stat, other.files.stat)
         and _equal(one.files.content, other.files.content)
         and _equal(one.files.reading, other.files.reading)
         and all(_equal(values, other.columns[name]) for name, values in one.columns.items())
@@ -251,11 +253,23 @@ def _same_samples(one: SampleTable, other: SampleTable) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    """Compare two columns in slices; lazy ones are never held whole."""
     if one is None or other is None:
         return one is None and other is None
     if isinstance(one, Strings):
-        return np.array_equal(one.ends, other.ends) and np.array_equal(one.data, other.data)
-    return np.array_equal(np.asarray(one), np.asarray(other))
+        return _equal(one.ends, other.ends) and _equal(one.data, other.data)
+    return len(one) == len(other) and all(
+        np.array_equal(one[start : start + SLICE], other[start : start + SLICE])
+        for start in range(0, len(one), SLICE)
+    )
+
+
+def _equal_stats(one: Any, other: Any) -> bool:
+    """Compare stat memos; of the moment of hashing only whether it makes a memo trusted."""
+    return len(one) == len(other) and all(
+        np.array_equal(_trust(one[start : start + SLICE]), _trust(other[start : start + SLICE]))
+        for start in range(0, len(one), SLICE)
+    )
 
 
 def _trust(stat: Any) -> NDArray[np.uint64]:

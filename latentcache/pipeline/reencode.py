@@ -89,8 +89,10 @@ class Reencode:
             DeviceError: The device failed, or does not exist.
         """
         jobs = self._jobs(snapshot, root, field, rows)
-        for _, output, made in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
-            yield output.item, made if isinstance(made, Failure) else made.array
+        for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
+            made = one.made
+            for output in one.job.outputs if one.output is None else (one.output,):
+                yield output.item, made if isinstance(made, Failure) else made.array
 
     def _opened(self, producer: Producer) -> None:
         self.device = producer.device

@@ -275,5 +275,5 @@ def field_done(outcome: Outcome, draft: FieldDraft) -> FieldDone:
         waits=dict(result.waits) if result else {},
         restarts=result.restarts if result else 0,
         describe=kind.describe(recipe, work.described.provenance),
-        numbers=kind.numbers(recipe, draft.columns),
+        numbers=kind.numbers(recipe, {**draft.columns, **draft.ragged_columns, "length": draft.length}),
     )

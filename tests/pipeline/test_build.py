@@ -182,6 +182,8 @@ def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded
     )
     talk = Stopping(lambda: stops[0].request())
     monkeypatch.setenv("DELAY_MS", "20")
+    kind = field_kind(case.field)
+    monkeypatch.setattr(type(kind), "work", replace(kind.work, unit_jobs=4, batch_items=4))
     slow = {name: f"{value}:delay_ms=20" for name, value in case.settings.items() if value == "stub"}
     with pytest.raises(InterruptedBuildError):
         built(case, data, talk=talk, events=events, commit_every=1, recipe=slow, workers=0, batch_size=4)

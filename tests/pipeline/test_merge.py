@@ -34,7 +34,9 @@ def same_cache(one, other, field):
     mine, theirs = open_snapshot(one), open_snapshot(other)
     assert list(mine.samples.names) == list(theirs.samples.names)
     for name in ("sample", "group", "variant", "length"):
-        assert np.array_equal(np.asarray(getattr(mine.fields[field], name)), np.asarray(getattr(theirs.fields[field], name)))
+        assert np.array_equal(
+            np.asarray(getattr(mine.fields[field], name)), np.asarray(getattr(theirs.fields[field], name))
+        )
     assert mine.fields[field].groups == theirs.fields[field].groups
     stored, made = arrays_of(one, field), arrays_of(other, field)
     assert all(np.array_equal(a, b) for name in stored for a, b in zip(stored[name], made[name], strict=True))

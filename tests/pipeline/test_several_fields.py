@@ -72,15 +72,21 @@ def test_a_field_without_its_kind_or_input_is_refused(data, tmp_path, monkeypatc
     with pytest.raises(UsageError, match="record"):
         built(LATENTS, data, fields={"input_ids": field_kind("input_ids").settings(tokenizer="stub")})
     built(LATENTS, data, fields=LATENTS.said() | EDGES.said())
-    found = {name: kind for name, kind in __import__("latentcache.fields.registry", fromlist=["x"]).field_kinds().items()}
-    monkeypatch.setattr("latentcache.pipeline.existing.field_kind", lambda name: found.get(name) if name != "edge_map" else None)
+    found = {
+        name: kind for name, kind in __import__("latentcache.fields.registry", fromlist=["x"]).field_kinds().items()
+    }
+    monkeypatch.setattr(
+        "latentcache.pipeline.existing.field_kind", lambda name: found.get(name) if name != "edge_map" else None
+    )
     with pytest.raises(UsageError, match="edge_map"):
         built(LATENTS, data, fields={})
 
 
 def test_the_first_field_that_the_data_allow_is_the_default(tmp_path):
     talk = Talk()
-    built(CASES["input_ids"], CASES["input_ids"].data(tmp_path / "docs", 2), talk=talk, fields=CASES["input_ids"].said())
+    built(
+        CASES["input_ids"], CASES["input_ids"].data(tmp_path / "docs", 2), talk=talk, fields=CASES["input_ids"].said()
+    )
     assert set(talk.plans[0].fields) == {"input_ids"}
     plan = plan_build(settings(LATENTS, LATENTS.data(tmp_path / "images", 2), out=tmp_path / "new", fields={}))
     assert list(plan.fields) == ["latents"]
