@@ -24,7 +24,15 @@ from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, open_file, refuse_unreadable, writing
 from latentcache.store.blocks import Item
 from latentcache.store.entry import EntryHeader
-from latentcache.store.index import ShardIndex, checked_head, joined_keys, load_index, open_shard_index, split_keys
+from latentcache.store.index import (
+    Keys,
+    ShardIndex,
+    checked_head,
+    joined_keys,
+    load_index,
+    open_shard_index,
+    split_keys,
+)
 from latentcache.store.paths import CachePaths
 
 #: Items whose same-hashes are read together.
@@ -38,7 +46,7 @@ class CatalogRows:
 
     shard: NDArray[np.int32]
     """(n,) position in the catalog's shards."""
-    entry: NDArray[np.int64]
+    entry: NDArray[np.uint32]
     """(n,) position in the shard's index."""
     offset: NDArray[np.uint64]
     """(n,) of the entry's payload in ``data.mdb``."""
@@ -136,13 +144,18 @@ class Catalog:
                 rows[name][at] = getattr(index, name)[entry]
         return CatalogRows(**rows)
 
-    def entry_keys(self, rows: CatalogRows) -> NDArray[np.uint8]:
+    def entry_keys(self, rows: CatalogRows) -> Keys:
         """(n, 32) keys of the entries that hold items."""
-        keys = np.empty((len(rows.shard), 32), dtype=np.uint8)
+        frames = self._columns["frames"]
+        content = np.empty((len(rows.shard), 16), dtype=np.uint8)
+        frame = np.empty(len(rows.shard), dtype=self._columns["frame"].dtype)
         for number in np.unique(rows.shard).tolist():
-            at = np.flatnonzero(rows.shard == number)
-            keys[at] = self._index(number).entry_keys(rows.entry[at])
-        return keys
+            at: Any = slice(None) if (rows.shard == number).all() else np.flatnonzero(rows.shard == number)
+            columns, entry = self._index(number).columns, rows.entry[at]
+            theirs = [self._frame_numbers[one.tobytes()] for one in np.asarray(columns["frames"])]
+            content[at] = columns["content"][entry]
+            frame[at] = np.array(theirs, dtype=frame.dtype)[columns["frame"][entry]]
+        return Keys(content, frame, frames)
 
     def headers(self, place: NDArray[np.integer]) -> Iterator[HeaderOf]:
         """The heads of the entries that hold these items, each read once.
@@ -262,24 +275,31 @@ class Catalog:
     def _same_columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Sorted mixed same-hashes of the items that have one, and their places."""
         if "same" not in self._columns:
-            bases, parts = self._columns["bases"], [(np.zeros(0, np.uint64), np.zeros(0, np.uint32))]
-            place_of = np.full(int(bases[-1]), _NO_PLACE, dtype=np.uint32)
-            place_of[self._columns["row"]] = np.arange(len(self), dtype=np.uint32)
-            mixtures = _mixtures(self._columns["frames"])
-            for shard, base in enumerate(bases[:-1].tolist()):
-                index = self._index(shard)
-                source = index.item_columns()["same"] if index.has_blocks else index.columns["same"]
-                for start in range(0, index.items, _TOGETHER):
-                    hashes = source[start : start + _TOGETHER]
-                    places = place_of[base + start : base + start + len(hashes)]
-                    some = hashes.any(axis=1) & (places != _NO_PLACE)
-                    halves = np.ascontiguousarray(hashes[some]).view(">u8").astype(np.uint64)
-                    frame = self._columns["frame"][places[some]]
-                    parts.append((halves[:, 0] ^ mixtures[frame], places[some]))
-            mixed, places = (np.concatenate(column) for column in zip(*parts, strict=True))
-            order = np.argsort(mixed, kind="stable")
-            self._columns |= {"same": mixed[order], "same_place": places[order]}
+            mixed, places = np.empty(len(self), dtype=np.uint64), np.empty(len(self), dtype=np.uint32)
+            count = 0
+            for some, its_places in self._same_parts():
+                part = slice(count, count + len(some))
+                mixed[part], places[part] = some, its_places
+                count = part.stop
+            order = np.argsort(mixed[:count], kind="stable")
+            mixed = mixed[order]
+            self._columns |= {"same": mixed, "same_place": places[order]}
         return self._columns["same"], self._columns["same_place"]
+
+    def _same_parts(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint32]]]:
+        """Mixed same-hashes and places, shard by shard, of the items that have one."""
+        bases, mixtures = self._columns["bases"], _mixtures(self._columns["frames"])
+        place_of = np.full(int(bases[-1]), _NO_PLACE, dtype=np.uint32)
+        place_of[self._columns["row"]] = np.arange(len(self), dtype=np.uint32)
+        for shard, base in enumerate(bases[:-1].tolist()):
+            index = self._index(shard)
+            source = index.item_columns()["same"] if index.has_blocks else index.columns["same"]
+            for start in range(0, index.items, _TOGETHER):
+                hashes = source[start : start + _TOGETHER]
+                places = place_of[base + start : base + start + len(hashes)]
+                some = hashes.any(axis=1) & (places != _NO_PLACE)
+                halves = np.ascontiguousarray(hashes[some]).view(">u8").astype(np.uint64)
+                yield halves[:, 0] ^ mixtures[self._columns["frame"][places[some]]], places[some]
 
     def _stored_same(self, place: NDArray[np.integer]) -> NDArray[np.uint8]:
         """(n, 16) same-hashes of items."""
@@ -322,7 +342,7 @@ class Catalog:
 
 
 _ROW_TYPES = {
-    "shard": "i4", "entry": "i8", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8", "start": "u4",
+    "shard": "i4", "entry": "u4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8", "start": "u4",
     "length": "u4",
 }  # fmt: skip
 

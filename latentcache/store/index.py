@@ -320,6 +320,31 @@ class ShardIndex:
         return (ends - width - before[entry]).astype(np.uint32), length
 
 
+class Keys:
+    """(n, 32) keys as contents (n, 16), the number of the frame of each (n,), and distinct frames (F, 16).
+
+    A frame is the 8 bytes before and the 8 bytes after the content. Indexing gives arrays of keys.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, content: Any, frame: Any, frames: Any) -> None:
+        self.content, self.frame, self.frames = content, frame, frames
+        self.shape = (len(content), KEY_BYTES)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
+        if isinstance(index, int | np.integer):
+            one: NDArray[np.uint8] = self[np.array([index])][0]
+            return one
+        return joined_keys(self.content[index], np.asarray(self.frames)[self.frame[index]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
+
+
 def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(n, 32) keys from their contents (n, 16) and frames (n, 16): the 8 bytes before and after the content."""
     keys = np.empty((len(content), KEY_BYTES), dtype=np.uint8)
@@ -327,8 +352,12 @@ def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArra
     return keys
 
 
-def split_keys(keys: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int32]]:
+def split_keys(keys: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int32]]:
     """Contents (n, 16), distinct frames (F, 16) in memcmp order, and (n,) the frame of each key."""
+    if isinstance(keys, Keys):
+        content, frames, frame = (np.asarray(part) for part in (keys.content, keys.frames, keys.frame))
+        used, number = np.unique(frame, return_inverse=True)
+        return content, frames[used], number.astype(np.int32)
     content = np.ascontiguousarray(keys[:, _CONTENT])
     frames = np.concatenate([keys[:, :CONTENT_AT], keys[:, _CONTENT.stop :]], axis=1)
     halves = frames.view(">u8").astype(np.uint64)

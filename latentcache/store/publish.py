@@ -160,16 +160,14 @@ def field_draft(
         CorruptEntryError: The head of an entry fails its check.
         CacheDamagedError: A shard cannot be read.
     """
-    order = np.lexsort((variant, group, sample))
-    sample, group, variant, place = sample[order], group[order], variant[order], np.asarray(place)[order]
+    place = np.asarray(place)
+    if (np.diff(sample) <= 0).any():
+        order = np.lexsort((variant, group, sample))
+        sample, group, variant, place = sample[order], group[order], variant[order], place[order]
     rows = catalog.places(place)
-    numbers = rows.shard.astype(np.uint64) << np.uint64(40) | rows.entry.astype(np.uint64)
-    _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
-    appearance = np.argsort(first, kind="stable")
-    rank = np.empty(len(first), dtype=np.int32)
-    rank[appearance] = np.arange(len(first), dtype=np.int32)
-    first, entry = first[appearance], rank[inverse]
-    some = CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
+    entry, first = _distinct(rows)
+    distinct = len(first) == len(entry)
+    some = rows if distinct else CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
     columns, ragged = _OwnColumns(kind, len(place)).collect(catalog, place, rows, known)
     return FieldDraft(
         name=kind.name,
@@ -192,6 +190,18 @@ def field_draft(
         columns=columns,
         ragged_columns=ragged,
     )
+
+
+def _distinct(rows: CatalogRows) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
+    """(R,) number of the entry of each row, in the order in which entries appear, and (E,) the first row of each."""
+    bases = np.cumsum([0, *(int(rows.entry[rows.shard == one].max()) + 1 for one in np.unique(rows.shard))])
+    number = bases[np.searchsorted(np.unique(rows.shard), rows.shard)] + rows.entry
+    first_row = np.empty(int(bases[-1]), dtype=np.int32)
+    first_row[number[::-1]] = np.arange(len(number) - 1, -1, -1, dtype=np.int32)  # of two writes the last one stays
+    first = first_row[number]
+    is_first = first == np.arange(len(number), dtype=np.int32)
+    rank = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
+    return rank[first], np.flatnonzero(is_first)
 
 
 class _OwnColumns:
@@ -374,7 +384,7 @@ def _described(one: FieldDraft) -> dict[str, Any]:
 
 
 def _field_columns(one: FieldDraft) -> dict[str, Any]:
-    content, frames, frame = split_keys(np.asarray(one.key))
+    content, frames, frame = split_keys(one.key)
     columns: dict[str, Any] = {"key.content": content, "key.frame": frame, "key.frames": frames}
     for name, dtype in {**ENTRY_TYPES, **ROW_TYPES}.items():
         columns[name] = np.asarray(getattr(one, name)).astype(dtype, copy=False)
@@ -412,26 +422,31 @@ def _line(kind: str, one: Rejected) -> bytes:
     return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"
 
 
-def _known_rows(catalog: Catalog, rows: Any, known: FieldRows) -> NDArray[np.int64]:
-    """(R,) the row of a known field that is the same item; -1 if there is none."""
+def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArray[np.int64]:
+    """(R,) the row of a known field that is the same item; -1 if none was found."""
     number = {name: position for position, name in enumerate(catalog.shards)}
-    shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int64)[np.asarray(known.shard)]
-    theirs = _place_ids(shard[known.entry[:]], np.asarray(known.offset)[known.entry[:]], np.asarray(known.start))
-    mine = _place_ids(rows.shard, rows.offset, rows.start)
-    if np.array_equal(theirs, mine):
-        return np.arange(len(mine))
-    order = np.argsort(theirs, kind="stable")
-    at = np.minimum(np.searchsorted(theirs[order], mine), max(len(theirs) - 1, 0))
-    found = order[at] if len(order) else np.zeros(len(mine), dtype=np.int64)
-    same = theirs[found] == mine if len(theirs) else np.zeros(len(mine), dtype=np.bool_)
+    shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int32)[np.asarray(known.shard)]
+    entry = np.asarray(known.entry)
+    theirs = shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)
+    mine = rows.shard, rows.offset, rows.start
+    if all(np.array_equal(one, other) for one, other in zip(theirs, mine, strict=True)):
+        return np.arange(len(rows.shard))
+    if not len(entry):
+        return np.full(len(rows.shard), -1, dtype=np.int64)
+    mixed = _mixed(*theirs)
+    order = np.argsort(mixed, kind="stable")
+    at = np.minimum(np.searchsorted(mixed[order], _mixed(*mine)), len(order) - 1)
+    found = order[at]
+    same = np.logical_and.reduce([one[found] == other for one, other in zip(theirs, mine, strict=True)])
     return np.where(same, found, -1)
 
 
-def _place_ids(shard: Any, offset: Any, start: Any) -> NDArray[Any]:
-    """(n,) one value for each shard, offset and start."""
-    ids = np.empty(len(offset), dtype=[("shard", "<i8"), ("offset", "<u8"), ("start", "<u4")])
-    ids["shard"], ids["offset"], ids["start"] = shard, offset, start
-    return ids
+def _mixed(shard: NDArray[Any], offset: NDArray[Any], start: NDArray[Any]) -> NDArray[np.uint64]:
+    """(n,) one number for each place; equal for equal places, and rarely for others."""
+    mixed: NDArray[np.uint64] = offset.astype(np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15)
+    mixed ^= shard.astype(np.uint64) * np.uint64(0xC2B2_AE3D_27D4_EB4F)
+    mixed ^= start.astype(np.uint64) * np.uint64(0x1656_67B1_9E37_79F9)
+    return mixed
 
 
 def _ranges(start: NDArray[np.integer], count: NDArray[np.integer]) -> NDArray[np.int64]:

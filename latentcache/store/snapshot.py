@@ -30,7 +30,7 @@ from latentcache.store.atomic_io import (
     unreadable,
 )
 from latentcache.store.columns import ColumnFile
-from latentcache.store.index import joined_keys
+from latentcache.store.index import Keys
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 
@@ -201,28 +201,6 @@ class Snapshot:
         return {name: tuple(values) for name, values in found.items()}
 
 
-class _Joined:
-    """(E, 32) keys that are stored as contents and frames."""
-
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, content: Any, frame: Any, frames: Any) -> None:
-        self._content, self._frame, self._frames = content, frame, frames
-        self.shape = (len(content), 32)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
-        if isinstance(index, int | np.integer):
-            one: NDArray[np.uint8] = self[np.array([index])][0]
-            return one
-        return joined_keys(self._content[index], np.asarray(self._frames)[self._frame[index]])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype=dtype)
-
-
 class _Starts:
     """(R,) starts of items that follow each other in their entries: sums of lengths since the entry's first row."""
 
@@ -325,7 +303,7 @@ def _field_rows(
     columns: dict[str, Any] = {one: file[f"{at}/{one}"] for one in (*ENTRY_TYPES, *ROW_TYPES) if one != "start"}
     in_file = f"{at}/start" in file
     columns["start"] = file[f"{at}/start"] if in_file else _Starts(columns["entry"], columns["length"])
-    columns["key"] = _Joined(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
+    columns["key"] = Keys(*(file[f"{at}/key.{part}"] for part in ("content", "frame", "frames")))
     counts = about["counts"]
     for one, values in columns.items():
         if len(values) != counts["rows" if one in ROW_TYPES else "entries"]:
