@@ -1,4 +1,25 @@
+import os
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "fields"))  # edge_map, the toy kind
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "fields")]  # made_caches, the toy kind
+os.environ["LATENTCACHE_FIELDS"] = "edge_map:EdgeMap"
+
+SHAPES = [(64, 96), (96, 64), (80, 80)]
+
+
+@pytest.fixture(scope="session")
+def seventeen(tmp_path_factory):
+    """The folder of a cache of 17 images in three buckets of 6, 6 and 5."""
+    from made_caches import images
+
+    return images(tmp_path_factory.mktemp("seventeen") / "cache", [SHAPES[number % 3] for number in range(17)])
+
+
+@pytest.fixture
+def many(seventeen):
+    from made_caches import opened
+
+    return opened(seventeen)

@@ -1,0 +1,276 @@
+"""open_cache and the cache: what it holds, parts of it, several as one, and what it says of itself."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from made_caches import chats, documents, flip_byte, images, opened, recipe, texts
+
+import latentcache
+from latentcache import Cache, combine, open_cache
+from latentcache.errors import CacheIncompleteError, CacheNotFoundError, CorruptEntryError, UsageError
+
+FOUR = [(64, 96), (96, 64), (64, 96), (64, 96)]
+
+
+@pytest.fixture
+def four(tmp_path):
+    return images(tmp_path / "four.latentcache", FOUR, names=["3_cats/a.png", "b.png", "3_cats/c.png", "d.png"])
+
+
+def names(loader):
+    return [name for batch in loader for name in batch["names"]]
+
+
+def test_what_a_cache_says_of_itself(four, tmp_path):
+    cache = open_cache(four)
+    assert len(cache) == 4
+    assert cache.fields == ("latents",)
+    assert cache.buckets == {"64x96": 3, "96x64": 1}
+    assert cache.recipe() == cache.recipe("latents") == recipe()
+    assert repr(cache).splitlines() == [
+        "Cache(4 samples of four.latentcache (snapshot 1)", "  fields: latents", "  64x96: 3, 96x64: 1)"
+    ]  # fmt: skip
+    many = open_cache(images(tmp_path / "wide", [(64 + 8 * n, 64) for n in range(20)]))
+    for public in (many, many.loader(batch_size=1), many.plan(batch_size=3), many.loader(batch_size=1).sampler,
+                   combine([cache] * 6), cache.loader(batch_size=1).dataset):  # fmt: skip
+        assert len(repr(public).splitlines()) <= 5
+        assert max(map(len, repr(public).splitlines())) < 200
+
+
+def test_caches_are_equal_if_they_serve_the_same(four):
+    one, other = open_cache(four), open_cache(four)
+    assert one == other == pickle.loads(pickle.dumps(one)) == copy.copy(one)
+    assert hash(one) == hash(other)
+    assert len({one, other, one.read(scaled=False)}) == 2
+    assert one != one.split(0.5)[0]
+    assert one != "four"
+
+
+def test_public_names_are_few_and_importing_is_lazy():
+    assert len(latentcache.__all__) <= 12
+    for name in latentcache.__all__:
+        assert getattr(latentcache, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'open_tokens'"):
+        _ = latentcache.open_tokens
+    import subprocess
+    import sys
+
+    code = "import latentcache, sys; print([m for m in ('torch', 'numpy', 'lmdb') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_reading_needs_no_model_library(four):
+    import subprocess
+    import sys
+
+    code = (
+        f"import sys; from latentcache import open_cache\nprint(len(list(open_cache({str(four)!r}).loader(batch_size=1))))\n"
+        "print([m for m in ('diffusers', 'transformers', 'latentcache.encoders', 'latentcache.pipeline', 'PIL')"
+        " if m in sys.modules])"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "4\n[]\n"
+    )
+
+
+def test_split_by_content(many):
+    training, held = many.split(0.4)
+    found = [set(names(part.loader(batch_size=1))) for part in (training, held)]
+    assert found[0] | found[1] == set(names(many.loader(batch_size=1)))
+    assert not found[0] & found[1]
+    assert (len(training), len(held)) == (len(found[0]), len(found[1]))
+    with pytest.raises(UsageError, match="validation=2"):
+        many.split(2)
+
+
+def test_repeated_by_number_and_by_folder(four):
+    cache = open_cache(four)
+    assert len(cache.repeated(5)) == 20
+    counts = names(cache.repeated().loader(batch_size=1))
+    assert [counts.count(name) for name in ("3_cats/a.png", "b.png", "3_cats/c.png", "d.png")] == [3, 1, 3, 1]
+    for times in (0, 1.5, 2**40):
+        with pytest.raises(UsageError, match="times="):
+            cache.repeated(times)
+
+
+def test_of_source(tmp_path):
+    cache = open_cache(documents(tmp_path / "t", texts(30), files=("a.jsonl", "b.jsonl", "c.jsonl")))
+    assert cache.sources == {"a.jsonl": 10, "b.jsonl": 10, "c.jsonl": 10}
+    part = cache.of_source("a.jsonl", "c.jsonl")
+    assert (len(part), part.sources) == (20, {"a.jsonl": 10, "b.jsonl": 0, "c.jsonl": 10})
+    rows = part.rows(pad=64)
+    assert {rows.where(row).split(":")[0] for row in range(len(rows))} == {"a.jsonl", "c.jsonl"}
+    with pytest.raises(UsageError, match="no source 'd.jsonl'"):
+        cache.of_source("d.jsonl")
+
+
+def test_a_plan_is_what_the_loader_does(many):
+    report = many.plan(batch_size=4, world_size=2, remainder="drop")
+    loader = many.loader(batch_size=4, rank=0, world_size=2, remainder="drop") if report.steps else None
+    assert report.samples_used + report.samples_dropped == 17
+    assert report.dropped_names
+    assert loader is None or loader.report == report
+    assert {tuple(one.bucket.dims) for one in report.buckets} == {("height", "width")}
+
+
+def test_a_sample_without_an_asked_field_is_excluded_and_counted(tmp_path):
+    root = images(tmp_path / "c", FOUR, edges=[5, None, 2, 9])
+    cache = open_cache(root)
+    assert (len(cache), cache.excluded, len(cache.fields)) == (3, 1, 2)
+    with pytest.warns(UserWarning, match="1 samples of c lack a field"):
+        loader = cache.loader(batch_size=1)
+    assert loader.excluded == 1
+    assert "1 excluded" in repr(loader)
+    assert sorted(names(loader)) == ["00.png", "02.png", "03.png"]
+    assert sorted(names(cache.loader(batch_size=1, fields=["latents"]))) == ["00.png", "01.png", "02.png", "03.png"]
+    both = combine([cache, opened(images(tmp_path / "d", FOUR, edges=[1] * 4, seed=9))], weights=[1, 1])
+    with pytest.warns(UserWarning, match="lack a field"):
+        assert len(both.loader(batch_size=1)) >= 7
+
+
+def test_combined_without_weights_serves_every_sample_once(four, many):
+    both = combine([many, open_cache(four)])
+    assert len(both) == 21
+    assert sorted(names(both.loader(batch_size=1))) == sorted(
+        names(many.loader(batch_size=1)) + names(open_cache(four).loader(batch_size=1))
+    )
+    stored = {
+        name: latents
+        for batch in open_cache(four).loader(batch_size=1)
+        for name, latents in zip(batch["names"], batch["latents"], strict=True)
+    }
+    seen = 0
+    for batch in both.loader(batch_size=3):
+        for place, name in enumerate(batch["names"]):
+            if name in stored:
+                seen += 1
+                assert torch.equal(batch["latents"][place], stored[name])
+                assert batch["captions"][place] == f"caption of {name}"
+    assert seen >= 4
+
+
+def test_weights_are_exact_and_sources_are_known_by_name(four, many):
+    mixed = combine([many, open_cache(four)], weights=[2, 1], samples=30)
+    assert [(one.name, one.samples) for one in mixed.plan(batch_size=1).sources] == [("cache", 20), ("four", 10)]
+    loader = mixed.loader(batch_size=1)
+    own = {"3_cats/a.png", "b.png", "3_cats/c.png", "d.png"}
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        assert sum(name in own for name in names(loader)) == 10
+    assert {name: one.samples for name, one in loader.samples_seen().items()} == {"cache": 40, "four": 20}
+    for what in (lambda: mixed.split(0.5), lambda: mixed.repeated(2), lambda: combine([mixed, many])):
+        with pytest.raises(UsageError, match="weights"):
+            what()
+
+
+def test_caches_that_do_not_belong_together_are_named(four, tmp_path):
+    cache = open_cache(four)
+    with pytest.raises(UsageError, match="latents of .* were made differently") as caught:
+        combine([cache, open_cache(images(tmp_path / "other", FOUR, dtype="float32"))])
+    assert "float32" in caught.value.why
+    with pytest.raises(UsageError, match="has the fields latents, edge_map"):
+        combine([cache, open_cache(images(tmp_path / "edges", FOUR, edges=[1] * 4))])
+    with pytest.raises(UsageError, match="read"):
+        combine([cache, cache.read(scaled=False)])
+    for bad in ([], [cache, 3], 5, [cache, open_cache(documents(tmp_path / "t", texts(3))).rows(pad=64)]):
+        with pytest.raises(UsageError):
+            combine(bad)
+    with pytest.raises(UsageError, match="samples=3: only allowed with weights"):
+        combine([cache, cache], samples=3)
+
+
+def test_several_resolutions_are_several_samples(tmp_path):
+    cache = open_cache(images(tmp_path / "c", [(64, 64), (64, 96)], resolutions=2))
+    assert len(cache) == 4
+    assert cache.buckets == {"128x192": 1, "128x128": 1, "64x96": 1, "64x64": 1}
+    for batch in cache.loader(batch_size=1):
+        assert [8 * side for side in batch["latents"].shape[2:]] == batch["target_size"][0].tolist()
+
+
+def test_a_cache_that_is_not_whole_or_not_there(four, tmp_path, monkeypatch):
+    with pytest.raises(CacheNotFoundError):
+        open_cache(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="checksum='never'"):
+        open_cache(four, checksum="never")
+    from latentcache.store.snapshot import Snapshot
+
+    monkeypatch.setattr(Snapshot, "complete", property(lambda self: False))
+    with pytest.raises(CacheIncompleteError, match="entries are missing") as caught:
+        open_cache(four)
+    assert "latentcache build" in caught.value.fix
+    assert len(open_cache(four, allow_partial=True)) == 4
+
+
+def test_demo_caches_and_parts_are_said(four, tmp_path, monkeypatch):
+    from latentcache.store.snapshot import Snapshot
+
+    monkeypatch.setattr(Snapshot, "demo", property(lambda self: True))
+    monkeypatch.setattr(Snapshot, "part", property(lambda self: "1/4"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_cache(four)
+    assert ["demo encoder" in str(one.message) for one in caught] == [True, False]
+    assert "part 1/4" in str(caught[1].message)
+
+
+@pytest.mark.parametrize("checksum", ["first", "always"])
+def test_bytes_are_proven_when_first_read_or_always(four, checksum):
+    cache = open_cache(four, checksum=checksum)
+    loader = cache.loader(batch_size=1, prefetch=0)
+    list(loader)
+    name = flip_byte(four, cache.snapshots[0])
+    if checksum == "first":
+        list(loader)
+        loader = open_cache(four).loader(batch_size=1, prefetch=0)
+    with pytest.raises(CorruptEntryError) as caught:
+        list(loader)
+    assert caught.value.sample == name
+    assert "payload checksum" in caught.value.why
+    assert "data.mdb" in caught.value.where
+    assert caught.value.fix
+
+
+def test_fields_are_checked_by_name(four, tmp_path):
+    cache = open_cache(four)
+    assert set(next(iter(cache.loader(batch_size=1, fields=["latents"])))) == {"latents", "names"}
+    assert set(next(iter(cache.loader(batch_size=1, fields=("captions", "keys", "latents", "meta"))))) == {
+        "latents", "names", "captions", "keys", "meta"
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="fields: 'latent' is unknown") as caught:
+        cache.loader(batch_size=1, fields=["latent"])
+    assert "latents" in caught.value.fix
+    for bad in ({"fields": ["input_ids"]}, {}):
+        with pytest.raises(UsageError, match="documents") as caught:
+            open_cache(documents(tmp_path / "t", texts(3))).loader(batch_size=1, **bad)
+        assert "rows(pack=" in caught.value.fix
+        (tmp_path / "t").rename(tmp_path / f"t{len(bad)}")
+
+
+def test_warming_reads_every_shard(four):
+    cache = open_cache(four)
+    assert cache.warm() == sum(path.stat().st_size for path in four.glob("shards/*/data.mdb"))
+
+
+def test_documents_for_exports(tmp_path):
+    ids, spans = chats(20)
+    cache = open_cache(documents(tmp_path / "t", ids, spans))
+    found = cache.documents()
+    assert [found.read(number).tolist() for number in range(20)] == ids
+    assert (len(found), found.tokens, found.where(3)) == (20, sum(map(len, ids)), "data.jsonl:4")
+    assert np.array_equal(
+        cache.split(0.5)[1].documents().lengths,
+        found.lengths[
+            [
+                one
+                for one in range(20)
+                if found.content[one].tolist() in cache.split(0.5)[1].documents().content.tolist()
+            ]
+        ],
+    )
+    with pytest.raises(UsageError, match="no field holds documents"):
+        open_cache(images(tmp_path / "i", FOUR)).documents()
+    assert isinstance(cache, Cache)

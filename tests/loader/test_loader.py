@@ -1,0 +1,428 @@
+"""One loader for everything: values, epochs, ranks, resume, workers, and what trainers look for."""
+
+import copy
+import gc
+import hashlib
+import math
+import multiprocessing
+import pickle
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_caches import documents, images, latents_of, opened, texts
+from torch.utils.data import DataLoader
+
+from latentcache.errors import LatentcacheError, MissingEntryError, PlanError, UsageError
+from latentcache.loader.loader import BatchIndex
+
+WAYS = pytest.mark.parametrize("prefetch", [0, 2])
+
+
+def digests(batches):
+    """Names and bytes of each batch, of samples or of rows."""
+    first = lambda batch: batch["latents"] if "latents" in batch else batch["input_ids"]  # noqa: E731
+    return [(batch.get("names"), hashlib.blake2b(first(batch).contiguous().view(-1).numpy().tobytes()).hexdigest())
+            for batch in batches]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    root = documents(tmp_path_factory.mktemp("rows") / "t", texts(40, 60))
+    return opened(root).rows(pad=64, lengths=[16, 32, 64])
+
+
+@pytest.fixture(params=["samples", "rows"])
+def source(request, many, rows):
+    """Whatever makes loaders: a cache, or a view of rows."""
+    return many if request.param == "samples" else rows
+
+
+def test_a_batch_holds_what_was_stored(many):
+    stored = latents_of(many)
+    for batch in many.loader(batch_size=3):
+        assert list(batch) == [
+            "latents",
+            "names",
+            "captions",
+            "original_size",
+            "crop_top_left",
+            "target_size",
+            "keys",
+        ]
+        assert batch["latents"].dtype == torch.float16
+        assert (batch["keys"]["latents"].shape, batch["keys"]["latents"].dtype) == ((3, 32), torch.uint8)
+        for place, name in enumerate(batch["names"]):
+            number = int(name[:2])
+            latents = next(array for (sample, _, _), array in stored.items() if sample == number)
+            assert np.array_equal(batch["latents"][place].numpy(), latents)
+            assert batch["captions"][place] == f"caption of {name}"
+            height, width = batch["target_size"][place].tolist()
+            assert batch["original_size"][place].tolist() == [height + 3, width + 5]
+            assert batch["crop_top_left"][place].tolist() == [number, 0]
+            assert latents.shape[1:] == (height // 8, width // 8)
+            key = many.snapshots[0].fields["latents"].row_keys(np.array([number]))[0]
+            assert batch["keys"]["latents"][place].tolist() == key.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_each_storage_type_comes_back_as_it_is(tmp_path, dtype):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 3, dtype=dtype))
+    stored = latents_of(cache)
+    for batch in cache.loader(batch_size=1):
+        assert batch["latents"].dtype == getattr(torch, dtype)
+        raw = batch["latents"][0].view(torch.int16 if dtype != "float32" else torch.int32).numpy()
+        assert raw.tobytes() == stored[int(batch["names"][0][:2]), 0, 0].tobytes()
+
+
+def test_a_ragged_field_is_padded_to_one_length_with_a_mask(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 5, edges=[3, 1, 9, 4, 4]))
+    for batch in cache.loader(batch_size=2, fields=["edge_map"]):
+        assert batch["edge_map"].shape == (2, 9, 8)
+        for place, name in enumerate(batch["names"]):
+            length = [3, 1, 9, 4, 4][int(name[:2])]
+            assert batch["edge_map_mask"][place].tolist() == [True] * length + [False] * (9 - length)
+            assert (batch["edge_map"][place, length:] == 255).all()
+
+
+@pytest.mark.parametrize("policy", ["repeat", "drop", "partial", "pad"])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (4, 1), (2, 2), (5, 3)])
+def test_lengths_are_exact_and_shapes_equal_on_all_ranks(source, policy, batch_size, world_size):
+    report = source.plan(batch_size=batch_size, world_size=world_size, remainder=policy)
+    if not report.steps:
+        return
+    options = {"batch_size": batch_size, "world_size": world_size, "remainder": policy, "seed": 3}
+    loaders = [source.loader(rank=rank, **options) for rank in range(world_size)]
+    epochs = [list(loader) for loader in loaders]
+    assert {len(loader) for loader in loaders} == {len(epoch) for epoch in epochs} == {report.steps}
+    first = "latents" if "latents" in epochs[0][0] else "input_ids"
+    for step in zip(*epochs, strict=True):
+        assert len({batch[first].shape for batch in step}) == 1
+    served = sum(len(batch[first]) for epoch in epochs for batch in epoch)
+    assert served == report.samples_used + report.samples_repeated + report.rows_padded
+
+
+def test_padding_of_samples_is_marked_and_never_given_to_a_trainer_format(many):
+    batches = list(many.loader(batch_size=4, remainder="pad"))
+    assert sum(int(batch["is_pad"].sum()) for batch in batches) == 6 * 4 - 17 - 3
+    assert sorted(
+        name for batch in batches for name, pad in zip(batch["names"], batch["is_pad"], strict=True) if not pad
+    ) == [f"{number:02}.png" for number in range(17)]
+    with pytest.raises(UsageError, match="remainder='pad': not with format"):
+        many.loader(batch_size=4, remainder="pad", format="diffusers-sd")
+
+
+@WAYS
+def test_an_epoch_repeats_until_it_is_set(source, prefetch):
+    loader = source.loader(batch_size=2, seed=5, prefetch=prefetch)
+    first = digests(loader)
+    assert digests(loader) == first
+    loader.set_epoch(1)
+    assert digests(loader) != first
+    loader.set_epoch(0)
+    assert digests(loader) == first == digests(source.loader(batch_size=2, seed=5))
+    assert digests(source.loader(batch_size=2, seed=6)) != first
+
+
+def test_set_epoch_does_not_move_an_iteration_that_has_begun(source):
+    loader = source.loader(batch_size=1, seed=5, prefetch=0)
+    whole = digests(loader)
+    iterator = iter(loader)
+    seen = [next(iterator)]
+    seen = digests(seen)
+    loader.set_epoch(9)
+    assert seen + digests(iterator) == whole
+
+
+def test_batches_that_are_kept_stay_as_they_are(many):
+    loader = many.loader(batch_size=2)
+    batches = [*loader, *loader]
+    before = [batch["latents"].clone() for batch in batches]
+    assert len({batch["latents"].data_ptr() for batch in batches}) == len(batches)
+    batches[0]["latents"].zero_()
+    del loader
+    gc.collect()
+    for batch, kept in zip(batches[1:], before[1:], strict=True):
+        assert torch.equal(batch["latents"], kept)
+
+
+def test_mixed_resolutions_use_memory_again(tmp_path):
+    """At most 2 % of the batches get fresh memory."""
+    sizes = [(side, side + step) for side in (64, 96, 128, 160, 192) for step in (0, 32)]
+    cache = opened(images(tmp_path / "c", [size for size in sizes for _ in range(2)], captions=False))
+    loader = cache.loader(batch_size=2, fields=["latents"], prefetch=2)
+    batches = 0
+    for epoch in range(120):
+        loader.set_epoch(epoch)
+        batches += sum(1 for _ in loader)
+    assert loader._reader._pool.fresh <= 0.02 * batches
+
+
+# resume
+
+
+@pytest.mark.parametrize("done", [1, 4, 7])
+def test_a_state_goes_on_with_the_next_batch(source, done):
+    loader = source.loader(batch_size=2, seed=4)
+    loader.set_epoch(2)
+    whole = digests(loader)
+    iterator = iter(loader)
+    head = digests([next(iterator) for _ in range(done)])
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    assert (loader.remaining(), len(loader)) == (len(whole) - done, len(whole))
+    iterator.close()
+    other = source.loader(batch_size=2, seed=77, prefetch=0)
+    other.load_state_dict(state)
+    assert (other.epoch, other.seed, other.remaining(), len(other)) == (2, 4, len(whole) - done, len(whole))
+    assert head + digests(other) == whole
+    assert digests(other) == whole
+
+
+@pytest.mark.parametrize("policy", ["repeat", "pad"])
+def test_saved_at_2_ranks_x_3_and_loaded_at_3_x_2_sees_the_same_global_batches(source, policy):
+    def served(batch_size, world_size, state=None, stop=None):
+        found = []
+        for rank in range(world_size):
+            loader = source.loader(batch_size=batch_size, rank=rank, world_size=world_size, seed=1, remainder=policy)
+            if state:
+                loader.load_state_dict(state)
+            steps = []
+            for batch in loader:
+                values = batch["latents"] if "latents" in batch else batch["input_ids"]
+                steps.append([row.numpy().tobytes() for row in values])
+                if len(steps) == stop:
+                    break
+            found.append(steps)
+        return [
+            sorted(row for rank in step for row in rank) for step in zip(*found, strict=True)
+        ], loader.state_dict()
+
+    unbroken, _ = served(3, 2)
+    head, state = served(3, 2, stop=2)
+    rest, _ = served(2, 3, state=state)
+    assert head + rest == unbroken
+
+
+def test_a_state_of_another_cache_is_refused(many, rows, tmp_path):
+    state = many.loader(batch_size=2).state_dict()
+    for other in (rows.loader(batch_size=2), many.split(0.5)[0].loader(batch_size=2)):
+        with pytest.raises(PlanError, match="belongs to another cache"):
+            other.load_state_dict(state)
+    many.read(scaled=False).loader(batch_size=2).load_state_dict(state)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 5))
+def test_steps_are_those_of_transformers(many, batch_size, grad_accum, epochs):
+    """``Trainer.set_initial_training_values`` of transformers 5.23."""
+    loader = many.loader(batch_size=batch_size, fields=["latents"], remainder="partial")
+    for some in (epochs, epochs / 2):
+        each = max(len(loader) // grad_accum + int(len(loader) % grad_accum > 0), 1)
+        assert loader.steps(some, grad_accum) == math.ceil(some * each)
+    assert loader.epoch_at(loader.steps(epochs, grad_accum), grad_accum) == epochs
+
+
+# workers and foreign loaders
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
+    loader = source.loader(batch_size=2, seed=3)
+    workers = DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=2, persistent_workers=True,
+                         multiprocessing_context=method)  # fmt: skip
+    assert len(workers) == len(loader)
+    for epoch in (0, 5):
+        loader.sampler.set_epoch(epoch)
+        found = digests(workers)
+        assert found == digests(loader)
+    found = iter(workers)
+    next(found)
+    with pytest.raises(UsageError, match="which batches a DataLoader delivered"):
+        loader.state_dict()
+    loader.set_epoch(6)
+    assert loader.state_dict()["epoch"] == 6
+
+
+def test_an_index_of_a_foreign_sampler_is_refused_with_the_fix(source):
+    loader = source.loader(batch_size=2)
+    for ask in (lambda: loader[0], lambda: loader.dataset[0], lambda: list(DataLoader(loader, batch_size=None)),
+                lambda: list(DataLoader(loader.dataset, batch_size=4))):  # fmt: skip
+        with pytest.raises(UsageError, match="asked for by index") as caught:
+            ask()
+        assert "DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)" in caught.value.fix
+    index = next(iter(loader.sampler))
+    assert isinstance(index, BatchIndex)
+    assert (index.epoch, index.step, len(index.rows)) == (0, 0, 2)
+    assert digests([loader.dataset[pickle.loads(pickle.dumps(index))]]) == digests(loader)[:1]
+
+
+def test_the_iterable_has_a_length_and_is_refused_in_workers(source):
+    loader = source.loader(batch_size=2, seed=1)
+    batches = DataLoader(loader.iterable(), batch_size=None)
+    assert len(batches) == len(loader)
+    batches.dataset.set_epoch(3)
+    expected = digests(batches)
+    loader.set_epoch(3)
+    assert digests(loader) == expected
+    with pytest.raises(UsageError, match="worker of a DataLoader"):
+        list(DataLoader(loader.iterable(), batch_size=None, num_workers=1))
+
+
+def test_rows_one_by_one_make_the_same_batches_again(rows):
+    loader = rows.loader(batch_size=4, seed=1, remainder="pad")
+    again = DataLoader(loader.iterable(rows=True), batch_size=4, collate_fn=rows.collator())
+    assert len(loader.iterable(rows=True)) == 4 * len(loader)
+    for one, other in zip(loader, again, strict=True):
+        assert torch.equal(one["input_ids"], other["input_ids"])
+        assert torch.equal(one["labels"], other["labels"])
+    with pytest.raises(UsageError, match="rows=True"):
+        rows.loader(batch_size=4, remainder="partial").iterable(rows=True)
+
+
+def in_child(loader, results):
+    results.put((digests(loader), digests(loader)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process_iterates_while_this_one_does(source, method):
+    loader = source.loader(batch_size=2, seed=3)
+    expected = digests(loader)
+    iterator = iter(loader)
+    head = [next(iterator)]
+    head = digests(head)
+    context = multiprocessing.get_context(method)
+    results = context.Queue()
+    child = context.Process(target=in_child, args=(loader, results))
+    child.start()
+    assert head + digests(iterator) == expected
+    assert results.get(timeout=60) == (expected, expected)
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_pickled_and_copied_in_the_middle(source):
+    loader = source.loader(batch_size=1, seed=5)
+    whole = digests(loader)
+    iterator = iter(loader)
+    next(iterator)
+    for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
+        assert digests(other) == whole
+    assert digests(iterator) == whole[1:]
+
+
+def test_two_threads_iterate_over_two_loaders(source):
+    loaders = [source.loader(batch_size=2, seed=seed) for seed in (1, 2)]
+    expected, found = [digests(loader) * 3 for loader in loaders], [None, None]
+
+    def work(number):
+        found[number] = [one for _ in range(3) for one in digests(loaders[number])]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+# the end
+
+
+def test_closing_ends_an_iteration_and_can_be_repeated(source):
+    loader = source.loader(batch_size=1)
+    whole = digests(loader)
+    iterator = iter(loader)
+    next(iterator)
+    loader.close()
+    with pytest.raises(UsageError, match="the loader was closed after 1"):
+        list(iterator)
+    loader.close()
+    with loader:
+        assert digests(loader) == whole
+
+
+def test_a_cache_closes_its_loaders(many):
+    with many as cache:
+        iterator = iter(cache.loader(batch_size=1))
+        next(iterator)
+    with pytest.raises(UsageError, match="closed"):
+        list(iterator)
+
+
+def test_tensors_outlive_the_cache(tmp_path):
+    root = images(tmp_path / "c", [(64, 64)] * 3)
+    batches = list(opened(root).loader(batch_size=1))
+    before = [batch["latents"].clone() for batch in batches]
+    shutil.rmtree(root)
+    assert all(torch.equal(batch["latents"], kept) for batch, kept in zip(batches, before, strict=True))
+
+
+@pytest.mark.parametrize("keep", [0, 100, 5000])
+def test_a_shard_that_was_cut_is_an_error_and_no_signal(tmp_path, keep):
+    root = images(tmp_path / "c", [(64, 64)] * 3)
+    loader = opened(root).loader(batch_size=1)
+    next(iter(loader))
+    (data,) = root.glob("shards/*/data.mdb")
+    data.chmod(0o644)
+    with data.open("r+b") as file:
+        file.truncate(keep)
+    with pytest.raises(LatentcacheError):
+        list(loader)
+
+
+def test_a_shard_that_is_gone_is_named(tmp_path):
+    root = images(tmp_path / "c", [(64, 64)] * 3)
+    cache = opened(root)
+    for shard in (root / "shards").iterdir():
+        shutil.rmtree(shard)
+    with pytest.raises(MissingEntryError) as caught:
+        next(iter(cache.loader(batch_size=1)))
+    assert caught.value.where.endswith("data.mdb")
+    assert "latentcache build" in caught.value.fix
+
+
+def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
+    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and is filled up with 63 repeats"):
+        cache.loader(batch_size=64)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.loader(batch_size=64, remainder="partial")
+
+
+@pytest.mark.parametrize("bad", [
+    {"batch_size": 0}, {"batch_size": 1, "seed": 1.5}, {"batch_size": 1, "prefetch": -1}, {"batch_size": 1, "format": "sd"},
+    {"batch_size": 1, "device": "nonsense"}, {"batch_size": 1, "on_error": "skip"}, {"batch_size": 1, "remainder": "mask"},
+])  # fmt: skip
+def test_options_that_are_not_allowed_are_named(source, bad):
+    with pytest.raises(UsageError) as caught:
+        source.loader(**bad)
+    assert f"{list(bad)[-1]}=" in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("asked", [[-1], [99], [], [0.5], "ab", 3])
+def test_rows_that_do_not_exist_are_refused(source, asked):
+    with pytest.raises(UsageError, match="rows="):
+        source.loader(batch_size=2).batch(asked)
+
+
+def test_samples_of_two_buckets_are_refused(many):
+    with pytest.raises(UsageError, match="samples of 2 buckets"):
+        many.loader(batch_size=2).batch([0, 1])
+    assert many.loader(batch_size=2).batch([0, 3])["names"] == ["00.png", "03.png"]
+
+
+def test_what_trainers_look_for(source):
+    """Lightning wants a sampler; attributes of a DataLoader would invite accelerate to shard again."""
+    loader = source.loader(batch_size=3)
+    loader.sampler.set_epoch(4)
+    assert loader.epoch == 4
+    assert not isinstance(loader, DataLoader)
+    assert [name for name in ("batch_size", "batch_sampler", "drop_last") if hasattr(loader, name)] == []
