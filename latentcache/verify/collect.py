@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -174,7 +174,7 @@ class _Collector:
     def run(self) -> CollectReport:
         uses = shard_use(self.paths, self._readable())
         unreferenced = sum(max(use.entries - use.needed, 0) for use in uses)
-        self._compact()
+        self._compact({use.name: use for use in uses})
         stay = self._snapshots()
         self._shards(stay)
         self._leftovers()
@@ -188,7 +188,7 @@ class _Collector:
                 found.append(open_snapshot(self.paths.root, number))
         return found
 
-    def _compact(self) -> None:
+    def _compact(self, everywhere: Mapping[str, ShardUse]) -> None:
         """Copy the needed part of shards that are mostly unneeded. A build that has not ended may need the rest."""
         current = open_snapshot(self.paths.root)
         others = [old.shards for old, reason in self._fates() if reason and old.number != current.number]
@@ -199,8 +199,8 @@ class _Collector:
         worth = [use for use in uses if is_worth_copying(use) and use.name not in shared]
         building = self.paths.building.exists()
         for use in uses:
-            if use.entries > use.needed and (building or use not in worth):
-                self._in_use(use, shared=use.name in shared, building=building)
+            if building or use not in worth:
+                self._in_use(everywhere[use.name], shared=use.name in shared, building=building)
         if building:
             return
         done = compact(self.paths, current, worth) if self.apply and worth else set()
@@ -215,6 +215,8 @@ class _Collector:
 
     def _in_use(self, use: ShardUse, *, shared: bool, building: bool) -> None:
         """Unreferenced entries in a shard that is in use."""
+        if use.entries <= use.needed:
+            return
         until = "until less than half of the entries of its shard are needed"
         if shared:
             until = "until no other snapshot needs its shard"
@@ -370,8 +372,8 @@ def _leftovers(paths: CachePaths) -> Iterator[Path]:
             yield path
     if paths.pending.exists():  # the caller holds the builder lock, so the build that announced it is gone
         yield paths.pending
-    for folder in sorted((paths.root / "snapshots").glob("*")):
-        if folder.is_dir() and not (folder / "manifest.json").exists():
+    for folder in sorted(paths.snapshots_folder.glob("*")):
+        if folder != paths.pending and folder.is_dir() and not (folder / "manifest.json").exists():
             yield folder
     for mark in sorted(paths.shards.glob(f"*{TOMBSTONE_SUFFIX}")):
         if not (paths.shards / mark.stem).exists():

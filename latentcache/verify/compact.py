@@ -11,6 +11,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection
 
+import numpy as np
+
 from latentcache.failpoint import failpoint
 from latentcache.store.garbage import ShardUse, copy_entries, relocate, to_scratch, tombstone
 from latentcache.store.paths import CachePaths
@@ -23,7 +25,7 @@ MOST_NEEDED = 0.5
 
 def is_worth_copying(use: ShardUse) -> bool:
     """True if a shard holds more entries that are not needed than needed ones."""
-    return 0 <= use.needed < MOST_NEEDED * use.entries
+    return bool(0 <= use.needed < MOST_NEEDED * use.entries)
 
 
 def compact(paths: CachePaths, snapshot: Snapshot, worth: Collection[ShardUse]) -> set[str]:
@@ -39,7 +41,7 @@ def compact(paths: CachePaths, snapshot: Snapshot, worth: Collection[ShardUse]) 
     views, moved = [View(rows, len(snapshot.samples)) for rows in snapshot.fields.values()], dict[str, str]()
     for use in worth:
         number = snapshot.shards.index(use.name)
-        places = [place for view in views for place in view.places(view.in_shard(number))]
+        places = np.concatenate([view.rows.entry_places(view.in_shard(number)) for view in views])
         copy = copy_entries(paths, paths.shard(use.name), places)
         if copy.saved == len(places):
             moved[use.name] = copy.shard

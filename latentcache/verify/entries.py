@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError
 from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.table import Rejected
 from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -56,9 +57,10 @@ class View:
     def keys_of(self, rows: NDArray[np.integer]) -> NDArray[np.uint8]:
         """(n, 32) item keys of rows; those of their entries if only a kind that is not installed can make them."""
         try:
-            return self.rows.row_keys(rows)
+            keys: NDArray[np.uint8] = self.rows.row_keys(rows)
         except CacheFormatError:
-            return self.key[self.entry[rows]]
+            keys = self.key[self.entry[rows]]
+        return keys
 
     @cached_property
     def _by_shard(self) -> tuple[NDArray[np.intp], NDArray[Any]]:
@@ -119,6 +121,26 @@ class Store:
     readable: list[int] = field(default_factory=list)
     """Shards whose data file is there and may be read."""
 
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Store:
+        """A snapshot with its columns in memory.
+
+        Raises:
+            CacheDamagedError: A column is damaged, or points outside the snapshot.
+        """
+        views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
+        return cls(paths=snapshot.paths, snapshot=snapshot, findings=Findings(snapshot.samples), views=views)
+
+    @property
+    def rejected_whole(self) -> list[Rejected]:
+        """Rejected inputs that are no samples of the snapshot: no field could use them."""
+        rejected = {(one.name, one.line): one for one in reversed(self.snapshot.rejected)}
+        names = {name_of(one): place for place, one in rejected.items()}
+        if any(one.target for one in rejected.values()):
+            for name in self.findings.table.names:
+                rejected.pop(names.get(name, ("", -1)), None)
+        return list(rejected.values())[::-1]
+
     def note(
         self,
         view: View,
@@ -173,6 +195,11 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
         _check_rows(store, view, chosen[view.name])
 
 
+def name_of(item: Rejected) -> str:
+    """The name that a rejected input has, or would have, as a sample."""
+    return f"{item.name}:{item.line}" if item.line else item.name
+
+
 def words(error: OSError | LatentcacheError) -> str:
     """An error in one line."""
     if isinstance(error, LatentcacheError):
@@ -196,7 +223,9 @@ def unreadable(error: OSError) -> str:
 def _index(store: Store, name: str) -> ShardIndex | None:
     """The index of a shard; None with a finding if it is damaged."""
     try:
-        return load_index(store.paths.shard(name), check_data=False)
+        index = load_index(store.paths.shard(name), check_data=False)
+        index.check()
+        return index
     except StoreError as error:
         denied = isinstance(error.__cause__, PermissionError)
         category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")

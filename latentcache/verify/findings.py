@@ -204,9 +204,9 @@ class Findings:
         if not len(samples):
             return
         rank = CATEGORIES.index(category)
-        samples = np.asarray(samples, dtype=np.int64)
-        np.minimum.at(self.rank, samples, rank)
-        batch = _Batch(samples=samples, keys=keys, expected=expected, found=found, hint=hint)
+        wide = samples.astype(np.int64)
+        np.minimum.at(self.rank, wide, rank)
+        batch = _Batch(samples=wide, keys=keys, expected=expected, found=found, hint=hint)
         self._causes.setdefault((rank, reason, field, file), []).append(batch)
 
     def of(self, *categories: str) -> NDArray[np.bool_]:

@@ -28,8 +28,8 @@ class Commands:
 class Fixes:
     """Makes the commands for one cache.
 
-    ``root`` is where the data is (None: not looked for), ``named_data`` tells if ``--data`` was given, ``allow_failed``
-    is what the build tolerated, ``reencode`` are the flags that draw the same samples again.
+    ``root`` is where the data is (None: not looked for), ``named_data`` tells if ``--data`` was given,
+    ``allow_failed`` is what the build tolerated, ``reencode`` are the flags that draw the same samples again.
     """
 
     commands: Commands

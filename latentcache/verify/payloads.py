@@ -22,7 +22,7 @@ from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
-from latentcache.store.entry import CHECKSUM_BYTES, FIXED_DTYPE, read_header
+from latentcache.store.entry import head_intact, read_header
 from latentcache.verify.entries import Store, View, shard_parts, unreadable, words
 
 _THREADS = 2
@@ -30,8 +30,6 @@ _THREADS = 2
 _READ_BYTES, _GAP_BYTES = 4 << 20, 1 << 16
 #: Reads that are planned ahead of the threads.
 _AHEAD = 8
-#: Where a head holds its key.
-_KEY_AT = FIXED_DTYPE.fields["key"][1] if FIXED_DTYPE.fields else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,9 +194,8 @@ def _look(descriptor: int, run: _Run, buffer: memoryview) -> _Outcome:
 
 def _wrong_head(head: memoryview, view: View, entry: int) -> str:
     """Why the head of an entry is wrong; empty if it is right. Parsed only if its checksum or its key is wrong."""
-    key, end = view.key[entry].tobytes(), len(head) - CHECKSUM_BYTES
-    named = end > _KEY_AT and head[_KEY_AT : _KEY_AT + len(key)] == key
-    if named and checksum(head[:end]) == int.from_bytes(head[end:], "little"):
+    key = view.key[entry].tobytes()
+    if head_intact(head, key):
         return ""
     try:
         read_header(head, key)

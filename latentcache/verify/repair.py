@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from latentcache.store.garbage import check_one_disk, copy_entries, relocate, to
 from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import PLACE_DTYPE
 from latentcache.verify.drift import Reencode
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
@@ -222,7 +222,9 @@ def _wrong_sums(store: Store) -> NDArray[np.uint64]:
 def _indexes(paths: CachePaths) -> Iterator[tuple[str, ShardIndex]]:
     for folder in paths.sealed_shards():
         try:
-            yield folder.name, load_index(folder, check_data=False)
+            index = load_index(folder, check_data=False)
+            index.check()
+            yield folder.name, index
         except StoreError:
             continue
 
@@ -250,19 +252,19 @@ def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
     )
 
 
-def _places(store: Store, shard: str, condemned: frozenset[bytes]) -> Any:
+def _places(store: Store, shard: str, condemned: frozenset[bytes]) -> NDArray[Any]:
     """Entries of a shard to copy: all that its index lists, or, if that is damaged, those of the snapshot."""
     try:
         index = load_index(store.paths.shard(shard), check_data=False)
-        parts = [(index.entry_keys(), np.asarray(index.offset), np.asarray(index.head))]
+        index.check()
+        places = np.empty(index.entries, dtype=PLACE_DTYPE)
+        places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
     except StoreError:
         number = store.snapshot.shards.index(shard) if shard in store.snapshot.shards else -1
-        parts = [(v.key[e], v.offset[e], v.head[e]) for v in store.views.values() for e in [v.in_shard(number)]]
-    return [
-        (key.tobytes(), int(offset), int(head))
-        for key, offset, head in chain.from_iterable(zip(*part, strict=True) for part in parts)
-        if key.tobytes() not in condemned
-    ]
+        known = [view.rows.entry_places(view.in_shard(number)) for view in store.views.values()]
+        places = np.concatenate([np.empty(0, dtype=PLACE_DTYPE), *known])
+    wanted: NDArray[Any] = places[[key.tobytes() not in condemned for key in places["key"]]]
+    return wanted
 
 
 def _not_copied(store: Store, shard: str, copy: str, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:

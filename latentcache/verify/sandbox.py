@@ -143,7 +143,7 @@ def _checked(work: Mapping[str, Any]) -> VerifyReport:
     told = dict(work["depth"])
     selection = told.pop("selection")
     depth = Depth(**told | {"selection": None if selection is None else Selection(**selection)})
-    check = Check(cache=Path(work["cache"]), depth=depth, commands=Commands(**work["commands"]), use_data=False)
+    check = Check(cache=Path(work["cache"]), depth=depth, commands=Commands(**work["commands"]), trusted=False)
     return check.run(data=None if work["data"] is None else Path(work["data"]))
 
 

@@ -22,7 +22,7 @@ from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
-from latentcache.verify.entries import Store, View
+from latentcache.verify.entries import Store, View, name_of
 from latentcache.verify.findings import EACH, NAMES, Finding, RecipeChange, hint_of
 
 #: Tells whether new bytes of a sample's image decode to the pixels that were encoded; None if that is unknown here.
@@ -86,7 +86,7 @@ def check_sources(
         SourceError: A table of the data, or a file of records, cannot be read.
     """
     snapshot, samples = store.snapshot, store.findings.table
-    rejected = tuple({(one.name, one.line): one for one in reversed(_whole(store))}.values())[::-1]
+    rejected = tuple(store.rejected_whole)
     everything = full and chosen is None
     pixels = None if same_image is None else lambda row, data: same_image(snapshot, row, data)
     try:
@@ -181,7 +181,7 @@ def _check_absent(
     rejected: Mapping[int, Rejected] | None = None,
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, refused = store.findings.table, {_name(one): one for one in store.snapshot.rejected}
+    table, refused = store.findings.table, {name_of(one): one for one in store.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
@@ -203,20 +203,6 @@ def _check_absent(
     store.findings.add(
         "missing", "entry-lost", np.array(lost, dtype=np.int64), field=view.name, found="the snapshot lacks it"
     )
-
-
-def _whole(store: Store) -> list[Rejected]:
-    """Rejected inputs that are no samples of the snapshot."""
-    rejected = list(store.snapshot.rejected)
-    if not any(one.target for one in rejected):
-        return rejected
-    wanted = {_name(one) for one in rejected}
-    present = {name for name in store.findings.table.names if name in wanted}
-    return [one for one in rejected if _name(one) not in present]
-
-
-def _name(item: Rejected) -> str:
-    return f"{item.name}:{item.line}" if item.line else item.name
 
 
 def _files_of(samples: SampleTable, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:

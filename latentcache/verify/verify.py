@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,8 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import COLUMNS, Snapshot, open_snapshot
 from latentcache.verify import sandbox
 from latentcache.verify.drift import Reencode, reencode_samples
-from latentcache.verify.entries import Store, View, check_entries
-from latentcache.verify.findings import PROBLEMS, Findings, RecipeChange, Reencoded, VerifyReport
+from latentcache.verify.entries import Store, check_entries
+from latentcache.verify.findings import PROBLEMS, VerifyReport
 from latentcache.verify.fixes import Commands, Fixes
 from latentcache.verify.payloads import Scanned, scan_payloads
 from latentcache.verify.selection import Chosen, Deadline, Depth, choose, confidence
@@ -94,13 +95,13 @@ def verify_cache(
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """One check; :func:`verify_cache` and a repair run it."""
+    """One check; :func:`verify_cache`, a repair and a sandbox run it."""
 
     cache: Path
     depth: Depth
     commands: Commands
-    use_data: bool = True
-    """False: the data is not looked for unless it was named (a cache that is not trusted)."""
+    trusted: bool = True
+    """False: the data is not looked for unless it was named."""
     store: Store = field(init=False)
     """What was checked, and the damage that was found; set by :meth:`run`."""
 
@@ -115,30 +116,15 @@ class Check:
         """Check, and report. Arguments and errors as :func:`verify_cache`."""
         started, deadline = time.monotonic(), Deadline(self.depth.max_duration_s)
         snapshot = open_checked(self.cache)
-        columns = ColumnFile(snapshot.paths.snapshot(snapshot.number) / COLUMNS)
-        for name in columns:
-            columns[name].check()
         asked = Requested() if requested is None else requested(snapshot)
-        root = find_data(self.cache, snapshot, data) if self.use_data or data is not None else None
-        views = {name: View(rows, len(snapshot.samples)) for name, rows in snapshot.fields.items()}
-        store = Store(
-            paths=CachePaths(self.cache), snapshot=snapshot, findings=Findings(snapshot.samples), views=views
-        )
-        self.store = store
+        root = find_data(self.cache, snapshot, data) if self.trusted or data is not None else None
+        self.store = store = Store.of(snapshot)
         chosen = choose(snapshot, self.depth.selection)
-        part = None if chosen.everything else chosen.samples
         with ThreadPoolExecutor(1) as pool:  # reading files and reading shards wait for different things
+            look = partial(check_sources, store, full=self.depth.reads, over=deadline.over, same_image=same_image)
             reading = None
             if root is not None:
-                reading = pool.submit(
-                    check_sources,
-                    store,
-                    root,
-                    full=self.depth.reads,
-                    chosen=part,
-                    over=deadline.over,
-                    same_image=same_image,
-                )
+                reading = pool.submit(look, root, chosen=None if chosen.everything else chosen.samples)
             check_entries(store, chosen.entries)
             check_plans(store, chosen.samples)
             scanned = scan_payloads(store, chosen.entries, deadline.over) if self.depth.reads else None
@@ -148,60 +134,27 @@ class Check:
         changes = check_recipes(store, asked.recipes)
         again = None
         if reencode is not None and root is not None:
-            fine = looked & ~store.findings.of(*PROBLEMS)
-            again = reencode_samples(store, reencode, root, fine, self.depth.reencode, self.depth.seed, deadline.over)
-        return self._report(
-            root,
-            data is not None,
-            asked,
-            chosen,
-            looked,
-            scanned,
-            sources,
-            changes,
-            again,
-            time.monotonic() - started,
-        )
-
-    def _report(
-        self,
-        root: Path | None,
-        named: bool,
-        asked: Requested,
-        chosen: Chosen,
-        looked: NDArray[np.bool_],
-        scanned: Scanned | None,
-        sources: SourcesChecked,
-        changes: tuple[RecipeChange, ...],
-        again: Reencoded | None,
-        elapsed_s: float,
-    ) -> VerifyReport:
-        store, snapshot, depth = self.store, self.store.snapshot, self.depth
+            fine, draw = looked & ~store.findings.of(*PROBLEMS), (self.depth.reencode, self.depth.seed)
+            again = reencode_samples(store, reencode, root, fine, *draw, deadline.over)
         fixes = Fixes(
             commands=self.commands,
             cache=self.cache,
             root=root,
-            named_data=named,
+            named_data=data is not None,
             allow_failed=snapshot.allow_failed,
-            reencode=f"--reencode {depth.reencode} --seed {depth.seed}",
+            reencode=f"--reencode {self.depth.reencode} --seed {self.depth.seed}",
         )
         counts = store.findings.counts(looked)
-        found = store.findings.result(looked)
-        in_category = looked | store.findings.of(*PROBLEMS)
+        categorized = looked | store.findings.of(*PROBLEMS)
         clean = not any(counts[name] for name in PROBLEMS)
-        kinds = {view.name: view.rows.kind for view in store.views.values()}
-        not_compared = [
-            kind.encoder for name, kind in kinds.items() if kind is not None and name not in asked.compared
-        ]
-        outside = {(one.name, one.line) for one in snapshot.rejected} - _present(store)
         return VerifyReport(
-            mode=depth.mode,
+            mode=self.depth.mode,
             snapshot=snapshot.number,
-            counts=counts | {"unreferenced": _unreferenced(store.paths, snapshot)},
-            findings=tuple(fixes(finding) for finding in found),
-            samples=len(snapshot.samples) + len(outside),
+            counts=counts | {"unreferenced": unreferenced(store.paths, snapshot)},
+            findings=tuple(map(fixes, store.findings.result(looked))),
+            samples=len(snapshot.samples) + len(store.rejected_whole),
             checked={
-                "samples": int(in_category.sum()),
+                "samples": int(categorized.sum()),
                 "headers": store.headers,
                 "payloads": 0 if scanned is None else scanned.payloads,
                 "payload_bytes": 0 if scanned is None else scanned.payload_bytes,
@@ -209,22 +162,22 @@ class Check:
                 "sources_hashed": sources.hashed,
                 "reencoded": 0 if again is None else again.samples,
             },
-            not_looked_at=int((~in_category).sum()),
-            not_compared=() if again is not None else tuple(dict.fromkeys(not_compared)),
+            not_looked_at=int((~categorized).sum()),
+            not_compared=() if again is not None else _not_compared(store, asked),
             recipe_diff=changes,
-            confidence=_stated(store, depth, chosen, looked, scanned) if clean else "",
+            confidence=_stated(store, self.depth, chosen, looked) if clean and scanned is not None else "",
             reencoded=again,
             recipe_ids={name: view.rows.recipe_id.hex() for name, view in store.views.items()},
             allow_failed=snapshot.allow_failed,
             part=snapshot.part,
             building=store.paths.building.exists(),
             complete=snapshot.complete,
-            elapsed_s=elapsed_s,
+            elapsed_s=time.monotonic() - started,
         )
 
 
 def open_checked(cache: Path) -> Snapshot:
-    """The current snapshot, with a lease; damage to it comes with a way out: a build does not get past it either.
+    """The current snapshot with a lease and all columns checked; damage to it comes with a way out.
 
     Raises:
         CacheNotFoundError: No cache there, or no finished build in it.
@@ -232,7 +185,11 @@ def open_checked(cache: Path) -> Snapshot:
         CacheDamagedError: The manifest or a column is damaged.
     """
     try:
-        return open_leased(cache)
+        snapshot = open_leased(cache)
+        columns = ColumnFile(snapshot.paths.snapshot(snapshot.number) / COLUMNS)
+        for name in columns:
+            columns[name].check()
+        return snapshot
     except CacheDamagedError as error:
         if error.fix == error.default_fix:
             current = shlex.quote(str(cache / "CURRENT"))
@@ -250,16 +207,13 @@ def _looked(store: Store, chosen: Chosen, scanned: Scanned | None, sources: Sour
     return looked
 
 
-def _present(store: Store) -> set[tuple[str, int]]:
-    """File and line of rejected inputs that are samples all the same: rejected by one of several fields."""
-    wanted = {(one.name, one.line) for one in store.snapshot.rejected if one.target}
-    if not wanted:
-        return set()
-    names = {f"{name}:{line}" if line else name: (name, line) for name, line in wanted}
-    return {names[name] for name in store.findings.table.names if name in names}
+def _not_compared(store: Store, asked: Requested) -> tuple[str, ...]:
+    """Words of the encoders that were not given."""
+    kinds = {name: view.rows.kind for name, view in store.views.items() if name not in asked.compared}
+    return tuple(dict.fromkeys(kind.encoder for kind in kinds.values() if kind is not None))
 
 
-def _unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
+def unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
     """Entries in sealed shards that no snapshot on disk needs."""
     snapshots = [snapshot]
     with suppress(LatentcacheError):
@@ -271,22 +225,18 @@ def _unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
     return 0
 
 
-def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_], scanned: Scanned | None) -> str:
+def _stated(store: Store, depth: Depth, chosen: Chosen, looked: NDArray[np.bool_]) -> str:
     """What samples that are all clean say of the others; empty if nothing follows.
 
     A time limit leaves the front of the shards, which is no random draw.
     """
-    drawn = depth.selection is not None or depth.max_duration_s is not None
-    if scanned is None or not drawn or not looked.any():
+    if not looked.any() or (depth.selection is None and depth.max_duration_s is None):
         return ""
     if looked.all():
         return confidence(len(looked), len(looked))
     if chosen.everything or (chosen.samples & ~looked).any():
         return ""
     if chosen.unit == "entries":
-        return confidence(
-            sum(int(entries.sum()) for entries in chosen.entries.values()),
-            sum(map(len, store.views.values())),
-            "entries",
-        )
+        read = sum(int(entries.sum()) for entries in chosen.entries.values())
+        return confidence(read, sum(map(len, store.views.values())), "entries")
     return confidence(int(looked.sum()), len(looked))

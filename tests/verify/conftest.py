@@ -1,4 +1,3 @@
-import sys; sys.path.insert(0,"/tmp"); import fakegarbage  # TEMP
 import os
 from pathlib import Path
 

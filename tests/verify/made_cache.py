@@ -14,8 +14,8 @@ from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.blocks import Item, pack_items
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
-from latentcache.store.shard import ShardWriter
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import current_or_none, open_snapshot
 
 

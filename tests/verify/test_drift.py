@@ -68,7 +68,8 @@ def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
     }  # fmt: skip
     (fix,) = {one.fix for one in report.findings}
     assert "--reencode 99 --seed 4 --model M --device cpu --repair --yes; latentcache build" in fix
-    done = repair_cache(case.cache, confirm=lambda plan: True, depth=Depth(full=True, reencode=99), reencode=Again(off(2, 5)))
+    again = {"depth": Depth(full=True, reencode=99), "reencode": Again(off(2, 5))}
+    done = repair_cache(case.cache, confirm=lambda plan: True, **again)
     assert {item.reason for item in done.removals} == {"drift"}
     lost = verify_cache(case.cache).counts["missing"]
     assert lost >= 2
@@ -85,8 +86,12 @@ def test_the_kind_decides_what_noise_is(tmp_path, monkeypatch):
     import made_cache
 
     told = []
-    monkeypatch.setattr(made_cache.Flat, "compare", lambda self, stored, made, noise, recipe: told.append(noise)
-                        or Difference(differs=bool(np.abs(stored - made).max() > 2), largest=1.0, mean=0.5))  # fmt: skip
+
+    def compare(self, stored, made, noise, recipe):
+        told.append(noise)
+        return Difference(differs=bool(np.abs(stored - made).max() > 2), largest=1.0, mean=0.5)
+
+    monkeypatch.setattr(made_cache.Flat, "compare", compare)
     report = check(make(tmp_path, "flat"), Again(off(1)))
     assert (report.exit_code(), report.reencoded.largest, report.reencoded.mean) == (0, 1.0, 0.5)
     assert told[0]["device"] == "cpu"
@@ -97,7 +102,8 @@ def test_the_kind_decides_what_noise_is(tmp_path, monkeypatch):
     [("source-changed", "stale", "source-changed"), ("truncated", "unverifiable", "not-encoded")],
 )
 def test_inputs_that_cannot_be_encoded_again(case, reason, category, found):
-    report = check(case, Again(lambda sample, array: Failure(reason=reason, detail="why") if sample == 3 else array))
+    failure = Failure(reason=reason, detail="why")
+    report = check(case, Again(lambda sample, array: failure if sample == 3 else array))
     assert (report.counts[category], report.counts["ok"]) == (1, 7)
     assert [(one.reason, one.fix != "") for one in report.findings] == [(found, True)]
     assert report.reencoded.confidence == ""

@@ -6,12 +6,14 @@ from latentcache.verify.findings import Finding
 from latentcache.verify.fixes import Commands, Fixes, left_to_do
 
 BUILD = "latentcache build '/d a' --out /c --allow-failed 2% --field m:K --model M --device cpu"
+AGAIN = "latentcache verify /c --reencode 9 --field m:K --model M --device cpu"
 REPAIR = "latentcache verify /c --field m:K --repair --yes"
 
 
 def fixes(**more):
     words = Commands(common="--field m:K", recipe="--model M", run="--device cpu")
-    return Fixes(commands=words, cache=Path("/c"), root=Path("/d a"), allow_failed="2%", reencode="--reencode 9", **more)
+    more |= {"allow_failed": "2%", "reencode": "--reencode 9"}
+    return Fixes(commands=words, cache=Path("/c"), root=Path("/d a"), **more)
 
 
 @pytest.mark.parametrize(
@@ -22,8 +24,8 @@ def fixes(**more):
         ("corrupt", "payload", "shards/x", f"{REPAIR}; {BUILD}"),
         ("unverifiable", "permission", "shards/x", "chmod -R u+rX /c"),
         ("unverifiable", "permission", "", "chmod -R u+rX '/d a'"),
-        ("unverifiable", "not-encoded", "", "latentcache verify /c --reencode 9 --field m:K --model M --device cpu"),
-        ("drift", "x", "", f"latentcache verify /c --reencode 9 --field m:K --model M --device cpu --repair --yes; {BUILD}"),
+        ("unverifiable", "not-encoded", "", AGAIN),
+        ("drift", "x", "", f"{AGAIN} --repair --yes; {BUILD}"),
         ("touched", "stat-changed", "", ""),
         ("quarantined", "empty", "", ""),
     ],

@@ -24,7 +24,7 @@ def test_the_report_is_that_of_a_check_without_the_data(case):
     assert report.counts["corrupt"] == case.sharing(2)
     assert report.counts["stale"] == 0
     here = verify_cache(case.cache, depth=Depth(full=True))
-    assert [one for one in here.findings if one.category == "corrupt"][0].key == report.findings[0].key
+    assert next(one.key for one in here.findings if one.category == "corrupt") == report.findings[0].key
     assert "verify" in report.findings[0].fix
     assert json.dumps(report.as_json())
 

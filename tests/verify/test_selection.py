@@ -5,9 +5,8 @@ import pytest
 from made_cache import make
 
 from latentcache.errors import UsageError
-from latentcache.verify.selection import Selection, choose, confidence, parse_selection, wrong_below
+from latentcache.verify.selection import Depth, Selection, choose, confidence, parse_selection, wrong_below
 from latentcache.verify.verify import verify_cache
-from latentcache.verify.selection import Depth
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_the_grammar_of_restic_and_numbers(text, expected):
     assert parse_selection(text, 3) == Selection(seed=3, **expected)
 
 
-@pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "0%", "101%", "2g", "0K", "-1", "1/", "x", "5 %", "1e3"])
+@pytest.mark.parametrize("text", ["", "0", "0/7", "8/7", "1/0", "0%", "101%", "2g", "0K", "-1", "1/", "x", "1e3"])
 def test_anything_else_is_a_usage_error(text):
     with pytest.raises(UsageError, match="--sample="):
         parse_selection(text)

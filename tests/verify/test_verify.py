@@ -1,16 +1,16 @@
-import hashlib
 import os
 import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from made_cache import MadeRecipe, make
 
 from latentcache.errors import CacheNotFoundError, LatentcacheError, SourceNotFoundError
-from latentcache.fields import registry
+from latentcache.fields.protocol import Group
 from latentcache.store.lock import builder_lock
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
@@ -28,7 +28,7 @@ def counts(report):
 
 def check(case, depth=FULL, **more):
     report = verify_cache(case.cache, depth=depth, **more)
-    assert sum(report.counts.values()) - report.counts["unreferenced"] == max(report.samples, sum(counts(report).values()))
+    assert sum(report.counts.values()) - report.counts["unreferenced"] >= case.total
     return report
 
 
@@ -124,7 +124,8 @@ def test_changed_gone_and_new_inputs(case, depth):
     if not case.of_records:
         assert found == {("source-changed", names[0]), ("source-removed", lost), ("not-built", names[1]),
                          ("not-built", names[2])}  # fmt: skip
-    assert all("latentcache build" in one.fix and str(case.data) in one.fix for one in report.findings if one.category != "touched")
+    mended = [one for one in report.findings if one.category != "touched"]
+    assert all("latentcache build" in one.fix and str(case.data) in one.fix for one in mended)
     made, _ = case.build()
     assert made == 3
     assert counts(check(case, depth)) == {"ok": 9}
@@ -154,7 +155,8 @@ def test_a_rename_is_one_stale_and_one_missing_and_encodes_nothing(tmp_path):
     (case.data / "003.png").rename(case.data / "new.png")
     report = check(case)
     assert counts(report) == {"missing": 1, "stale": 1, "ok": 7}
-    assert {(one.reason, one.path) for one in report.findings} == {("not-built", "new.png"), ("source-removed", "003.png")}
+    found = {(one.reason, one.path) for one in report.findings}
+    assert found == {("not-built", "new.png"), ("source-removed", "003.png")}
     assert case.build()[0] == 0
 
 
@@ -307,21 +309,18 @@ def test_a_field_that_was_asked_for_and_is_not_there_is_missing(case):
 
 def test_a_plan_that_gives_other_keys_today_is_stale(tmp_path, monkeypatch):
     import made_cache
-    from latentcache.fields.protocol import Group
 
     case = make(tmp_path, "flat")
-    kind = registry.field_kind("flat")
-    plan = type(kind).plan
+    plan = made_cache.Flat.plan
 
     def moved(self, samples, recipe):
         found = plan(self, samples, recipe)
         groups = (Group(label="", shape=self.shape), Group(label="", shape=self.shape, dims=(1, 2, 2)))
         group = (np.arange(len(found.sample)) == 5).astype(np.int32)
         keys = self.keys(np.asarray(self.content(samples)), group, found.variant, groups, recipe)
-        return made_cache.FieldPlan(sample=found.sample, group=group, variant=found.variant, cost=found.cost, key=keys,
-                                    groups=groups)  # fmt: skip
+        return replace(found, group=group, key=keys, groups=groups)
 
-    monkeypatch.setattr(type(kind), "plan", moved)
+    monkeypatch.setattr(made_cache.Flat, "plan", moved)
     report = check(case, Depth())
     assert [(one.category, one.reason, one.path) for one in report.findings] == [("stale", "plan-changed", "005.png")]
 
@@ -358,7 +357,7 @@ def _reads(case):
         snapshot = case.snapshot
         reader = EntryReader(case.paths, snapshot)
         return {
-            (name, rows.row_keys(np.array([row])).tobytes()): hashlib.sha256(reader.read(name, row).tobytes()).digest()
+            (name, rows.row_keys(np.array([row])).tobytes()): reader.read(name, row).tobytes()
             for name, rows in snapshot.fields.items()
             for row in range(len(rows))
         }
@@ -366,7 +365,7 @@ def _reads(case):
         return type(error)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, seed):
     draw = random.Random(seed)
     right = _reads(case)
@@ -401,7 +400,8 @@ def test_no_torch_and_no_encoder_is_imported(case):
         "import sys; from pathlib import Path; from latentcache.verify.verify import verify_cache; "
         "from latentcache.verify.selection import Depth; "
         f"assert verify_cache(Path({str(case.cache)!r}), depth=Depth(full=True)).exit_code() == 0; "
-        "bad = [m for m in sys.modules if m == 'torch' or m.startswith(('latentcache.pipeline', 'latentcache.encoders'))]; "
+        "heavy = 'torch', 'latentcache.pipeline', 'latentcache.encoders'; "
+        "bad = [name for name in sys.modules if name.startswith(heavy)]; "
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
