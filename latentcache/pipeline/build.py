@@ -105,6 +105,7 @@ class _Build:
                 snapshot.samples if snapshot else None,
                 rejected=snapshot.rejected if snapshot else (),
                 hash_all=self.settings.stream,
+                hash_known=True,
                 stopping=lambda: self.stop.requested,
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,8 @@ class BuildSettings:
     out: Path | None = None
     """The cache folder [default: ``DATA.latentcache`` beside the data]."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Field name -> settings dataclass of its kind. Fields of the current snapshot that are not named stay."""
+    """Field name -> settings dataclass of its kind, or a mapping such as ``{"model": "stub"}``. Fields of the current
+    snapshot that are not named stay."""
     source: SourceOptions | None = None
     """How DATA is read."""
     part: str | None = None
@@ -84,11 +85,32 @@ class BuildSettings:
         at_least(0, workers=self.workers)
         if self.part is not None:
             check_part(self.part)
+        object.__setattr__(self, "fields", {name: _settings_of(name, said) for name, said in self.fields.items()})
 
     @property
     def cache(self) -> Path:
         """The cache folder."""
         return self.out or beside(self.data)
+
+
+def _settings_of(name: str, said: Any) -> Any:
+    """Settings of a field as its kind's dataclass.
+
+    Raises:
+        UsageError: The kind has no such setting.
+    """
+    if not isinstance(said, Mapping):
+        return said
+    from latentcache.fields.registry import field_kind
+
+    kind = field_kind(name)
+    known = {one.name for one in fields(kind.settings)} if kind else set(said)
+    unknown = sorted(set(said) - known)
+    if unknown:
+        raise UsageError(
+            f"fields={{{name!r}: ...}}: unknown setting {unknown[0]!r}", fix=f"one of {', '.join(sorted(known))}"
+        )
+    return kind.settings(**said) if kind else said
 
 
 def beside(data: Path) -> Path:

@@ -83,6 +83,7 @@ class ImageScan:
     rejected: Sequence[Rejected] = ()
     reread: NDArray[np.bool_] | None = None
     hash_all: bool = False
+    hash_known: bool = False
     stopping: Callable[[], bool] = bool
 
     def __call__(self, root: Path) -> ImageListing:
@@ -188,7 +189,8 @@ class ImageScan:
     def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:
         """Hash images of unknown content if asked for; (F,) True for those that there was no time for."""
         unread = np.zeros(len(names), dtype=np.bool_)
-        unknown = images[~held.content[images].any(axis=1)] if self.hash_all else images[:0]
+        touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
+        unknown = images[~held.content[images].any(axis=1)] if self.hash_all else touched
 
         def read(file: int) -> None:
             if self.stopping():
@@ -203,6 +205,8 @@ class ImageScan:
         if len(unknown):
             with ThreadPoolExecutor(_HASH_THREADS) as pool:
                 list(pool.map(read, unknown.tolist()))
+        if len(touched):
+            held.believe_equal(touched)
         return unread
 
 

@@ -113,6 +113,8 @@ class Known:
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
+        self.touched = np.full(count, -1, dtype=np.int64)
+        """(F,) position in the snapshot's files of those that have their old size and are not trusted."""
         if table is not None and len(table.files):
             self.place = match_names(names, table.files.names)
             for block in _blocks(count):
@@ -129,6 +131,13 @@ class Known:
         self.place[files] = -1
         self.stat[files, 5] = 0
         self.content[files] = 0
+
+    def believe_equal(self, files: NDArray[np.int64]) -> None:
+        """Take touched files (n,) that were hashed for what the snapshot says, if their content is the same."""
+        assert self.table is not None
+        before = self.touched[files]
+        same = (take_rows(self.table.files.content, before) == self.content[files]).all(axis=1)
+        self.place[files[same]] = before[same]
 
     def rows_of(self, input_name: str, files: NDArray[np.integer]) -> NDArray[np.int64]:
         """(n,) row of the snapshot's samples whose input is the whole of each file; -1: unknown."""
@@ -165,6 +174,8 @@ class Known:
             return
         memos = np.ascontiguousarray(_rows(table.files.stat, place[there]))
         good = (memos[:, :5] == self.stat[block][there, :5]).all(axis=1) & ~racy(memos)
+        touched = there[~good & (memos[:, 0] == self.stat[block][there, 0])]
+        self.touched[block][touched] = place[touched]
         place[there[~good]] = -1
         there = there[good] + block.start
         self.stat[there, 5] = memos[good, 5]
@@ -199,8 +210,6 @@ def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
 
 def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
     """Rows of a column that may be lazy: a run of rows is one read."""
-    if not len(places):
-        return np.asarray(column[0:0])
     first, last = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
     if last - first == len(places) and bool((np.diff(places) == 1).all()):
         return np.asarray(column[first:last])

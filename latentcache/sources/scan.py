@@ -153,6 +153,7 @@ def scan(
     rejected: Sequence[Rejected] = (),
     reread: NDArray[np.bool_] | None = None,
     hash_all: bool = False,
+    hash_known: bool = False,
     keep: int = KEEP_CHARACTERS,
     progress: Callable[[int], None] = lambda count: None,
     stopping: Callable[[], bool] = bool,
@@ -167,6 +168,7 @@ def scan(
         rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
         reread: (F,) files of ``known`` that are opened although their memo is trusted.
         hash_all: Hash every image of unknown content.
+        hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
         keep: Characters of records that may stay in memory for :meth:`Listing.job_inputs`.
         progress: Called now and then with the number of records read.
         stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
@@ -195,7 +197,7 @@ def scan(
             records = RecordScan(**shared, keep=keep, progress=progress)(files)
             return _listing(files.root, records, options, records_read=records.records_read, _records=records)
         _check_folder(data)
-        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all)(data)
+        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(data)
         return _listing(data, images, options, caption_source=images.caption_source)
     except EmptySourceError:
         if not may_be_empty:

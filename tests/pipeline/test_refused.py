@@ -85,7 +85,7 @@ def test_a_refused_build_leaves_everything_as_it_was(case, refused, exists, tmp_
 
 @pytest.mark.parametrize("fault", ["refused", "failed"])
 def test_settings_of_a_build_that_did_not_end_are_forgotten_once_there_is_a_snapshot(tmp_path, monkeypatch, fault):
-    """In version 1 ``--stream --flip`` was refused, and the next plain build stored flips; likewise ``--resolution``."""
+    """In version 1 ``--stream --flip`` was refused, and the next plain build stored flips."""
     data = LATENTS.data(tmp_path / "data", 4)
     cache = built(LATENTS, data, recipe={"resolutions": (128,)}).cache
     before = open_snapshot(cache).fields["latents"].recipe_json

@@ -57,3 +57,12 @@ def test_parts():
 def test_a_sample_that_several_fields_reject_is_quarantined_once():
     twice = [Rejected(name="a", reason="empty", target=target) for target in ("x", "y")]
     assert quarantined([*twice, Rejected(name="a", reason="empty", line=2)]) == 2
+
+
+def test_settings_of_a_field_may_be_a_mapping():
+    said = BuildSettings(data=Path("x"), fields={"latents": {"model": "stub", "resolutions": (64,)}}).fields[
+        "latents"
+    ]
+    assert (said.model, said.resolutions, said.flip) == ("stub", (64,), None)
+    with pytest.raises(UsageError, match="modell"):
+        BuildSettings(data=Path("x"), fields={"latents": {"modell": "stub"}})

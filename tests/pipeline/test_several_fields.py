@@ -7,7 +7,7 @@ import pytest
 from small_builds import CASES, Talk, built, draw, rows_of, settings
 
 from latentcache.errors import UsageError
-from latentcache.fields.registry import field_kind
+from latentcache.fields.registry import field_kind, field_kinds
 from latentcache.pipeline.build import plan_build
 from latentcache.store.snapshot import open_snapshot
 
@@ -72,12 +72,9 @@ def test_a_field_without_its_kind_or_input_is_refused(data, tmp_path, monkeypatc
     with pytest.raises(UsageError, match="record"):
         built(LATENTS, data, fields={"input_ids": field_kind("input_ids").settings(tokenizer="stub")})
     built(LATENTS, data, fields=LATENTS.said() | EDGES.said())
-    found = {
-        name: kind for name, kind in __import__("latentcache.fields.registry", fromlist=["x"]).field_kinds().items()
-    }
-    monkeypatch.setattr(
-        "latentcache.pipeline.existing.field_kind", lambda name: found.get(name) if name != "edge_map" else None
-    )
+    kinds = dict(field_kinds())
+    del kinds["edge_map"]
+    monkeypatch.setattr("latentcache.pipeline.existing.field_kind", kinds.get)
     with pytest.raises(UsageError, match="edge_map"):
         built(LATENTS, data, fields={})
 
