@@ -220,7 +220,8 @@ class _Images:
         if old is None or new is None or old.content is new.content:
             return own[:0]
         differs = (np.asarray(old.content)[own] != new.content[self.found.place[own]]).any(axis=1)
-        return own[differs]
+        changed: NDArray[np.intp] = own[differs]
+        return changed
 
     def _hash(self, own: NDArray[np.intp]) -> None:
         """Hash the files whose stat does not prove them."""
@@ -394,28 +395,47 @@ class _Records:
 
     def _others(self) -> None:
         """Records that were rejected then or are rejected now."""
-        now, taken = self._now, set[int]()
-        others = [_quarantined(item) for item in now.rejected]
-        still = Counter((item.name, item.reason, item.field) for item in now.rejected)
-        fresh = self._fresh({item.name for item in self._rejected})
+        now = self._now
+        lines = Counter((item.name, item.line, item.reason) for item in now.rejected)
+        files = Counter((item.name, item.reason) for item in now.rejected)
+        fresh, taken = self._fresh({item.name for item in self._rejected}), set[int]()
         unread = set(now.samples.files.names.take(np.flatnonzero(now.unread)))
-        for item in self._rejected:
-            kind = (item.name, item.reason, item.field)
-            same = [row for row in fresh.get((item.name, item.content), ()) if row not in taken]
-            if same:
-                lines = [_where(now.samples, row)[1] for row in same]
-                at = lines.index(item.line) if item.line in lines else 0
-                taken.add(same[at])
-                others.append(_quarantined(item, line=lines[at]))
-            elif not item.content and still[kind] > 0:
-                still[kind] -= 1
-            elif item.name in unread:
+        others = [_quarantined(item) for item in now.rejected]
+
+        def take(key: tuple[str, Any]) -> int:
+            row = next((row for row in fresh.get(key, ()) if row not in taken), -1)
+            taken.add(row)
+            return row
+
+        def is_same(item: Rejected) -> bool:
+            row = take((item.name, item.content)) if item.content else -1
+            if row >= 0:
+                others.append(_quarantined(item, line=_where(now.samples, row)[1]))
+            return row >= 0
+
+        def is_still(item: Rejected) -> bool:
+            there = not item.content and lines[item.name, item.line, item.reason] > 0
+            lines[item.name, item.line, item.reason] -= there
+            files[item.name, item.reason] -= there
+            if item.name in unread and not there:
                 others.append(_quarantined(item))
-            else:
-                row = next((row for row in fresh.get((item.name, item.line), ()) if row not in taken), -1)
-                words = self._new.content[row].tobytes().hex()[:8] if row >= 0 else "no such record"
-                others.append(_stale(item, "source-changed" if row >= 0 else "source-removed", words))
-                taken.add(row)
+            return there or item.name in unread
+
+        def is_other(item: Rejected) -> bool:
+            row = take((item.name, item.line))
+            if row >= 0:
+                others.append(_stale(item, "source-changed", self._new.content[row].tobytes().hex()[:8]))
+            return row >= 0
+
+        def is_elsewhere(item: Rejected) -> bool:
+            there = not item.content and files[item.name, item.reason] > 0
+            files[item.name, item.reason] -= there
+            return there
+
+        left = list(self._rejected)
+        for step in (is_same, is_still, is_other, is_elsewhere):
+            left = [item for item in left if not step(item)]
+        others += [_stale(item, "source-removed", "no such record") for item in left]
         self.found.new = self.found.new[~np.isin(self.found.new, list(taken))]
         self.found.others = tuple(others)
 

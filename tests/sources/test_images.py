@@ -271,6 +271,17 @@ def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path,
     assert found.samples.inputs["image"].content.any(axis=1).tolist() == [False, True]
 
 
+def test_touched_files_are_hashed_if_asked_and_believed_if_equal(tmp_path, trusting):
+    put(tmp_path, a_jpg="x", b_jpg="y", c_jpg="z")
+    first = remembered(tmp_path)
+    os.utime(tmp_path / "a.jpg", (1, 1))
+    (tmp_path / "b.jpg").write_text("q")
+    found = scan(tmp_path, IMAGES, first.samples, hash_known=True)
+    assert [row.tobytes() for row in found.samples.inputs["image"].content] == list(map(content_hash, (b"x", b"q", b"z")))
+    assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert not found.files_unchanged
+
+
 def test_what_a_build_read_is_filled_in(tmp_path):
     put(tmp_path, a_jpg="x", a_txt="t", b_jpg="y")
     found = scan(tmp_path)

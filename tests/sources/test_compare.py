@@ -1,0 +1,428 @@
+"""A snapshot against DATA: each sample has one state, and nothing of DATA is overlooked."""
+
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latentcache.fields.table import Rejected
+from latentcache.identity import stat as stat_rule
+from latentcache.identity.content import content_hash
+from latentcache.sources.compare import CATEGORY, State, compare
+from latentcache.sources.scan import SourceOptions, scan
+
+IMAGES, RECORDS = SourceOptions(kind="images"), SourceOptions(kind="records")
+OK, TOUCHED, MOVED, CAPTION, CHANGED, METADATA, REMOVED, UNREADABLE, NOT_CHECKED = State
+
+
+@pytest.fixture(autouse=True)
+def _trusting(monkeypatch):
+    monkeypatch.setattr(stat_rule, "RACY_NS", 0)  # every file can be trusted at once
+
+
+def states(found):
+    return {name: State(int(one)) for name, one in zip(found.samples.names, found.state, strict=True)}
+
+
+def new(found):
+    items = [found.found_new(row) for row in found.new.tolist()]
+    assert {(item.category, item.reason) for item in items} <= {("missing", "not-built")}
+    return [f"{item.path}:{item.line}" if item.line else item.path for item in items]
+
+
+def others(found):
+    return sorted((item.category, item.reason, item.path, item.line) for item in found.others)
+
+
+# images
+
+
+@pytest.fixture
+def data(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    for name in "abcd":
+        (root / f"{name}.jpg").write_text(name)
+        (root / f"{name}.txt").write_text(f"caption {name}")
+    return root
+
+
+def images(root, before=None, *, full=False, **options):
+    before = before or scan(root, IMAGES, hash_all=True)
+    now = scan(root, IMAGES, None if full else before.samples, may_be_empty=True)
+    return compare(before.samples, now, full=full, rejected=before.rejected, **options)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_becomes_of_images(data, full):
+    before = scan(data, IMAGES, hash_all=True)
+    assert set(states(images(data, before, full=full)).values()) == {OK}
+    (data / "a.jpg").write_text("z")
+    os.utime(data / "b.jpg", (1, 1))
+    (data / "c.txt").write_text("another")
+    (data / "d.jpg").rename(data / "e.jpg")
+    found = images(data, before, full=full)
+    assert states(found) == {"a.jpg": CHANGED, "b.jpg": TOUCHED, "c.jpg": CAPTION, "d.jpg": REMOVED}
+    assert (new(found), found.others, found.hashed) == (["e.jpg"], (), 3 if full else 2)
+    a, b, c, d = (found.found(row) for row in range(4))
+    assert (a.category, a.reason, a.path) == ("stale", "source-changed", "a.jpg")
+    assert (a.expected, a.found) == (content_hash(b"a").hex(), content_hash(b"z").hex())
+    assert (b.category, b.reason) == ("touched", "stat-changed")
+    assert (c.reason, c.expected, c.found) == ("caption-changed", "caption c", "another")
+    assert (d.reason, d.expected, d.found) == ("source-removed", "the file", "no such file")
+
+
+def test_a_change_is_found_also_if_size_and_time_were_put_back(data):
+    before = scan(data, IMAGES, hash_all=True)
+    state = (data / "a.jpg").stat()
+    (data / "a.jpg").write_text("z")
+    os.utime(data / "a.jpg", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert states(images(data, before))["a.jpg"] == CHANGED
+
+
+def test_a_change_of_a_file_of_the_same_stat_is_found_by_a_full_check(data):
+    before = scan(data, IMAGES, hash_all=True)
+    content = before.samples.inputs["image"].content.copy()
+    content[0] = 1
+    image = replace(before.samples.inputs["image"], content=content)
+    other = replace(before, samples=replace(before.samples, inputs={**before.samples.inputs, "image": image}))
+    assert states(images(data, other))["a.jpg"] == OK
+    assert states(images(data, other, full=True))["a.jpg"] == CHANGED
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "reason"),
+    [
+        (lambda path: path.unlink(), REMOVED, "source-removed"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), CHANGED, "source-changed"),
+        (lambda path: (path.unlink(), path.mkdir()), REMOVED, "source-removed"),
+        (lambda path: (path.unlink(), path.symlink_to("nowhere.jpg")), REMOVED, "source-removed"),
+        (lambda path: path.write_text(""), CHANGED, "source-changed"),
+        (lambda path: path.with_suffix(".txt").write_bytes(b"\xff"), CAPTION, "caption-changed"),
+        (lambda path: path.with_suffix(".txt").unlink(), CAPTION, "caption-changed"),
+        (lambda path: (path.parent / "metadata.csv").write_text("file_name,text\nb.jpg,x\n"), REMOVED, "source-removed"),
+    ],
+)
+def test_what_happens_to_one_file(data, change, state, reason):
+    before = scan(data, IMAGES, hash_all=True)
+    change(data / "a.jpg")
+    found = images(data, before)
+    item = found.found(0)
+    assert (states(found)["a.jpg"], item.reason, item.category) == (state, reason, "stale")
+    assert item.expected
+    assert item.found
+    total = len(found.samples) + len(found.new) + len([one for one in found.others if one.path not in before.samples.names])
+    assert total == len(set(before.samples.names) | set(found.now.samples.names))
+
+
+def test_a_folder_that_is_passed_over_now_says_so(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.jpg").write_text("a")
+    (tmp_path / "b.jpg").write_text("b")
+    before = scan(tmp_path, IMAGES, hash_all=True)
+    (tmp_path / "sub").rename(tmp_path / ".sub")
+    found = images(tmp_path, before)
+    assert states(found) == {"b.jpg": OK, "sub/a.jpg": REMOVED}
+    assert found.found(1).found == "no such file"
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/shards").mkdir()
+    (tmp_path / "sub/CURRENT").touch()
+    assert "cache-folder" in images(tmp_path, before).found(1).found
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_unverifiable(data):
+    before = scan(data, IMAGES, hash_all=True)
+    (data / "a.jpg").chmod(0)
+    assert images(data, before).found(0).reason == "permission"
+
+
+def test_a_read_error_is_unverifiable(data, monkeypatch):
+    before = scan(data, IMAGES, hash_all=True)
+    os.utime(data / "a.jpg", (1, 1))
+
+    def fail(path):
+        from latentcache.sources.reading import unusable
+
+        raise unusable("io-error", path, "the disk is on fire")
+
+    monkeypatch.setattr("latentcache.sources.compare.read_source", fail)
+    item = images(data, before).found(0)
+    assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
+
+
+@pytest.mark.parametrize(("same", "state", "words"), [(True, METADATA, "only metadata"), (None, CHANGED, "not be compared"), (False, CHANGED, "")])
+def test_a_metadata_edit(data, same, state, words):
+    before = scan(data, IMAGES, hash_all=True)
+    (data / "b.jpg").write_text("b with metadata")
+    asked = []
+    found = images(data, before, same_pixels=lambda row, raw: asked.append((row, raw)) or same)
+    assert (states(found)["b.jpg"], asked) == (state, [(1, b"b with metadata")])
+    item = found.found(1)
+    assert (item.category, item.reason) == ("stale", "source-changed")
+    assert words in item.found
+
+
+def test_only_chosen_samples_and_only_while_there_is_time(data):
+    before = scan(data, IMAGES, hash_all=True)
+    (data / "a.jpg").write_text("z")
+    (data / "b.jpg").write_text("z")
+    found = images(data, before, full=True, chosen=np.array([True, False, True, False]))
+    assert list(states(found).values()) == [CHANGED, NOT_CHECKED, OK, NOT_CHECKED]
+    assert found.checked == 2
+    found = images(data, before, full=True, stopping=lambda: True)
+    assert (set(states(found).values()), found.hashed) == ({NOT_CHECKED}, 0)
+
+
+def test_an_empty_folder(data):
+    before = scan(data, IMAGES, hash_all=True)
+    for path in data.iterdir():
+        path.unlink()
+    assert set(states(images(data, before)).values()) == {REMOVED}
+
+
+def built(root: Path, *out: str, **more: object):
+    """A snapshot that rejects some images by their content."""
+    before = scan(root, IMAGES, hash_all=True)
+    table, names = before.samples, list(before.samples.names)
+    rows = np.array([row for row, name in enumerate(names) if name not in out])
+    items = []
+    for name in out:
+        file = int(table.inputs["image"].file[names.index(name)])
+        stat = tuple(table.files.stat[file].tolist())
+        content = table.files.content[file].tobytes().rstrip(b"\0")
+        items.append(Rejected(name=name, reason="truncated" if content else "empty", content=content, stat=stat))
+    inputs = {
+        name: replace(
+            held, content=held.content[rows], file=held.file[rows], text=held.text and held.text.select(rows)
+        )
+        for name, held in table.inputs.items()
+    }
+    left = replace(table, names=table.names.select(rows), inputs=inputs, columns={})
+    return replace(before, samples=left, rejected=(*before.rejected, *items))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_rejected_image_stays_quarantined_until_its_bytes_change(data, full):
+    (data / "x.jpg").symlink_to("nowhere.jpg")
+    (data / "y.jpg").write_text("")
+    (data / "z.jpg").write_text("z")
+    (data / "z.txt").write_bytes(b"\xff")
+    before = built(data, "a.jpg", "b.jpg", "c.jpg", "y.jpg")
+    found = images(data, before, full=full)
+    assert others(found) == [
+        ("quarantined", "caption-encoding", "z.jpg", 0),
+        ("quarantined", "empty", "y.jpg", 0),
+        ("quarantined", "not-found", "x.jpg", 0),
+        *[("quarantined", "truncated", f"{name}.jpg", 0) for name in "abc"],
+    ]
+    assert (states(found), new(found)) == ({"d.jpg": OK}, [])
+    (data / "a.jpg").write_text("mended")
+    (data / "b.jpg").unlink()
+    os.utime(data / "c.jpg", (1, 1))
+    (data / "x.jpg").unlink()
+    (data / "z.txt").write_text("mended")
+    assert others(images(data, before, full=full)) == [
+        ("quarantined", "empty", "y.jpg", 0),
+        ("quarantined", "truncated", "c.jpg", 0),
+        ("stale", "caption-changed", "z.jpg", 0),
+        ("stale", "source-changed", "a.jpg", 0),
+        ("stale", "source-removed", "b.jpg", 0),
+        ("stale", "source-removed", "x.jpg", 0),
+    ]
+
+
+def test_a_row_of_a_table_whose_file_comes_later(data):
+    (data / "metadata.csv").write_text("file_name,text\na.jpg,x\nlater.jpg,y\n")
+    before = scan(data, IMAGES, hash_all=True)
+    assert others(images(data, before)) == [("quarantined", "not-found", "later.jpg", 0)]
+    (data / "later.jpg").write_text("l")
+    found = images(data, before)
+    assert (others(found), new(found)) == ([("missing", "not-built", "later.jpg", 0)], [])
+
+
+# records
+
+
+def write(path, *texts):
+    path.write_text("".join(f'{{"text": {json.dumps(one)}}}\n' if one != "{" else "{bad\n" for one in texts))
+
+
+def records(data, before, **options):
+    now = scan(data, RECORDS, before.samples, rejected=before.rejected, may_be_empty=True)
+    return compare(before.samples, now, rejected=before.rejected, **options)
+
+
+def test_what_becomes_of_records(tmp_path):
+    write(tmp_path / "a.jsonl", "one", "two", "three", "four")
+    write(tmp_path / "b.jsonl", "five")
+    write(tmp_path / "c.jsonl", "six", "seven")
+    before = scan(tmp_path)
+    assert set(states(records(tmp_path, before)).values()) == {OK}
+    write(tmp_path / "a.jsonl", "one", "2", "four")
+    (tmp_path / "b.jsonl").rename(tmp_path / "bb.jsonl")
+    os.utime(tmp_path / "c.jsonl", (1, 1))
+    found = records(tmp_path, before)
+    assert states(found) == {
+        "a.jsonl:1": OK,
+        "a.jsonl:2": CHANGED,
+        "a.jsonl:3": REMOVED,
+        "a.jsonl:4": MOVED,
+        "b.jsonl:1": REMOVED,
+        "c.jsonl:1": TOUCHED,
+        "c.jsonl:2": TOUCHED,
+    }
+    assert new(found) == ["bb.jsonl:1"]
+    changed, removed, moved = (found.found(row) for row in (1, 2, 3))
+    assert (changed.path, changed.line, changed.reason) == ("a.jsonl", 2, "source-changed")
+    assert (len(changed.expected), len(changed.found)) == (8, 8)
+    assert (removed.expected, removed.found) == ("the record", "no such record")
+    assert (moved.category, moved.reason, moved.expected, moved.found) == ("touched", "line-changed", "line 4", "line 3")
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted", "added"),
+    [
+        (["a", "b", "a"], {TOUCHED: 3}, 0),
+        (["a", "b", "a", "a"], {OK: 3}, 1),
+        (["a", "b"], {OK: 2, REMOVED: 1}, 0),
+        (["b", "a", "a"], {MOVED: 2, OK: 1}, 0),
+        (["new", "a", "b", "a"], {MOVED: 3}, 1),
+        (["a", "b", "c"], {OK: 2, CHANGED: 1}, 0),
+    ],
+)
+def test_duplicates_are_counted(tmp_path, texts, wanted, added):
+    write(tmp_path / "a.jsonl", "a", "b", "a")
+    before = scan(tmp_path)
+    write(tmp_path / "a.jsonl", *texts)
+    found = records(tmp_path, before)
+    assert (Counter(states(found).values()), len(found.new)) == (wanted, added)
+
+
+def test_files_that_change_places_and_a_record_that_moves_to_another_file(tmp_path):
+    write(tmp_path / "a.jsonl", "a1", "a2")
+    write(tmp_path / "b.jsonl", "b1")
+    before = scan(tmp_path)
+    (tmp_path / "a.jsonl").rename(tmp_path / "x")
+    (tmp_path / "b.jsonl").rename(tmp_path / "a.jsonl")
+    (tmp_path / "x").rename(tmp_path / "b.jsonl")
+    found = records(tmp_path, before)
+    assert states(found) == {"a.jsonl:1": CHANGED, "a.jsonl:2": REMOVED, "b.jsonl:1": CHANGED}
+    assert new(found) == ["b.jsonl:2"]
+    write(tmp_path / "a.jsonl", "a1")
+    write(tmp_path / "b.jsonl", "b1", "a2")
+    found = records(tmp_path, before)
+    assert (states(found), new(found)) == ({"a.jsonl:1": OK, "a.jsonl:2": REMOVED, "b.jsonl:1": OK}, ["b.jsonl:2"])
+
+
+def test_two_data_sets_of_one_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y"}\n')
+    info = {name: {"file_name": "a.jsonl", "columns": {"prompt": "q", "response": name}} for name in ("a", "q")}
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    before = scan(tmp_path)
+    assert list(records(tmp_path, before).state) == [OK, OK]
+
+
+def test_rejected_records(tmp_path):
+    write(tmp_path / "a.jsonl", "one", "{", "bad", "bad", "also bad", "{")
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
+    before = scan(tmp_path)
+    held, table = before.samples.inputs["record"], before.samples
+    made = [
+        Rejected(name="a.jsonl", reason="template", line=int(held.line[row]), content=held.content[row].tobytes())
+        for row in (1, 2, 3)
+    ]
+    record = replace(held, content=held.content[:1], file=held.file[:1], line=held.line[:1])
+    left = replace(table, names=table.names.select(np.array([0])), inputs={"record": record}, columns={
+        name: column[:1] for name, column in table.columns.items()
+    })  # fmt: skip
+    before = replace(before, samples=left, rejected=(*before.rejected, *made))
+    found = records(tmp_path, before)
+    both = [("quarantined", "no-json", "a.jsonl", line) for line in (2, 6)]
+    utf16 = ("quarantined", "not-utf8", "b.jsonl", 0)
+    assert others(found) == [*both, utf16, *[("quarantined", "template", "a.jsonl", line) for line in (3, 4, 5)]]
+    assert (states(found), new(found)) == ({"a.jsonl:1": OK}, [])
+    write(tmp_path / "a.jsonl", "one", "mended", "bad", "new", "{", "bad")
+    found = records(tmp_path, before)
+    assert others(found) == [
+        ("quarantined", "no-json", "a.jsonl", 5),
+        utf16,
+        ("quarantined", "template", "a.jsonl", 3),
+        ("quarantined", "template", "a.jsonl", 6),
+        ("stale", "source-changed", "a.jsonl", 2),
+        ("stale", "source-removed", "a.jsonl", 5),
+    ]
+    assert new(found) == ["a.jsonl:4"]
+
+
+def test_a_file_that_cannot_be_read_now(tmp_path):
+    write(tmp_path / "a.jsonl", "one")
+    write(tmp_path / "b.jsonl", "two")
+    before = scan(tmp_path)
+    (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe")
+    found = records(tmp_path, before)
+    assert (states(found)["b.jsonl:1"], others(found)) == (CHANGED, [("quarantined", "not-utf8", "b.jsonl", 0)])
+    item = found.found(1)
+    assert (item.reason, item.found.partition(":")[0]) == ("source-changed", "not-utf8")
+
+
+def test_records_that_there_was_no_time_for_or_that_were_not_chosen(tmp_path):
+    write(tmp_path / "a.jsonl", "one")
+    write(tmp_path / "b.jsonl", "two", "{")
+    before = scan(tmp_path)
+    write(tmp_path / "b.jsonl", "other", "{")
+    now = scan(tmp_path, RECORDS, before.samples, stopping=lambda: True)
+    found = compare(before.samples, now, rejected=before.rejected)
+    assert states(found) == {"a.jsonl:1": OK, "b.jsonl:1": NOT_CHECKED}
+    assert others(found) == [("quarantined", "no-json", "b.jsonl", 2)]
+    found = records(tmp_path, before, chosen=np.array([False, True]))
+    assert states(found) == {"a.jsonl:1": NOT_CHECKED, "b.jsonl:1": CHANGED}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2),
+    st.lists(st.lists(st.sampled_from("xyz{"), max_size=5), min_size=2, max_size=2),
+)
+def test_every_record_is_counted_once(tmp_path_factory, old, now):
+    """Matched, removed and new records are those of both sides; only equal data are without a finding."""
+    root = tmp_path_factory.mktemp("records")
+    write(root / "0.jsonl", "always")
+    for number, texts in enumerate(old):
+        write(root / f"a{number}.jsonl", *texts, "end")
+    before = scan(root)
+    for number, texts in enumerate(now):
+        write(root / f"a{number}.jsonl", *texts, "end")
+    after = scan(root)
+    found = compare(before.samples, after, rejected=before.rejected)
+    count = Counter(states(found).values())
+    fixed = sum(item.reason == "source-changed" and item.category == "stale" for item in found.others)
+    assert len(after.samples) == count[OK] + count[MOVED] + count[CHANGED] + count[TOUCHED] + len(found.new) + fixed
+    clean = not len(found.new) and set(count) <= {OK, TOUCHED} and all(one.category == "quarantined" for one in found.others)
+    assert clean == ([[t for t in x] for x in old] == now) or any("{" in x for x in (*old, *now))
+    multiset = [Counter((n, t) for n, x in enumerate(side) for t in x if t != "{") for side in (old, now)]
+    same = sum((multiset[0] & multiset[1]).values()) + 3
+    assert count[OK] + count[MOVED] + count[TOUCHED] == same
+
+
+def test_a_million_records_are_compared_in_columns(tmp_path):
+    number = 50_000
+    write(tmp_path / "a.jsonl", *map(str, range(number)))
+    before = scan(tmp_path)
+    write(tmp_path / "a.jsonl", "new", *map(str, range(number)))
+    now = scan(tmp_path)
+    started = time.perf_counter()
+    found = compare(before.samples, now)
+    assert time.perf_counter() - started < 1
+    assert (Counter(found.state.tolist()), len(found.new)) == ({MOVED: number}, 1)
+
+
+def test_every_state_has_a_category():
+    assert set(CATEGORY) == set(State)
