@@ -1,7 +1,7 @@
 """Leases: a reader holds its snapshot, so that no collector removes the files it still reads.
 
 A lease is a shared ``flock`` on the snapshot's ``manifest.json``. It writes nothing, so it works on a read-only
-folder and leaves nothing behind; it ends with the process. A forked child shares the lease of its parent; an unpickled
+folder and leaves nothing behind; it ends with the process. A forked child shares the lease of its parent; a pickled
 reader takes its own. On a file system without locks a reader works without a lease, and only the grace period of the
 collector protects it.
 """

@@ -286,7 +286,8 @@ def write_snapshot(folder: Path, draft: SnapshotDraft, number: int, **facts: Any
         sums |= {f"fields/{one.name}/{name}" for name in own if name.endswith(".ends") or name == "offset"}
         described[one.name] = _described(one)
     signature = write_columns(folder / COLUMNS, columns, sums=sums)
-    lines = [_line("rejected", one) for one in draft.rejected] + [_line("note", one) for one in draft.notes]
+    lines = [rejected_line("rejected", one) for one in draft.rejected]
+    lines += [rejected_line("note", one) for one in draft.notes]
     listed = b"".join(lines)
     write_atomically(folder / REJECTED, listed)
     rejected = sum(line.startswith(b'{"type": "rejected"') for line in lines)
@@ -416,7 +417,8 @@ def _input_columns(one: Input) -> dict[str, Any]:
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _line(kind: str, one: Rejected) -> bytes:
+def rejected_line(kind: str, one: Rejected) -> bytes:
+    """One line of ``rejected.jsonl``."""
     value = {item.name: getattr(one, item.name) for item in fields(one)} | {"content": one.content.hex()}
     kept = {name: entry for name, entry in value.items() if entry not in ("", 0, (), None)}
     return json.dumps({"type": kind, **kept}, ensure_ascii=True).encode("ascii") + b"\n"
@@ -429,7 +431,8 @@ def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArra
     entry = np.asarray(known.entry)
     theirs = shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)
     mine = rows.shard, rows.offset, rows.start
-    if all(np.array_equal(one, other) for one, other in zip(theirs, mine, strict=True)):
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = list(zip(theirs, mine, strict=True))
+    if all(np.array_equal(one, other) for one, other in pairs):
         return np.arange(len(rows.shard))
     if not len(entry):
         return np.full(len(rows.shard), -1, dtype=np.int64)
@@ -437,7 +440,7 @@ def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArra
     order = np.argsort(mixed, kind="stable")
     at = np.minimum(np.searchsorted(mixed[order], _mixed(*mine)), len(order) - 1)
     found = order[at]
-    same = np.logical_and.reduce([one[found] == other for one, other in zip(theirs, mine, strict=True)])
+    same = np.logical_and.reduce([one[found] == other for one, other in pairs])
     return np.where(same, found, -1)
 
 

@@ -45,18 +45,19 @@ class Segments:
 class _Field:
     """What reading a field needs, in memory: 28 bytes an entry, 8 to 12 a row. Rows of few runs stay as they are."""
 
-    def __init__(self, rows: FieldRows) -> None:
-        self.rows, self.packed = rows, rows.packing == "block"
+    def __init__(self, rows: FieldRows, places: Any = None) -> None:
+        self.rows, self.packed, self.pending = rows, rows.packing == "block", places is not None
         self.dtype = numpy_dtype(rows.spec.dtype)
-        self.shard, self.offset = np.asarray(rows.shard), np.asarray(rows.offset).astype(np.int64)
-        self.checksum, self.size = np.asarray(rows.checksum), rows.bytes
+        where = rows if places is None else places  # of a pending snapshot; there each row is an entry
+        self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).astype(np.int64, copy=False)
+        self.checksum, self.size, self.head = np.asarray(where.checksum), where.bytes, where.head
         self.entry = np.asarray(rows.entry)
         shapes = [one.shape[1:] if rows.spec.ragged else one.shape for one in rows.groups]
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         self.width = self.dtype.itemsize * np.array(sizes, dtype=np.int64)
         self.group = rows.group if len(rows.groups) > 1 else None
-        self.start = np.asarray(rows.start) if self.packed else None
-        self.length = np.asarray(rows.length) if rows.spec.ragged else None
+        self.start = np.asarray(where.start) if self.packed else None
+        self.length = np.asarray(where.length) if rows.spec.ragged else None
         self.proven = np.zeros(len(self.offset), dtype=np.bool_)
         self.all_proven = False
 
@@ -101,6 +102,16 @@ class EntryReader:
         """The numpy type that carries the values of a field."""
         return self._field(field).dtype
 
+    def ready(self, field: str, rows: Ints, timeout_s: float | None = None) -> None:
+        """Return when items can be read: at once, unless the snapshot is pending.
+
+        Raises:
+            MissingEntryError: An item was rejected.
+            NotYetEncodedError: It did not come in time, or the build has ended without it.
+        """
+        if self.snapshot.pending is not None:
+            self.snapshot.pending.ready(field, np.asarray(rows), timeout_s)
+
     def segments(self, field: str, rows: Ints) -> Segments:
         """Where the bytes of items are.
 
@@ -129,6 +140,7 @@ class EntryReader:
             CacheDamagedError: A shard cannot be read.
         """
         one = self._field(field)
+        self.ready(field, rows)
         if one.packed or start is not None:
             self.prove(field, rows)
         where = one.segments(rows, start, length)
@@ -143,6 +155,7 @@ class EntryReader:
         """One item, as an array of its own. Errors as :meth:`gather`."""
         one = self._field(field)
         rows = np.array([row])
+        self.ready(field, rows)
         group = one.rows.groups[int(one.rows.group[row])]
         shape = group.shape if one.length is None else (int(one.length[row]), *group.shape[1:])
         found = np.empty(shape, dtype=one.dtype)
@@ -158,6 +171,7 @@ class EntryReader:
             CacheDamagedError: Its shard cannot be read.
         """
         one = self._field(field)
+        self.ready(field, np.array([row]))
         size = int(one.segments(np.array([row])).bytes[0])
         if out.dtype != one.dtype or out.nbytes != size:
             why = f"expected {out.dtype} {list(out.shape)}, found {size} bytes"
@@ -167,15 +181,16 @@ class EntryReader:
     def header(self, field: str, row: int) -> EntryHeader:
         """The head of the entry that holds an item, held against the snapshot. Errors as :meth:`gather`."""
         one = self._field(field)
+        self.ready(field, np.array([row]))
         return self.entry_header(field, int(one.entry[row]))
 
     def entry_header(self, field: str, entry: int) -> EntryHeader:
         """The head of an entry of a field. Errors as :meth:`gather`."""
         one = self._field(field)
-        head = int(one.rows.head[entry])
+        head, of_block = int(one.head[entry]), one.packed and one.pending
         data = self._pread(one, entry, head, int(one.offset[entry]) - head)
         try:
-            header = read_header(data, one.rows.key[entry].tobytes())
+            header = read_header(data, None if of_block else one.rows.key[entry].tobytes())
         except CorruptEntryError as error:
             raise self._corrupt(one, entry, error.why) from error
         expected = (one.rows.recipe_id, int(one.size[entry]), int(one.checksum[entry]), one.rows.spec.dtype)
@@ -228,7 +243,11 @@ class EntryReader:
         if self.checksum == "first":
             entries = entries[~one.proven[entries]]
         for entry in entries.tolist():
+            if one.pending and one.proven[entry] and self.checksum == "first":
+                continue
             self.payload(field, entry)
+            if one.pending:
+                one.proven[(one.offset == one.offset[entry]) & (one.shard == one.shard[entry])] = True
         self._remember(one, entries)
 
     def descriptor(self, shard: int) -> int:
@@ -268,7 +287,9 @@ class EntryReader:
             if name not in self.snapshot.fields:
                 known = ", ".join(sorted(self.snapshot.fields))
                 raise UsageError(f"field={name!r}: this cache has {known}", fix=f"one of {known}")
-            found = self._fields.setdefault(name, _Field(self.snapshot.fields[name]))
+            pending = self.snapshot.pending
+            places = None if pending is None else pending.places[name]
+            found = self._fields.setdefault(name, _Field(self.snapshot.fields[name], places))
         return found
 
     def _remember(self, one: _Field, entries: Ints) -> None:
@@ -312,7 +333,8 @@ class EntryReader:
             raise self._corrupt(one, entry, f"payload checksum: expected {expected:016x}")
 
     def _path(self, shard: int) -> str:
-        return str(self.paths.data(self.snapshot.shards[shard]))
+        names = self.snapshot.shards if self.snapshot.pending is None else self.snapshot.pending.shards
+        return str(self.paths.data(names[shard]))
 
     def _corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
         rows = np.flatnonzero(one.entry == entry)

@@ -1,0 +1,286 @@
+"""The snapshot of a streaming build: samples, rows and keys are known, and places as soon as shards are sealed.
+
+The build publishes it in ``snapshots/pending`` before it encodes. A reader looks up the keys of newly sealed shards;
+nothing else is written for it but a line for each item that fails. Rows keep their positions in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import (
+    CacheDamagedError,
+    CacheNotFoundError,
+    MissingEntryError,
+    NotYetEncodedError,
+    StoreError,
+)
+from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
+from latentcache.fields.table import Rejected
+from latentcache.store.atomic_io import make_folder, read_file, remove_durably, sync_folder, writing
+from latentcache.store.index import load_index
+from latentcache.store.lease import Lease
+from latentcache.store.lock import builder_name
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import FieldDraft, SnapshotDraft, rejected_line, write_snapshot
+from latentcache.store.snapshot import MANIFEST, Snapshot, read_snapshot
+
+#: One line for each item that failed: sample row, field, reason.
+FAILED = "failed.jsonl"
+_WAIT_S = 0.2
+
+
+def pending_field(
+    *,
+    kind: FieldKind,
+    recipe: FieldRecipe,
+    groups: Sequence[Group],
+    sample: NDArray[np.integer],
+    group: NDArray[np.integer],
+    variant: NDArray[np.integer],
+    key: NDArray[np.uint8],
+    provenance: Mapping[str, Any] | None = None,
+    noise: Mapping[str, Any] | None = None,
+) -> FieldDraft:
+    """A field whose items are not there yet; arguments as in :class:`FieldDraft`, ``key`` (R, 32) of items."""
+    nothing, rows = np.zeros(len(sample), dtype=np.int64), np.arange(len(sample), dtype=np.int32)
+    return FieldDraft(
+        name=kind.name,
+        kind=kind.kind,
+        packing=kind.packing,
+        recipe=recipe.as_json(),
+        recipe_id=recipe.recipe_id,
+        spec=recipe.spec,
+        groups=tuple(groups),
+        provenance=dict(provenance or {}),
+        noise=dict(noise or {}),
+        key=key,
+        shard=nothing,
+        offset=nothing,
+        head=nothing,
+        bytes=nothing,
+        checksum=nothing,
+        sample=sample,
+        entry=rows,
+        group=group,
+        variant=variant,
+        start=nothing,
+        length=nothing,
+    )
+
+
+def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:
+    """Publish the snapshot of a build that begins; the caller holds the builder lock.
+
+    Args:
+        paths: The cache.
+        draft: With fields from :func:`pending_field`; it names no shards.
+
+    Raises:
+        DiskFullError: No space.
+        CacheReadOnlyError: The cache cannot be written.
+        StoreError: The disk fails.
+    """
+    end_pending(paths)
+    make_folder(paths.pending)
+    with writing(paths.pending):
+        (paths.pending / FAILED).touch()
+    write_snapshot(paths.pending, replace(draft, shards=("pending",)), 0)
+    with writing(paths.pending):
+        sync_folder(paths.pending.parent)
+
+
+def reject_pending(paths: CachePaths, rejected: Iterable[tuple[int, str, Rejected]]) -> None:
+    """Say that items will not come: sample row, field and reason of each. Errors as :func:`publish_pending`."""
+    lines = b"".join(
+        json.dumps({"sample": sample, "target": field}).encode() + b"\t" + rejected_line("rejected", one)
+        for sample, field, one in rejected
+    )
+    with writing(paths.pending), (paths.pending / FAILED).open("ab", buffering=0) as file:
+        file.write(lines)
+        os.fsync(file.fileno())
+
+
+def end_pending(paths: CachePaths) -> None:
+    """Remove the snapshot of a build that has ended, or was killed. Errors as :func:`publish_pending`."""
+    if paths.pending.exists():
+        remove_durably(paths.pending / MANIFEST)
+        shutil.rmtree(paths.pending, ignore_errors=True)
+
+
+def open_pending(cache: Path, *, timeout_s: float = 600.0) -> Snapshot:
+    """The snapshot of the streaming build that is under way; waits for one that has not published it yet.
+
+    Raises:
+        CacheNotFoundError: No streaming build in that time.
+        CacheFormatError: Written by a newer version.
+        CacheDamagedError: A file of it is not what was written.
+    """
+    paths, deadline = CachePaths(cache), time.monotonic() + timeout_s
+    while True:
+        if (paths.pending / MANIFEST).exists():
+            with contextlib.suppress(FileNotFoundError):
+                snapshot = read_snapshot(paths, paths.pending, 0)
+                return replace(snapshot, pending=Pending(snapshot))
+        if time.monotonic() >= deadline:
+            raise CacheNotFoundError(
+                f"no streaming build in {cache}",
+                where=str(cache),
+                why=f"none began within {timeout_s:g} s",
+                fix="start `latentcache build DATA --stream`, or open the finished cache without follow=True",
+                slug="cache-unfinished",
+            )
+        time.sleep(_WAIT_S)
+
+
+class _Places:
+    """Where the rows of one field are, as far as they are known. R rows."""
+
+    def __init__(self, key: NDArray[np.uint8]) -> None:
+        keys = np.ascontiguousarray(key).view("S32")[:, 0]
+        self.order = np.argsort(keys, kind="stable")
+        self.keys = keys[self.order]
+        count = len(keys)
+        self.shard = np.full(count, -1, dtype=np.int32)
+        self.offset, self.bytes = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        self.checksum, self.head = np.zeros(count, dtype=np.uint64), np.zeros(count, dtype=np.uint32)
+        self.start, self.length = np.zeros(count, dtype=np.uint32), np.zeros(count, dtype=np.uint32)
+        self.failed = np.zeros(count, dtype=np.bool_)
+
+    def take(self, shard: int, index: Any) -> None:
+        """Take the items of a newly sealed shard; rows that are known already stay where they are."""
+        keys = np.ascontiguousarray(index.keys()).view("S32")[:, 0]
+        low, high = np.searchsorted(self.keys, keys, "left"), np.searchsorted(self.keys, keys, "right")
+        count = high - low
+        item = np.repeat(np.arange(len(keys)), count)
+        ends = np.cumsum(count)
+        rows = self.order[np.arange(len(item)) + np.repeat(low - (ends - count), count)]
+        new = self.shard[rows] < 0
+        rows, item = rows[new], item[new]
+        entry, (start, length) = index.entry_of_items()[item], index.lengths()
+        for name in ("offset", "bytes", "checksum", "head"):
+            getattr(self, name)[rows] = np.asarray(getattr(index, name))[entry]
+        self.start[rows], self.length[rows] = start[item], length[item]
+        self.shard[rows] = shard  # last: it says that the others are there
+
+
+class Pending:
+    """Finds the items of a streaming build as its shards are sealed. Picklable; threads may share it.
+
+    Args:
+        snapshot: From :func:`open_pending`.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._paths = snapshot, snapshot.paths
+        self.shards: list[str] = []
+        """Names that places point into."""
+        self.places = {name: _Places(np.asarray(rows.key)) for name, rows in snapshot.fields.items()}
+        self._reasons: dict[tuple[str, int], str] = {}
+        self._read = 0
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+
+    def available(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """(n,) True for rows that can be read now."""
+        found: NDArray[np.bool_] = self.places[field].shard[rows] >= 0
+        return found
+
+    def failed(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """(n,) True for rows that will not come."""
+        found: NDArray[np.bool_] = self.places[field].failed[rows]
+        return found
+
+    def length(self, field: str, rows: NDArray[np.integer]) -> NDArray[np.uint32]:
+        """(n,) elements of rows of a ragged field; 0 for rows that are not there."""
+        found: NDArray[np.uint32] = self.places[field].length[rows]
+        return found
+
+    def ready(self, field: str, rows: NDArray[np.integer], timeout_s: float | None = None) -> None:
+        """Return when all of these rows can be read.
+
+        Args:
+            field: Its name.
+            rows: (n,) its rows.
+            timeout_s: How long to wait; by default ten minutes.
+
+        Raises:
+            MissingEntryError: A row was rejected.
+            NotYetEncodedError: A row did not come in time, or the build has ended without it.
+        """
+        deadline, ended = time.monotonic() + (600.0 if timeout_s is None else timeout_s), False
+        while not self.available(field, rows).all():
+            failed = rows[self.failed(field, rows) & ~self.available(field, rows)]
+            if len(failed):
+                raise self._missing(field, int(failed[0]))
+            late = time.monotonic() >= deadline
+            if ended or late:
+                raise self._not_yet(field, rows, late)
+            ended = not builder_name(self._paths.lock)  # asked before the last look
+            if not self.poll() and not ended:
+                time.sleep(_WAIT_S)
+
+    def poll(self) -> bool:
+        """Look for newly sealed shards and failed items; True if there were any."""
+        with self._lock:
+            found = self._poll_shards() | self._poll_failed()
+            if self._lease is None and not (self._paths.pending / MANIFEST).exists():
+                with contextlib.suppress(StoreError, OSError):  # the finished build keeps the shards from collection
+                    self._lease = Lease(self._paths.snapshot(self._paths.current_snapshot()) / MANIFEST)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"snapshot": self._snapshot}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["snapshot"])  # type: ignore[misc]
+
+    def _poll_shards(self) -> bool:
+        new = [folder for folder in self._paths.sealed_shards() if folder.name not in self.shards]
+        for folder in new:
+            with contextlib.suppress(CacheDamagedError):
+                index = load_index(folder)
+                for places in self.places.values():
+                    places.take(len(self.shards), index)
+            self.shards.append(folder.name)
+        return bool(new)
+
+    def _poll_failed(self) -> bool:
+        with contextlib.suppress(OSError):
+            data = read_file(self._paths.pending / FAILED)[self._read :]
+            lines = data[: data.rfind(b"\n") + 1].splitlines()
+            self._read += data.rfind(b"\n") + 1
+            for line in lines:
+                about, rejected = (json.loads(part) for part in line.split(b"\t", 1))
+                reason = " ".join(filter(None, (rejected["reason"], rejected.get("detail", ""))))
+                for name in [about["target"]] if about["target"] else list(self.places):
+                    self.places[name].failed |= np.asarray(self._snapshot.fields[name].sample) == about["sample"]
+                    self._reasons[name, about["sample"]] = reason
+            return bool(lines)
+        return False
+
+    def _missing(self, field: str, row: int) -> MissingEntryError:
+        sample = int(self._snapshot.fields[field].sample[row])
+        name = self._snapshot.samples.names[sample]
+        why = self._reasons.get((field, sample), "")
+        return MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
+
+    def _not_yet(self, field: str, rows: NDArray[np.integer], late: bool) -> NotYetEncodedError:
+        row = int(rows[~self.available(field, rows)][0])
+        name = self._snapshot.samples.names[int(self._snapshot.fields[field].sample[row])]
+        why = "it did not come in time" if late else "the build has ended without it"
+        fix = "wait longer with timeout_s=" if late else "run the same `latentcache build` again, then open the cache"
+        what = f"the {field} of {name} are not encoded yet"
+        return NotYetEncodedError(what, where=str(self._paths.root), why=why, fix=fix)
