@@ -170,3 +170,9 @@ def of_three_sizes(folder, count):
         draw(folder / "data" / f"{number:02}.png", [(96, 64), (64, 96), (80, 80)][number % 3], seed=number)
     build(folder / "data", folder / "cache")
     return folder / "cache"
+
+
+def counts(samples, encoded=0, cached=0, quarantined=0, *, duplicates=0, no_caption=1):
+    """``counts`` of a build; one of four drawn images has no caption."""
+    made = {"samples": samples, "encoded": encoded, "cached": cached, "duplicates": duplicates}
+    return made | {"quarantined": quarantined, "no_caption": no_caption}

@@ -155,7 +155,7 @@ def _reject_empty(given: list[str]) -> None:
 
 def _values(given: list[str], flag: str) -> Iterator[str]:
     """Values of a flag, before options are parsed."""
-    for word, following in zip(given, [*given[1:], ""], strict=True):
+    for word, following in zip(given, [*given[1:], ""], strict=False):
         if word == flag and following:
             yield following
         elif word.startswith(f"{flag}="):

@@ -195,7 +195,7 @@ def _payload(report: BuildReport) -> dict[str, Any]:
     return {
         **_about(plan),
         "dry_run": report.dry_run,
-        "counts": report.counts(),
+        "counts": report.counts() | ({"cached": plan.cached} if report.dry_run else {}),
         "fields": {name: _field(name, report) for name in plan.fields},
         "items": [rejected_item("quarantined", one) for one in report.rejected]
         + [rejected_item("note", one) for one in report.notes],

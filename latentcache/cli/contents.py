@@ -6,10 +6,12 @@ a second per million items, so fields of more than ``PACKED_ITEMS`` items get a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, show_table
+from latentcache.errors import RecipeError
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
@@ -48,6 +50,18 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         found["sources"] = _sources(rows, snapshot, lengths)
         if rows.spec.collate == "pack":
             found["rows"] = [_rows_of(lengths, length) for length in ROW_LENGTHS]
+    return found
+
+
+def begun_contents(name: str, recipe: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a field whose first build has not ended."""
+    from latentcache.fields.registry import field_kind
+
+    kind = field_kind(name)
+    found: dict[str, Any] = {"installed": kind is not None, "recipe": recipe, "provenance": provenance}
+    if kind is not None:
+        with contextlib.suppress(RecipeError):
+            found["about"] = dict(kind.describe(kind.recipe_from_json(recipe), provenance))
     return found
 
 

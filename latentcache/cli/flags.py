@@ -13,7 +13,7 @@ import functools
 import inspect
 import shlex
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -85,7 +85,7 @@ class Requested:
     @property
     def words(self) -> str:
         """The recipe flags as they were given."""
-        return shlex.join(dict.fromkeys(_words(self.fields)))
+        return shlex.join(word for pair in dict.fromkeys(_words(self.fields)) for word in pair)
 
     @property
     def common(self) -> str:
@@ -235,8 +235,8 @@ def _said(settings: Any) -> bool:
     return any(getattr(settings, one.name) is not None for one in dataclasses.fields(settings))
 
 
-def _words(fields: Mapping[str, Any]) -> Iterable[str]:
-    """Each option with its value as one word list; joined words of one option stay together."""
+def _words(fields: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Each given option with its value."""
     for settings in fields.values():
         for attribute in dataclasses.fields(settings):
             value = getattr(settings, attribute.name)
@@ -244,7 +244,7 @@ def _words(fields: Mapping[str, Any]) -> Iterable[str]:
             if value is None or flag is None:
                 continue
             if isinstance(value, bool):
-                yield flag if value else f"--no-{flag.lstrip('-')}"
+                yield (flag if value else f"--no-{flag.lstrip('-')}",)
                 continue
             for one in value if isinstance(value, tuple) else (value,):
-                yield f"{flag}={attribute.metadata.get('format', str)(one)}"
+                yield flag, str(attribute.metadata.get("format", str)(one))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import counted, human_bytes, out, rejected_item
-from latentcache.cli.contents import field_contents, show_field
+from latentcache.cli.contents import begun_contents, field_contents, show_field
 from latentcache.cli.flags import option
 from latentcache.errors import LatentcacheError
 
@@ -92,7 +92,7 @@ def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
     fields = {}
     for name, field in dict(state.get("fields") or {}).items():
         if isinstance(field, Mapping) and "recipe" in field:
-            fields[name] = {"recipe": field["recipe"], "provenance": field.get("provenance", {})}
+            fields[name] = begun_contents(name, field["recipe"], field.get("provenance", {}))
     return {"part": str(state.get("part") or ""), "fields": fields}
 
 
@@ -187,7 +187,8 @@ def _show_quarantine(payload: Mapping[str, Any]) -> None:
         out(f"{cause['count']} {cause['reason']}: {cause['hint']}")
         for example in cause["examples"]:
             field, found = (example.get(name, "") for name in ("field", "found"))
-            out(f"  {example['path']}{' ' + field if field else ''}{': ' + found if found else ''}")
+            inside = f" {field}" if field and field not in payload["fields"] else ""  # of a record, not of the cache
+            out(f"  {example['path']}{inside}{': ' + found if found else ''}")
         if cause["count"] > len(cause["examples"]):
             out(f"  and {cause['count'] - len(cause['examples'])} more (all of them with --json)")
     if payload["fix"]:

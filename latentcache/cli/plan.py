@@ -58,11 +58,10 @@ def plan(
         )
     mixing = _mixing(weight, samples, max_repeat)
     held = [_is_cache(path) for path in paths]
-    if all(held):
+    if rows or all(held):
         report, rejected = _of_caches(paths, batches, seed, {**rows, "overflow": overflow} if rows else {}, mixing)
-    elif any(held) or rows:
-        fix = "build the folders, then plan their caches"
-        raise UsageError("rows, and several paths with a cache among them, need caches", fix=fix)
+    elif any(held):
+        raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
     else:
         report, rejected = _of_data(paths, batches, seed, requested, mixing)
     payload = _payload(report, grad_accum) | {"quarantined": rejected, "seed": seed}

@@ -13,10 +13,10 @@ import typer
 from small_cache import SMALL, draw
 
 from latentcache.cli import app as front_door
-from latentcache.cli.app import app, main
+from latentcache.cli.app import application, main
 
 PROGRAM = [sys.executable, "-m", "latentcache"]
-COMMANDS = ("build", "verify", "info", "plan")
+COMMANDS = ("build", "merge", "verify", "info", "gc", "export", "plan")
 
 
 def test_every_command_is_there(run):
@@ -26,7 +26,7 @@ def test_every_command_is_there(run):
 
 
 def parameters():
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(application())
     for name in COMMANDS:
         for parameter in group.commands[name].params:
             yield pytest.param(name, parameter, id=f"{name}-{parameter.name}")
@@ -95,7 +95,7 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
     def broken(*_, **__):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("latentcache.verify.run.verify_cache", broken)
+    monkeypatch.setattr("latentcache.verify.verify.verify_cache", broken)
     done = run("verify", cache, "--json")
     assert done.status == 70
     assert done.json["error"]["slug"] == "bug"
@@ -108,7 +108,7 @@ def test_a_bug_is_status_70_and_says_where(run, monkeypatch, shared):
 def test_a_bug_shows_its_traceback_only_when_asked(capsys, monkeypatch, shared):
     cache = shared[1]
     monkeypatch.setenv("LATENTCACHE_DEBUG", "1")
-    monkeypatch.setattr("latentcache.store.inventory.current_or_none", lambda _: 1 / 0)
+    monkeypatch.setattr("latentcache.store.snapshot.current_or_none", lambda _: 1 / 0)
     capsys.readouterr()
     assert main(["info", str(cache), "--json"]) == 70
     out, err = capsys.readouterr()
@@ -130,7 +130,7 @@ def test_what_the_machine_refuses_is_no_bug(run, monkeypatch, shared, error, slu
     def refusing(*_, **__):
         raise error
 
-    monkeypatch.setattr("latentcache.verify.run.verify_cache", refusing)
+    monkeypatch.setattr("latentcache.verify.verify.verify_cache", refusing)
     done = run("verify", cache, "--json")
     assert (done.status, done.json["error"]["slug"]) == (status, slug)
     assert done.error
@@ -144,7 +144,7 @@ def test_a_signal_outside_a_build_is_said(run, monkeypatch, shared, number):
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    monkeypatch.setattr("latentcache.verify.run.verify_cache", waiting)
+    monkeypatch.setattr("latentcache.verify.verify.verify_cache", waiting)
     done = run("verify", cache, "--json")
     assert (done.status, done.error["slug"]) == (128 + number, "interrupted")
     assert done.error["what"] == f"interrupted by {number.name}"

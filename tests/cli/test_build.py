@@ -4,11 +4,11 @@ import os
 import zlib
 
 import pytest
-from small_cache import SMALL, draw
+from small_cache import SMALL, counts, draw
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "data", "dry_run", "counts", "fields", "items",
-    "allow_failed", "written_bytes", "snapshot", "published", "recipe_id", "recipe", "plan", "elapsed_s", "speed",
+    "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "dry_run", "counts", "fields",
+    "items", "allow_failed", "written_bytes", "snapshot", "published", "plan", "elapsed_s", "worker_restarts",
 }  # fmt: skip
 ERROR_KEYS = {"schema", "command", "exit_code", "error"}
 
@@ -21,11 +21,13 @@ def test_the_keys_of_the_object(run, data):
     done = build(run, data, "--json")
     value = done.json
     assert set(value) == KEYS
-    assert value["counts"] == {"samples": 4, "encoded": 4, "cached": 0, "quarantined": 0}
-    assert value["fields"] == {"latents": {"encoded": 4, "cached": 0}}
+    assert value["counts"] == counts(4, 4, 0, 0)
+    field = value["fields"]["latents"]
+    assert (field["encoded"], field["cached"], field["encoder"]) == (4, 0, "stub")
+    assert field["bytes"] == value["written_bytes"] > 0
     assert (value["command"], value["exit_code"], value["error"], value["items"]) == ("build", 0, None, [])
-    assert set(value["plan"]) == {"entries_to_make", "entries_cached", "bytes_to_write", "free_bytes", "buckets"}
-    assert sum(bucket["entries"] for bucket in value["plan"]["buckets"]) == 4
+    assert set(value["plan"]) == {"entries_to_make", "entries_cached", "bytes_to_write", "free_bytes", "fields"}
+    assert value["plan"]["fields"]["latents"]["groups"] == {"64x64": 1, "80x48": 1, "48x80": 2}
 
 
 def test_an_error_has_only_the_common_keys(run, tmp_path):
@@ -34,9 +36,9 @@ def test_an_error_has_only_the_common_keys(run, tmp_path):
 
 def test_plan_first_then_the_summary(run, data):
     done = build(run, data)
-    assert done.err.startswith(f"4 images in {data}, cache ")
+    assert done.err.startswith(f"4 samples in {data}, cache ")
     for word in (
-        "  model    stub",
+        "  latents  stub",
         "  buckets  ",
         "  plan     4 entries to make, 0 reused, ",
         " to write, ",
@@ -52,7 +54,7 @@ def test_a_second_run_encodes_nothing_and_says_so(run, data):
     done = build(run, data)
     assert done.out.startswith("nothing to encode: 4 entries reused, 0 quarantined\n")
     again = build(run, data, "--json").json
-    assert again["counts"] == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+    assert again["counts"] == counts(4, 0, 4, 0)
     assert (again["published"], again["snapshot"]) == (False, 1)
 
 
@@ -83,7 +85,7 @@ def test_quarantined_files_are_items_with_cause_and_hint(run, data):
     (item,) = done.json["items"]
     assert (item["category"], item["reason"], item["path"]) == ("quarantined", "html", "broken.jpg")
     assert item["hint"]
-    assert done.json["counts"] == {"samples": 5, "encoded": 4, "cached": 0, "quarantined": 1}
+    assert done.json["counts"] == counts(5, 4, 0, 1, no_caption=2)
     assert "error" in done.json
     assert done.json["error"] is None
 
@@ -106,7 +108,10 @@ def test_so_many_failures_are_fine(run, data, allowed, status):
 @pytest.mark.parametrize("allowed", ["few", "101%"])
 def test_a_number_that_is_none_is_rejected_before_any_work(run, data, allowed):
     done = build(run, data, "--allow-failed", allowed, "--json")
-    assert (done.status, done.error["what"]) == (2, f"--allow-failed {allowed!r} is no number")
+    assert (done.status, done.error["what"]) == (
+        2,
+        f"--allow-failed={allowed}: must be a number, or a percentage up to 100%",
+    )
     assert not data.with_name("cache").exists()
 
 
@@ -147,13 +152,13 @@ def test_a_metadata_edit_is_cached_not_encoded(run, data):
     text = b"tEXtComment\0hello"
     chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
     image.write_bytes(raw[:33] + chunk + raw[33:])
-    counts = build(run, data, "--json").json["counts"]
-    assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+    found = build(run, data, "--json").json["counts"]
+    assert found == counts(4, 0, 4, 0)
 
 
 def test_several_resolutions_make_several_entries_per_picture(run, data):
-    counts = build(run, data, "--resolution", "128", "--json").json["counts"]
-    assert counts == {"samples": 4, "encoded": 8, "cached": 0, "quarantined": 0}
+    found = build(run, data, "--resolution", "128", "--json").json["counts"]
+    assert found == counts(4, 8, 0, 0)
 
 
 def test_events_are_lines_with_keys(run, data, tmp_path):
@@ -193,8 +198,8 @@ def test_data_and_cache_may_move(run, data):
     build(run, data)
     data.rename(data.with_name("moved"))
     data.with_name("cache").rename(data.with_name("cache2"))
-    counts = run("build", data.with_name("moved"), "--out", data.with_name("cache2"), "--json").json["counts"]
-    assert counts == {"samples": 4, "encoded": 0, "cached": 4, "quarantined": 0}
+    found = run("build", data.with_name("moved"), "--out", data.with_name("cache2"), "--json").json["counts"]
+    assert found == counts(4, 0, 4, 0)
 
 
 def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
@@ -202,7 +207,7 @@ def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
     (tmp_path / "data" / "a.png").write_bytes(b"")
     done = build(run, tmp_path / "data", "--json")
     assert done.status == 1
-    assert done.json["counts"] == {"samples": 1, "encoded": 0, "cached": 0, "quarantined": 1}
+    assert done.json["counts"] == counts(1, 0, 0, 1)
     planned = run("plan", tmp_path / "cache", "--batch-size", "1", "--json")
     assert (planned.status, planned.error["slug"]) == (1, "plan-empty")
 
@@ -210,14 +215,14 @@ def test_a_folder_of_broken_pictures_is_a_finding_not_an_error(run, tmp_path):
 def test_moments_from_build_to_verify(run, data, tmp_path):
     cache = tmp_path / "cache"
     made = run("build", data, "--out", cache, *SMALL, "--latents", "moments", "--json").json
-    assert made["recipe"]["encoder"]["posterior"] == "moments"
+    assert made["fields"]["latents"]["recipe"]["encoder"]["posterior"] == "moments"
     assert run("verify", cache, "--full").status == 0
     assert run("verify", cache, "--latents", "moments").status == 0
     stale = run("verify", cache, "--latents", "mode", "--json").json
     assert {item["reason"] for item in stale["items"] if item["category"] == "stale"} == {"recipe:encoder.posterior"}
     info = run("info", cache, "--entries", "--json").json
     assert {entry["shape"][0] for entry in info["entries"]} == {8}
-    assert "4 channels, f8, float16 moments" in run("info", cache).out
+    assert "4 channels, f8, float16, moments" in run("info", cache).out
 
 
 @pytest.mark.parametrize("kind", ["sample", "moments"])
@@ -232,12 +237,12 @@ def test_an_encoder_without_a_posterior_is_rejected_before_anything_is_made(run,
 def test_flips_from_build_to_plan(run, data, tmp_path):
     cache = tmp_path / "cache"
     words = ["build", data, "--out", cache, *SMALL]
-    assert run(*words, "--json").json["counts"] == {"samples": 4, "encoded": 4, "cached": 0, "quarantined": 0}
+    assert run(*words, "--json").json["counts"] == counts(4, 4, 0, 0)
     plain = run("plan", cache, "--batch-size", "2", "--json").json
     assert run("verify", cache, "--flip", "--json").json["counts"]["stale"] == 4
     made = run(*words, "--flip", "--json").json
-    assert made["counts"] == {"samples": 4, "encoded": 4, "cached": 4, "quarantined": 0}
-    assert made["recipe"]["geometry"]["flip"] is True
+    assert made["counts"] == counts(4, 4, 4, 0)
+    assert made["fields"]["latents"]["recipe"]["geometry"]["flip"] is True
     assert run("verify", cache, "--full", "--json").json["counts"]["ok"] == 4
     assert run("plan", cache, "--batch-size", "2", "--json").json == plain
     assert run("plan", data, *SMALL, "--flip", "--batch-size", "2", "--json").json["buckets"] == plain["buckets"]
@@ -245,7 +250,7 @@ def test_flips_from_build_to_plan(run, data, tmp_path):
     assert (info["counts"]["entries"], info["counts"]["samples"]) == (8, 4)
     assert sorted(entry["key"][2:4] for entry in info["entries"]) == ["00"] * 4 + ["01"] * 4
     assert all(len(entry["paths"]) == 1 for entry in info["entries"])
-    assert "each image flipped as well" in run("info", cache).out
+    assert "horizontal flips" in run("info", cache).out
     run(*words, "--no-flip")
     back = run("verify", cache, "--json").json
-    assert (back["counts"]["ok"], back["counts"]["orphan"], back["exit_code"]) == (4, 4, 0)
+    assert (back["counts"]["ok"], back["counts"]["unreferenced"], back["exit_code"]) == (4, 4, 0)

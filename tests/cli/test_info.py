@@ -8,7 +8,7 @@ from latentcache.store.atomic_io import write_json
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "snapshot", "counts", "bytes", "created",
-    "demo", "source", "model", "allow_failed", "entries_lost", "recipe_id", "recipe", "provenance", "buckets",
+    "demo", "source", "part", "allow_failed", "fingerprint", "entries_lost", "fields",
 }  # fmt: skip
 
 
@@ -17,7 +17,14 @@ def test_the_keys_of_the_object(run, cache):
     assert set(value) == KEYS
     assert (value["complete"], value["snapshot"]) == (True, 1)
     assert value["counts"] == {"samples": 4, "entries": 4, "quarantined": 0}
-    assert sum(bucket["entries"] for bucket in value["buckets"]) == 4
+    field = value["fields"]["latents"]
+    assert [(group["label"], group["items"]) for group in field["groups"]] == [
+        ("64x64", 1),
+        ("80x48", 1),
+        ("48x80", 2),
+    ]
+    assert (field["items"], field["entries"], field["installed"]) == (4, 4, True)
+    assert set(field["about"]) == {"encoder", "model", "pixels"}
 
 
 def test_the_keys_of_an_entry(run, cache, data):
@@ -72,8 +79,9 @@ def test_the_text(run, cache, data):
     assert lines[0] == f"{cache}  snapshot 1, complete"
     assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
     assert f"from {data}" in lines[2]
-    assert lines[3].startswith("  encoder  stub ")
-    assert "  bucket  entries" in lines
+    assert lines[3].startswith("latents (recipe ")
+    assert lines[4].startswith("  encoder   stub ")
+    assert "  bucket  items" in lines
 
 
 def test_a_demo_cache_says_that_it_is_one(run, data, tmp_path):
@@ -111,12 +119,13 @@ def test_names_with_control_characters_are_escaped(run, data, tmp_path):
 
 def test_a_first_build_that_goes_on_says_what_it_makes(run, data, tmp_path):
     folder = tmp_path / "c"
-    recipe = run("build", data, *SMALL, "--out", folder, "--json").json["recipe"]
+    recipe = run("build", data, *SMALL, "--out", folder, "--json").json["fields"]["latents"]["recipe"]
     (folder / "CURRENT").unlink()
-    write_json(folder / "BUILDING", {"recipe": recipe, "model": "stub", "samples": 4})
+    fields = {"latents": {"recipe": recipe, "provenance": {"model": "stub"}}}
+    write_json(folder / "BUILDING", {"format": 1, "fields": fields, "samples": 4})
     value = run("info", folder, "--json").json
-    assert (value["complete"], value["recipe"], value["model"]) == (False, recipe, "stub")
-    assert "  encoder  stub " in run("info", folder).out
+    assert (value["complete"], value["fields"]["latents"]["recipe"]) == (False, recipe)
+    assert "  encoder   stub " in run("info", folder).out
 
 
 def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):
@@ -135,7 +144,7 @@ def test_entries_that_are_gone_are_counted(run, cache):
     shard.rename(cache / "away")
     value = run("info", cache, "--json").json
     assert (value["counts"]["entries"], value["entries_lost"]) == (0, 4)
-    assert f"4 entries of it cannot be found: `latentcache verify {cache}` says why" in run("info", cache).out
+    assert f"4 entries not found: `latentcache verify {cache}` names the cause" in run("info", cache).out
 
 
 def test_what_is_quarantined_by_cause(run, data, tmp_path):

@@ -2,12 +2,12 @@ import pytest
 from small_cache import SMALL, build, draw
 
 from latentcache.loader.cache import open_cache
-from latentcache.loader.cache_mix import combine_caches
+from latentcache.loader.combine import combine
 
 KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
-    "quarantined", "seed", "repeated_names", "dropped_names", "datasets",
+    "quarantined", "seed", "repeated_names", "dropped_names", "sources",
 }  # fmt: skip
 
 
@@ -16,7 +16,7 @@ def test_the_keys_of_the_object(run, shared):
     value = run("plan", cache, "--batch-size", "2", "--json").json
     assert set(value) == KEYS
     for bucket in value["buckets"]:
-        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped", "fill"}
+        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped", "efficiency"}
     assert (value["steps_per_epoch"], value["samples_used"], value["samples_repeated"]) == (3, 4, 2)
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_policy(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", "2", "--remainder", "merge", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "repeat, drop, partial, error" in done.error["fix"]
+    assert "repeat|drop|partial|pad|error" in done.error["fix"]
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
@@ -89,14 +89,14 @@ def test_files_that_cannot_be_used_are_counted_apart(run, data):
     (data / "tiny.png").write_bytes(draw(data / "t" / "t.png", (8, 8)).read_bytes())
     done = run("plan", data, *SMALL, "--batch-size", "1")
     assert "4 steps per epoch at batch size 1 on 1 rank: 4 samples used" in done.out
-    assert "3 files rejected and not counted: `latentcache build` names them" in done.out
+    assert "3 rejected samples not counted: `latentcache build` lists them" in done.out
     assert run("plan", data, *SMALL, "--batch-size", "1", "--json").json["quarantined"] == 3
 
 
 def test_the_text(run, shared):
     cache = shared[1]
     out = run("plan", cache, "--batch-size", "2", "--world-size", "2", "--grad-accum", "2").out
-    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped", "fill"]
+    assert out.splitlines()[0].split() == ["bucket", "samples", "batches", "repeated", "dropped", "efficiency"]
     assert out.splitlines()[-2] == (
         "2 steps per epoch at batch size 2 on 2 ranks, gradient accumulation 2: 4 samples used, 8 repeated, 0 dropped"
     )
@@ -134,7 +134,7 @@ def two(shared, tmp_path):
 
 def test_several_caches_are_planned_as_one(run, two):
     value = run("plan", *two, "--batch-size", "1", "--json").json
-    assert (value["samples_used"], value["datasets"], value["path"]) == (6, [], str(two[0]))
+    assert (value["samples_used"], value["sources"], value["path"]) == (6, [], str(two[0]))
     assert {(b["height"], b["width"]): b["samples"] for b in value["buckets"]}[48, 80] == 3
 
 
@@ -142,15 +142,15 @@ def test_the_plan_of_weights_is_that_of_the_loader(run, two):
     words = ["--weight", "1", "--weight", "0.5", "--samples", "9", "--batch-size", "2", "--json"]
     value = run("plan", *two, *words).json
     assert [
-        (d["path"], d["weight"], d["entries"], d["samples"], d["least"], d["most"]) for d in value["datasets"]
+        (d["path"], d["weight"], d["entries"], d["samples"], d["least"], d["most"]) for d in value["sources"]
     ] == [
         (str(two[0]), 1.0, 4, 6, 1, 2),
         (str(two[1]), 0.5, 2, 3, 1, 2),
     ]
-    assert [d["name"] for d in value["datasets"]] == ["cache", "more.cache"]
+    assert [d["name"] for d in value["sources"]] == ["cache", "more.cache"]
     for limit in (["--max-repeat", "1.5"], ["--max-repeat", "2", "--max-repeat", "1.5"]):
         assert run("plan", *two, *words, *limit).json == value
-    both = combine_caches([open_cache(path) for path in two], weights=[1, 0.5], samples=9)
+    both = combine([open_cache(path) for path in two], weights=[1, 0.5], samples=9)
     report = both.plan(batch_size=2)
     assert (value["batches_per_epoch"], value["samples_used"]) == (report.steps, 9)
     assert value["repeated_names"] == list(report.repeated_names)
@@ -159,8 +159,8 @@ def test_the_plan_of_weights_is_that_of_the_loader(run, two):
 
 def test_the_text_says_how_often_each_is_served(run, two):
     out = run("plan", *two, "--weight", "3", "--weight", "1", "--batch-size", "1").out.splitlines()
-    head = next(number for number, line in enumerate(out) if line.startswith("data set"))
-    assert out[head].split() == ["data", "set", "entries", "samples", "part", "each", "served"]
+    head = next(number for number, line in enumerate(out) if line.startswith("source"))
+    assert out[head].split() == ["source", "entries", "samples", "fraction", "each", "sample", "seen"]
     assert out[head + 1].split()[1:] == ["4", "6", "75.0%", "1", "or", "2", "times"]
     assert out[head + 2].split()[1:] == ["2", "2", "25.0%", "1", "time"]
 

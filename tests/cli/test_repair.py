@@ -3,10 +3,10 @@ import io
 import pytest
 from small_cache import build, damage_payload
 
-from latentcache.cli.repair import left_to_do
+from latentcache.cli.verify import _after_repair
 from latentcache.store.snapshot import open_snapshot
 
-KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "log"}
+KEYS = {"done", "removed", "removed_bytes", "saved", "shards", "snapshot", "log", "complete"}
 
 
 def test_the_object_of_a_repair(run, cache, data):
@@ -61,7 +61,7 @@ def test_after_a_repair_only_the_build_is_left_to_do(run, cache, data):
     ],
 )
 def test_what_is_left_of_a_command(fix, left):
-    assert left_to_do(fix) == left
+    assert _after_repair(fix) == left
 
 
 def test_nothing_to_do(run, cache):
@@ -118,4 +118,4 @@ def test_no_cache(run, tmp_path):
 def test_a_repair_looks_at_everything(run, cache, more):
     done = run("verify", cache, "--repair", "--yes", *more)
     assert done.status == 2
-    assert "--repair goes with none of --sample, --max-duration, --untrusted" in done.err
+    assert "--repair: not available with --sample, --max-duration or --untrusted" in done.err

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from small_cache import SMALL, as_nobody, damage_payload, draw, draw_four
+from small_cache import SMALL, as_nobody, counts, damage_payload, draw, draw_four
 
 from latentcache.cli import reports
 from latentcache.store.paths import CachePaths
@@ -38,7 +38,7 @@ def test_a_build_leaves_its_object_and_its_items(run, data, tmp_path):
     (cause,) = found["causes"]
     assert (cause["category"], cause["reason"], cause["count"]) == ("quarantined", "empty", 1)
     assert cause["hint"]
-    assert cause["examples"] == [{"path": "bad.png", "found": "it has 0 bytes"}]
+    assert cause["examples"] == [{"path": "bad.png", "field": "latents", "found": "it has 0 bytes"}]
 
 
 def test_the_last_one_counts(run, data, tmp_path):
@@ -58,13 +58,13 @@ def test_a_verify_leaves_one_and_touches_nothing_else(run, cache, data):
     assert done["error"] is None, done
     found, items = of(cache, "verify")
     assert (found["mode"], found["exit_code"], found["counts"]) == ("full", 1, done["counts"])
-    assert found["recipe_id"] == done["recipe_id"]
+    assert found["recipe_ids"] == done["recipe_ids"]
     assert items == done["items"]
     assert {path: path.stat().st_ctime_ns for path in before} == before
 
 
 def test_a_verify_that_fails_leaves_its_error(run, cache):
-    (cache / "snapshots" / "000001" / "key.npy").unlink()
+    (cache / "snapshots" / "000001" / "columns.safetensors").unlink()
     done = run("verify", cache, "--json")
     assert of(cache, "verify")[0]["error"] == done.error
 
@@ -128,7 +128,7 @@ def test_a_build_that_is_ended_in_order_says_what_it_did(data, tmp_path):
     found, items = of(cache, "build")
     keys = sum(len(json.loads(line)["keys"]) for line in events.read_text().splitlines())
     assert (process.returncode, found["exit_code"], found["error"]["slug"]) == (143, 143, "interrupted")
-    assert found["counts"] == {"samples": 31, "encoded": keys, "cached": 0, "quarantined": 1}
+    assert found["counts"] == counts(31, keys, 0, 1, no_caption=28)
     assert [item["reason"] for item in items] == ["empty"]
 
 

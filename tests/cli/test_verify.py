@@ -10,9 +10,9 @@ from small_cache import SMALL, build, damage_payload, draw, draw_four
 from latentcache.verify.findings import CATEGORIES
 
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "mode", "snapshot", "counts", "items", "building",
-    "elapsed_s", "repair", "checked", "not_looked_at", "confidence", "recipe_diff", "reencode",
-    "recipe_id", "allow_failed", "part",
+    "schema", "command", "exit_code", "error", "cache", "mode", "snapshot", "counts", "items", "building", "samples",
+    "complete", "elapsed_s", "repair", "checked", "not_looked_at", "not_compared", "confidence", "recipe_diff",
+    "recipe_ids", "reencoded", "allow_failed", "part",
 }  # fmt: skip
 ITEM_KEYS = {"category", "reason", "path", "path_b64", "key", "field", "file", "expected", "found", "hint", "fix"}
 
@@ -21,7 +21,8 @@ def test_the_keys_of_the_object(run, shared):
     cache = shared[1]
     value = run("verify", cache, "--json").json
     assert set(value) == KEYS
-    assert set(value["counts"]) == set(CATEGORIES)
+    assert set(value["counts"]) == {*CATEGORIES, "unreferenced"}
+    assert value["not_compared"] == ["encoder"]
     assert (value["mode"], value["snapshot"], value["counts"]["ok"]) == ("fast", 1, 4)
     assert value["items"] == []
 
@@ -53,17 +54,20 @@ def test_the_text_names_the_worst_first_and_ends_with_the_command(run, cache, da
     draw(data / "new.png")
     done = run("verify", cache)
     assert done.out.splitlines() == [
-        "stale p1.png [caption-changed]: expected caption 1, found other",
         "missing new.png [not-built]",
-        "1 stale, 1 missing, 3 ok (headers and timestamps; payloads not read)",
+        "stale p1.png [caption-changed]: expected caption 1, found other",
+        "1 missing, 1 stale, 3 ok (headers and timestamps; payloads not read)",
+        "not compared: encoder (not given)",
         f"fix: latentcache build {data} --out {cache}",
     ]
 
 
 def test_the_text_of_a_clean_cache(run, shared):
     cache = shared[1]
-    assert run("verify", cache).out == "4 ok (headers and timestamps; payloads not read)\n"
-    assert run("verify", cache, "--full").out == "4 ok (payloads and sources read)\n"
+    more = "not compared: encoder (not given)\n"
+    assert run("verify", cache).out == f"4 ok (headers and timestamps; payloads not read)\n{more}"
+    assert run("verify", cache, "--full").out == f"4 ok (payloads and sources read)\n{more}"
+    assert run("verify", cache, "--full", "--model", "stub").out == "4 ok (payloads and sources read)\n"
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +154,7 @@ def test_a_build_that_has_not_ended_is_mentioned(run, cache):
     (cache / "BUILDING").write_text("{}")
     done = run("verify", cache)
     assert done.status == 0
-    assert "has not ended" in done.out
+    assert "an unfinished build was found" in done.out
     assert run("verify", cache, "--json").json["building"] is True
 
 
@@ -185,9 +189,12 @@ def test_a_part_of_the_samples(run, cache):
     done = run("verify", cache, "--sample", "3", "--seed", "5", "--json").json
     assert (done["mode"], done["counts"]["ok"], done["not_looked_at"], done["exit_code"]) == ("sample", 3, 1, 0)
     assert done["checked"]["payloads"] == 3
-    assert done["confidence"] == "3 clean: 95 % sure that less than 50 % are wrong"
+    assert done["confidence"] == "3 samples clean: 95 % sure that less than 50 % of the samples are wrong"
     out = run("verify", cache, "--sample", "3").out
-    assert "3 ok (payloads and sources read)\nnot looked at: 1 of 4 samples\n3 clean: 95 % sure" in out
+    assert (
+        "3 ok (payloads and sources read)\nnot compared: encoder (not given)\nnot checked: 1 of 4 samples\n3 samples clean"
+        in out
+    )
     assert run("verify", cache, "--sample", "0").status == 2
 
 
@@ -202,13 +209,13 @@ def test_time_that_is_over_is_no_finding_and_nothing_is_fine(run, cache, data):
     (data / "p0.png").unlink()
     done = run("verify", cache, "--full", "--max-duration", "0")
     assert done.status == 1
-    assert "not looked at: 3 of 4 samples" in done.out
+    assert "not checked: 3 of 4 samples" in done.out
 
 
 def test_enough_time_is_a_whole_check(run, cache):
     done = run("verify", cache, "--full", "--max-duration", "600", "--json").json
     assert (done["counts"]["ok"], done["not_looked_at"]) == (4, 0)
-    assert done["confidence"] == "4 clean: that is all of them"
+    assert done["confidence"] == "4 samples clean: all of them"
 
 
 @pytest.mark.parametrize("command", ["info", "manifest"])
@@ -221,18 +228,21 @@ def test_a_recipe_from_a_file(run, cache, tmp_path, command):
     done = run("verify", cache, "--recipe", file, "--json").json
     assert (done["counts"]["ok"], done["recipe_diff"]) == (4, [])
     done = run("verify", cache, "--recipe", file, "--storage-dtype", "float32", "--json").json
-    field = {"field": "encoder.storage_dtype", "cached": "float16", "requested": "float32"}
+    field = {"field": "latents", "setting": "encoder.storage_dtype", "cached": "float16", "requested": "float32"}
     assert (done["counts"]["stale"], done["recipe_diff"], done["exit_code"]) == (4, [field], 1)
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"recipe": 1}', '{"recipe": {"geometry": {}}}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{}", "[]", '{"fields": 1}', '{"fields": {"latents": {}}}', '{"fields": {"latents": {"recipe": {}}}}'],
+)
 def test_a_file_that_holds_no_recipe(run, cache, tmp_path, text):
     file = tmp_path / "recipe.json"
     if text is not None:
         file.write_text(text)
     done = run("verify", cache, "--recipe", file, "--json")
     assert done.status == 2
-    assert done.error["fix"] == "write one with `latentcache info CACHE --json > recipe.json`"
+    assert done.error["fix"] == "latentcache info CACHE --json > recipe.json"
 
 
 def test_a_cache_from_elsewhere(run, cache, data):
