@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import (
     Failure,
     FieldKind,
@@ -37,7 +36,7 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, reason
+from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare, reason
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import (
     BASE_BYTES,
@@ -499,9 +498,19 @@ class Remade:
 
 
 def make_again(
-    task: Task, jobs: Iterable[Job], *, warn: Callable[[str], None] = lambda message: None
+    task: Task,
+    jobs: Iterable[Job],
+    *,
+    warn: Callable[[str], None] = lambda message: None,
+    opened: Callable[[Producer], None] = lambda producer: None,
 ) -> Iterator[Remade]:
     """Encode jobs in this process and store nothing. A batch that does not fit is halved, as in a build.
+
+    Args:
+        task: How they are made.
+        jobs: If a job gives the content hash of its inputs and they have another one, it fails: ``source-changed``.
+        warn: Told of batches that were halved.
+        opened: Called with the open producer, before the first job.
 
     Raises:
         EncoderError: The model cannot be used.
@@ -509,16 +518,19 @@ def make_again(
     """
     kind = field_kinds()[task.field]
     recipe = kind.recipe_from_json(task.recipe)
-    context = ProducerContext(
-        root=task.root, device=task.device, groups=task.groups, options=task.options, warn=warn, cost=0
-    )
-    producer: Producer = load(kind.producer)(task.producer, recipe, context)
+    context = ProducerContext(root=task.root, device=task.device, groups=task.groups, options=task.options, warn=warn)
+    producer: Producer | None = None
     sizes = BatchSizes(kind.work, task.groups, task.batch_size)
-    batches = BatchEncoder(producer=producer, kind=kind, spec=recipe.spec, groups=task.groups, sizes=sizes, warn=warn)
     waiting: dict[int, list[Candidate]] = {}
     costs: Counter[int] = Counter()
     try:
         for job in jobs:
+            if producer is None:
+                producer = load(kind.producer)(task.producer, recipe, context)
+                opened(producer)
+                batches = BatchEncoder(
+                    producer=producer, kind=kind, spec=recipe.spec, groups=task.groups, sizes=sizes, warn=warn
+                )
             prepared = _prepared(producer, kind, job)
             if isinstance(prepared, Failure):
                 yield Remade(job=job, output=None, same=b"", columns={}, made=prepared)
@@ -530,22 +542,21 @@ def make_again(
                 if sizes.full(group, len(waiting[group]), costs[group]):
                     del costs[group]
                     yield from map(_remade, batches.submit(waiting.pop(group)))
-        for rest in waiting.values():
-            yield from map(_remade, batches.submit(rest))
-        yield from map(_remade, batches.collect(wait=True))
+        if producer is not None:
+            for rest in waiting.values():
+                yield from map(_remade, batches.submit(rest))
+            yield from map(_remade, batches.collect(wait=True))
     finally:
-        producer.close()
+        if producer is not None:
+            producer.close()
 
 
 def _prepared(producer: Producer, kind: FieldKind, job: Job) -> list[Candidate] | Failure:
-    try:
-        read = producer.prepare(job)
-    except UnusableSampleError as error:
-        return Failure(reason=error.slug, detail=error.what, hint=error.fix)
-    except MemoryError:
-        return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
+    read = prepare(producer, kind, job)
     if isinstance(read, Failure):
         return read
+    if job.content and read.content != job.content:
+        return Failure(reason="source-changed", detail="its inputs are not those that the cache was made from")
     return [Candidate(index=0, job=job, prepared=one) for one in read.items]
 
 

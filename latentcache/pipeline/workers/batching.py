@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from latentcache.errors import DeviceMemoryError, EncoderError
+from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError
 from latentcache.failpoint import failpoint
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.protocol import (
@@ -27,6 +27,7 @@ from latentcache.fields.protocol import (
     Pending,
     Prepared,
     Producer,
+    Read,
     WorkSize,
 )
 
@@ -39,6 +40,16 @@ _REASONS = {"memory": "out-of-memory", "prepare": "decoder-crash", "encode": "en
 def reason(kind: FieldKind, stage: str) -> str:
     """The word of a failure that the engine finds: of ``memory``, ``prepare`` or ``encode``."""
     return kind.reasons.get(stage) or _REASONS[stage]
+
+
+def prepare(producer: Producer, kind: FieldKind, job: Job) -> Read | Failure:
+    """What preparing a job gives; a sample that cannot be used, or needs more memory than there is, is a failure."""
+    try:
+        return producer.prepare(job)
+    except UnusableSampleError as error:
+        return Failure(reason=error.slug, detail=error.what, hint=error.fix)
+    except MemoryError:
+        return Failure(reason=reason(kind, "memory"), detail="there is not enough memory to prepare it")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from latentcache.errors import DeviceError, DeviceMemoryError, WorkerError
+from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
 from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
@@ -214,9 +214,11 @@ class Scheduler:
                 self._look()
                 self._advanced()
         finally:
-            self._end_all()
+            late = self._end_all()
             self._selector.close()
             self._advanced()
+        if late is not None:
+            raise late
 
     # -- giving out
 
@@ -505,31 +507,43 @@ class Scheduler:
 
     # -- the end
 
-    def _end_all(self) -> None:
-        """Have every worker commit its batches in hand; one that takes too long is killed."""
+    def _end_all(self) -> LatentcacheError | None:
+        """Have every worker commit its batches in hand; one that takes too long is killed.
+
+        Returns:
+            What went wrong meanwhile: it replaces no error that ends the run.
+        """
+        late: LatentcacheError | None = None
         for _, worker in self._workers():
             worker.launched.line.send("stop")
         began = time.monotonic()
         while self._workers() and time.monotonic() - began < self._stop.patience_s:
-            for key, _ in self._selector.select(_TICK_S):
-                slot: _Slot = key.data
-                if slot.worker is not None:
-                    self._last_words(slot, slot.worker)
+            self._selector.select(_TICK_S)
+            for slot, worker in self._workers():
+                late = self._last_words(slot, worker) or late
+                if worker.launched.line.ended:
+                    self._part(slot, worker)
         for slot, worker in self._workers():
             worker.launched.kill()
-            self._last_words(slot, worker)
+            late = self._last_words(slot, worker) or late
             self._part(slot, worker)
+        return late
 
-    def _last_words(self, slot: _Slot, worker: _Worker) -> None:
-        """Take the last commits; no error replaces the one that ends the run."""
-        for message in worker.launched.line.arrived():
-            if message.kind == "committed":
-                self._committed(slot, worker, message)
-            elif message.kind == "ended" and "error" not in message.head:
-                self._crew.ended(message)
+    def _last_words(self, slot: _Slot, worker: _Worker) -> LatentcacheError | None:
+        """Take the last commits."""
         worker.launched.line.flush()
-        if worker.launched.line.ended:
-            self._part(slot, worker)
+        try:
+            for message in worker.launched.line.arrived():
+                if message.kind == "committed":
+                    self._committed(slot, worker, message)
+                elif message.kind == "ended":
+                    if "error" not in message.head:
+                        self._crew.ended(message)
+                    elif isinstance(error := as_error(message["error"]), StoreError):
+                        return error
+        except LatentcacheError as error:
+            return error
+        return None
 
     def _part(self, slot: _Slot, worker: _Worker) -> tuple[int, str]:
         """Disconnect a worker; gives how it ended."""

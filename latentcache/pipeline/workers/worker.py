@@ -34,7 +34,7 @@ from latentcache.failpoint import VARIABLE, arm, failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
 from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, reason
+from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
 from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, to_json
@@ -470,13 +470,10 @@ class WorkerLoop:
     def _prepare(self, producer: Producer, job: Job) -> Read | Failure | BaseException:
         try:
             failpoint("decoding", job.name)
-            return producer.prepare(job)
+            # In a process of limited memory the job ends the worker, and is tried alone with all memory there is.
+            return producer.prepare(job) if self.opening.bounded else prepare(producer, self.kind, job)
         except UnusableSampleError as error:
             return Failure(reason=error.slug, detail=error.what, hint=error.fix)
-        except MemoryError as error:
-            if self.opening.bounded:
-                return error
-            return Failure(reason=reason(self.kind, "memory"), detail="there is not enough memory to prepare it")
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
             return error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from latentcache import failpoint
-from latentcache.errors import DeviceError, EncoderError, StoreError, WorkerError
+from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.run import Task, cut, make_again, worker_count
@@ -403,3 +404,19 @@ def test_runs_outside_the_main_thread(toy):
     assert settled(done[0]) == [0, 1, 2, 3]
     assert isinstance(toy.stop, StopSignal)
     assert load_index(Path(toy.paths.sealed_shards()[0])).items
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_event_file_that_fails_ends_the_build_in_order(toy, workers):
+    with EventLog(Path("/dev/full")) as events, pytest.raises(DiskFullError):
+        toy.run(TEXTS, events=events, workers=workers, device="cpu*1" if workers else "cpu")
+    assert not toy.paths.open_shards()
+
+
+def test_inputs_that_changed_are_not_made_again(words):
+    (job,) = words.jobs(["a"])
+    opened = []
+    (found,) = make_again(words.task(), [dataclasses.replace(job, content=bytes(15) + b"\x01")], opened=opened.append)
+    assert found.made.reason == "source-changed"
+    assert [producer.device for producer in opened] == ["cpu"]
+    assert not list(make_again(words.task(), [], opened=opened.append))
