@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import ModelNotFoundError
+from latentcache.errors import ModelNotFoundError, SourceError
 from latentcache.fields.protocol import (
     Cached,
     DescribeContext,
@@ -30,7 +30,7 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.run import Task, make_again
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.sources.scan import SourceOptions, listing_of
+from latentcache.sources.scan import Listing, SourceOptions, listing_of
 from latentcache.store.entry import EntryHeader
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -88,11 +88,13 @@ class Reencode:
             EncoderError: The encoder cannot be used.
             DeviceError: The device failed, or does not exist.
         """
-        jobs = self._jobs(snapshot, root, field, rows)
+        unread: list[tuple[int, Failure]] = []
+        jobs = self._jobs(snapshot, root, field, rows, unread)
         for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
             made = one.made
             for output in one.job.outputs if one.output is None else (one.output,):
                 yield output.item, made if isinstance(made, Failure) else made.array
+        yield from unread
 
     def _opened(self, producer: Producer) -> None:
         self.device = producer.device
@@ -112,17 +114,22 @@ class Reencode:
             options={"max_pixels": self._max_pixels, "fold": held.provenance.get("fold", True)},
         )
 
-    def _jobs(self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int]) -> Iterator[Job]:
-        """One job per sample, with the columns that were stored."""
+    def _jobs(
+        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], unread: list[tuple[int, Failure]]
+    ) -> Iterator[Job]:
+        """One job per sample, with the columns that were stored; rows whose inputs cannot be read go to ``unread``."""
         held, samples = snapshot.fields[field], snapshot.samples
         kind = kind_of(field)
         chosen = np.sort(np.asarray(rows, dtype=np.intp))
         wanted = zip(np.asarray(held.sample[chosen]).tolist(), chosen.tolist(), strict=True)
         own = [(sample, [row for _, row in pairs]) for sample, pairs in groupby(wanted, key=lambda pair: pair[0])]
         listing = listing_of(root, samples, SourceOptions.from_json(snapshot.source.get("options", {})))
-        inputs = listing.job_inputs(np.array([sample for sample, _ in own], dtype=np.intp), kind.inputs)
+        inputs = _inputs(listing, [sample for sample, _ in own], kind.inputs)
         content, reader = kind.content(samples), EntryReader(snapshot.paths, snapshot)
-        for (sample, items), (_, given) in zip(own, inputs, strict=True):
+        for (sample, items), given in zip(own, inputs, strict=True):
+            if isinstance(given, Failure):
+                unread += [(row, given) for row in items]
+                continue
             yield Job(
                 sample=sample,
                 name=samples.names[sample],
@@ -159,6 +166,19 @@ def _describe(held: FieldRows, settings: Any, context: DescribeContext) -> Descr
     cached = Cached(recipe=held.recipe, provenance=held.provenance)
     found: Described = load(kind.describer)(settings or kind.settings(), cached, context)
     return found
+
+
+def _inputs(listing: Listing, rows: Sequence[int], names: Sequence[str]) -> Iterator[Mapping[str, Any] | Failure]:
+    """Inputs of each row, or why they cannot be read: a file of records may be gone or changed."""
+    done = 0
+    while done < len(rows):
+        try:
+            for _, given in listing.job_inputs(rows[done:], names):
+                done += 1
+                yield given
+        except SourceError as error:
+            done += 1
+            yield Failure(reason="source-changed", detail=error.what)
 
 
 def _output(held: FieldRows, row: int, header: EntryHeader) -> Output:
