@@ -1,8 +1,8 @@
 """Is every sample still what a snapshot recorded, and is every sample of DATA in the snapshot?
 
-Contents decide, never times. A file whose stat memo is trusted is not opened; any other is hashed, so a change is found
-also if size and time were put back. Records are matched as a multiset: by file, line and content, then by file and
-content (moved to another line), then by file and line (changed). Cost: about 1 us per sample, and 0.1 ms per MB hashed.
+Contents decide, never times. A file whose stat memo is trusted is not opened; any other is hashed, so a change is
+found also if size and time were put back. Records are matched as a multiset: by file, line and content, then by file
+and content (moved to another line), then by file and line (changed). Cost: 1 us per sample, 0.1 ms per MB hashed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records of one file: lines of JSON, a list in JSON, text, or rows of parquet and Arrow files.
 
-Every line that is not blank gives a record or a rejection with its line and field; a bad line never stops those beside
-it. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow files one
-batch is in memory; their bytes are hashed first, and a file that changes in between is an error.
+Every line that is not blank gives a record or a rejection with its line and field; a bad line never stops the
+others. Lines, text lines and rows are streamed; a JSON list is read whole (at most 1 GiB). Of parquet and Arrow files
+one batch is in memory; their bytes are hashed first, and a file that changes in between is an error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import rejected
-from latentcache.sources.chat import map_record
 from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, listed, parse_json, parse_json_at
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
-from latentcache.sources.records import EXPECTED, RECORD_RULE, TEXT, Record, RecordFormat, detect_format
+from latentcache.sources.records import EXPECTED, RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
 
 #: A scan ends with an error after so many rejected records: this is another kind of file.
 MAX_REJECTED = 100_000

@@ -29,7 +29,7 @@ from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
-#: Text that is kept rather than read and parsed twice: 64 to 256 MiB. It saves a tenth of a build with a fast tokenizer.
+#: Text that is kept rather than parsed twice, 64 to 256 MiB: it saves a tenth of a build with a fast tokenizer.
 KEEP_CHARACTERS = 64 << 20
 #: Memory of a record beside its text, about: the record, each turn, each field of a turn. Measured with tracemalloc.
 _RECORD_WEIGHT, _TURN_WEIGHT, _FIELD_WEIGHT = 512, 200, 200

@@ -1,7 +1,7 @@
 """Metadata tables: ``metadata.csv`` and ``metadata.jsonl``, read exactly as they are written.
 
-No cell is shifted, converted or guessed (``NA``, ``001`` and ``None`` stay text). A table that is not well formed is an
-error with file and line before any work is done. Every row is a sample, a rejection under the name it gives, or a
+No cell is shifted, converted or guessed (``NA``, ``001`` and ``None`` stay text). A table that is not well formed is
+an error with file and line before any work is done. Every row is a sample, a rejection under the name it gives, or a
 note; an image without a row is a note. Names never lead out of the folder. Cost: the whole file in memory, about 3 us
 per row.
 """
@@ -166,7 +166,8 @@ def _records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[
             return
         except csv.Error as error:
             if "unexpected end of data" in str(error):
-                why = f"a double quote is opened in the row of line {line} and never closed until line {reader.line_num}"
+                last = reader.line_num
+                why = f"a double quote is opened in the row of line {line} and never closed until line {last}"
                 raise _error(path, line, "a quote is not closed", why, _QUOTE) from error
             why = f"{error} (the row begins on line {line}, this is line {reader.line_num})"
             raise _error(path, line, "a row that is no CSV", why, _QUOTE) from error

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from latentcache.errors import UnusableSampleError
-from latentcache.sources.chat import map_record
-from latentcache.sources.records import ALPACA, OPENAI, SHAREGPT, TEXT, RecordFormat
+from latentcache.sources.records import ALPACA, OPENAI, SHAREGPT, TEXT, RecordFormat, map_record
 
 
 def mapped(record, form):

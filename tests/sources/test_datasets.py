@@ -3,7 +3,7 @@ import json
 import pytest
 
 from latentcache.errors import SourceError, UsageError
-from latentcache.sources.datasets import is_dataset_info, is_saved, read_dataset_info, saved_files
+from latentcache.sources.corpus import is_dataset_info, is_saved, read_dataset_info, saved_files
 
 LOCAL = {
     "plain": {"file_name": "plain.json"},

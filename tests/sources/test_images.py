@@ -153,7 +153,7 @@ def test_every_file_is_a_sample_rejected_or_noted(tmp_path_factory, stems, endin
                 path.touch()
             except (OSError, ValueError):
                 continue
-    files = {os.path.relpath(os.path.join(at, name), root) for at, _, names in os.walk(root) for name in names}
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     found = scan(root, IMAGES)
     used = set(found.samples.files.names)
     assert used <= files
@@ -238,7 +238,9 @@ def test_trusted_files_are_not_opened_and_keep_all_that_is_known(tmp_path, trust
     assert (again.files_unchanged, captions(again)) == (True, captions(first))
     assert np.array_equal(again.samples.columns["original_size"], [[1, 2], [2, 3], [3, 4]])
     assert np.array_equal(again.samples.files.stat, first.samples.files.stat)
-    assert [row.tobytes() for row in again.samples.inputs["image"].content] == list(map(content_hash, (b"y", b"x", b"z")))
+    assert [row.tobytes() for row in again.samples.inputs["image"].content] == list(
+        map(content_hash, (b"y", b"x", b"z"))
+    )
 
 
 def test_files_that_may_have_changed_are_forgotten(tmp_path, trusting, monkeypatch):
@@ -261,7 +263,9 @@ def test_files_that_are_to_be_read_again_and_contents_of_rejected_ones(tmp_path,
     put(tmp_path, a_jpg="x", b_jpg="y")
     first = remembered(tmp_path)
     reread = np.array([True, False])
-    assert scan(tmp_path, IMAGES, first.samples, reread=reread).samples.inputs["image"].content.any(axis=1).tolist() == [
+    assert scan(tmp_path, IMAGES, first.samples, reread=reread).samples.inputs["image"].content.any(
+        axis=1
+    ).tolist() == [
         False,
         True,
     ]
@@ -277,7 +281,9 @@ def test_touched_files_are_hashed_if_asked_and_believed_if_equal(tmp_path, trust
     os.utime(tmp_path / "a.jpg", (1, 1))
     (tmp_path / "b.jpg").write_text("q")
     found = scan(tmp_path, IMAGES, first.samples, hash_known=True)
-    assert [row.tobytes() for row in found.samples.inputs["image"].content] == list(map(content_hash, (b"x", b"q", b"z")))
+    assert [row.tobytes() for row in found.samples.inputs["image"].content] == list(
+        map(content_hash, (b"x", b"q", b"z"))
+    )
     assert found.samples.columns["original_size"].tolist() == [[1, 2], [0, 0], [3, 4]]
     assert not found.files_unchanged
 

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from latentcache.errors import UsageError
 from latentcache.plan.split import in_validation
-from latentcache.sources.records import text_record
 from latentcache.sources.part import Part
+from latentcache.sources.records import text_record
 from latentcache.sources.scan import SourceOptions, scan
 
 

@@ -406,7 +406,14 @@ def test_a_file_of_another_kind_is_rejected_and_one_that_was_rejected_has_one_it
 
 
 def test_two_rows_for_one_file_and_a_row_without_a_usable_caption():
-    rows = [("a.jpg", "one"), ("./a.jpg", "one"), ("a.jpg", "two"), ("gone.jpg", ""), ("gone.jpg", ""), ("b.jpg", "x\0")]
+    rows = [
+        ("a.jpg", "one"),
+        ("./a.jpg", "one"),
+        ("a.jpg", "two"),
+        ("gone.jpg", ""),
+        ("gone.jpg", ""),
+        ("b.jpg", "x\0"),
+    ]
     result = matched(["a.jpg", "b.jpg"], *rows)
     assert [(name, row.caption) for name, row in result.samples.items()] == [("a.jpg", "one")]
     assert words(result.notes) == [

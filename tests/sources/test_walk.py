@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.errors import SourceError
-from latentcache.identity.stat import StatMemo
 from latentcache.fields.table import Rejected
+from latentcache.identity.stat import StatMemo
 from latentcache.sources.images import IMAGE_EXTENSIONS
 from latentcache.sources.walk import Walk, extension_of, in_order, is_inside
 
@@ -307,7 +307,12 @@ def test_a_table_below_the_data_folder_is_noted(tmp_path):
     for folder in (tmp_path, tmp_path / "sub"):
         (folder / "metadata.csv").write_text("file_name,text\n")
     one, two = walked(tmp_path).notes
-    assert (one.name, one.reason, two.name, two.reason) == ("metadata.csv", "unused", "sub/metadata.csv", "nested-table")
+    assert (one.name, one.reason, two.name, two.reason) == (
+        "metadata.csv",
+        "unused",
+        "sub/metadata.csv",
+        "nested-table",
+    )
     assert "move it to the top" in two.hint
     walk = Walk(tmp_path, frozenset(), used=frozenset({"metadata.csv"}))
     list(walk)
