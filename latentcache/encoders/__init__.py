@@ -1,1 +1,1 @@
-"""By which model? The only folder that may import diffusers or transformers."""
+"""Encoders and tokenizers: the only folder that imports diffusers or transformers."""

@@ -55,15 +55,17 @@ def hub_folder(
         ModelNotFoundError: The network and the local hub cache lack it.
     """
     # Half a second that only users of a hub id should pay.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     with suppress(OSError, ValueError):
         known = Path(snapshot_download(name, revision=revision, local_files_only=True)) if revision else None
         if known is not None and is_complete(known):
             return known
     try:
-        return Path(snapshot_download(name, allow_patterns=[*files], etag_timeout=_HUB_TIMEOUT_S))
-    except (OSError, ValueError) as error:
+        # Asked apart: without a network ``snapshot_download`` silently returns whatever the local cache has.
+        commit = HfApi().repo_info(name, timeout=_HUB_TIMEOUT_S).sha
+        return Path(snapshot_download(name, revision=commit, allow_patterns=[*files], etag_timeout=_HUB_TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001 - the classes differ between versions of two libraries
         failure = error
     with suppress(OSError, ValueError):
         cached = Path(snapshot_download(name, local_files_only=True))

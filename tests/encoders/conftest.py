@@ -147,8 +147,8 @@ def copied(tiny, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def pictures():
-    """Three different pictures of 64x96."""
+def images():
+    """Three different images of 64x96."""
     return np.random.default_rng(3).integers(0, 256, (3, 64, 96, 3), dtype=np.uint8)
 
 

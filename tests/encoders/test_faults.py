@@ -1,13 +1,12 @@
-"""What torch raises, in this package's words; how an encoder meets it is in test_vae.py."""
+"""Errors of torch in the words of this package; test_encoder.py has them in an encoder."""
 
 import pytest
 import torch
 
 from latentcache.encoders.faults import Guard, first_line
-from latentcache.encoders.stub import stub_spec
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
 
-GUARD = Guard(torch.device("cpu"), stub_spec(), "my model")
+GUARD = Guard(device=torch.device("cpu"), name="stub", label="my model")
 
 
 def fails_with(error):
@@ -17,8 +16,8 @@ def fails_with(error):
     return action
 
 
-def test_what_works_is_handed_on():
-    assert GUARD.run(lambda: 5, "two pictures") == 5
+def test_a_result_is_returned():
+    assert GUARD.run(lambda: 5, "two images") == 5
 
 
 @pytest.mark.parametrize(
@@ -35,8 +34,8 @@ def test_what_works_is_handed_on():
     ids=str,
 )
 def test_each_error_has_its_class_and_no_context(error, kind):
-    with pytest.raises(kind, match="two pictures") as caught:
-        GUARD.run(fails_with(error), "two pictures")
+    with pytest.raises(kind, match="two images") as caught:
+        GUARD.run(fails_with(error), "two images")
     assert type(caught.value) is kind
     assert caught.value.__context__ is None
     assert caught.value.why == first_line(error)
@@ -44,4 +43,4 @@ def test_each_error_has_its_class_and_no_context(error, kind):
 
 def test_a_bug_of_ours_stays_one():
     with pytest.raises(TypeError):
-        GUARD.run(fails_with(TypeError("a bug")), "two pictures")
+        GUARD.run(fails_with(TypeError("a bug")), "two images")

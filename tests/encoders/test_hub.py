@@ -1,34 +1,61 @@
+from types import SimpleNamespace
+
 import huggingface_hub
 import pytest
 
-from latentcache.encoders.hub import expanded, first_line, is_hub_id, snapshot
+from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
 from latentcache.errors import ModelNotFoundError
+
+WORDS = {"what": "model", "flag": "--model"}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that can be taken away, and the calls that it got."""
+    calls, state = [], {"online": True}
+
+    def download(name, **options):
+        calls.append(options)
+        return str(tmp_path / "snapshots" / ("local" if options.get("local_files_only") else "fresh"))
+
+    class Api:
+        def repo_info(self, name, *, timeout):
+            if not state["online"]:
+                raise ConnectionError("offline\nlong story")
+            return SimpleNamespace(sha="fresh")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    return calls, state
 
 
 def test_words_that_could_be_of_the_hub():
     assert is_hub_id("org/name.v1")
     assert not any(is_hub_id(word) for word in ("name", "./org/name", "~/x", "../a", "a/b/c", "a b/c"))
     assert expanded("~nobody-of-this-name/x").name == "x"
-    assert first_line(ValueError("one\ntwo")) == "one"
-    assert first_line(ValueError()) == "ValueError"
 
 
-def test_what_the_local_cache_holds_is_used_and_else_the_network_is_asked_once(monkeypatch, tmp_path):
-    asked = []
+def test_a_warm_cache_gives_the_folder_of_a_cold_one(hub):
+    calls, _ = hub
+    folder = hub_folder("org/name", ["*.json"], lambda folder: True, **WORDS)
+    assert folder.name == "fresh"
+    assert [(call["allow_patterns"], call["revision"]) for call in calls] == [(["*.json"], "fresh")]
+    assert revision_of(folder) == "fresh"
+    assert revision_of(folder.parent) == ""
 
-    def download(name, **more):
-        asked.append(more)
-        if more.get("local_files_only"):
-            return str(tmp_path / "cached")
-        raise OSError("offline\nlong story")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    there = {"what": "model", "flag": "--model"}
-    assert snapshot("org/name", ["*.json"], lambda folder: True, **there) == tmp_path / "cached"
-    assert asked == [{"local_files_only": True}]
+def test_a_known_revision_needs_no_network(hub):
+    calls, _ = hub
+    assert hub_folder("org/name", [], lambda folder: True, revision="abc", **WORDS).name == "local"
+    assert calls == [{"revision": "abc", "local_files_only": True}]
+    assert hub_folder("org/name", [], lambda folder: False, revision="abc", **WORDS).name == "fresh"
+
+
+def test_without_a_network_only_a_complete_cache_is_used(hub):
+    _, state = hub
+    state["online"] = False
+    assert hub_folder("org/name", [], lambda folder: True, **WORDS).name == "local"
     with pytest.raises(ModelNotFoundError) as caught:
-        snapshot("org/name", ["*.json"], lambda folder: False, **there)
-    assert asked[2]["allow_patterns"] == ["*.json"]
-    assert len(asked) == 3
+        hub_folder("org/name", [], lambda folder: False, **WORDS)
     assert caught.value.why.endswith("closed: offline")
     assert caught.value.fix.endswith("then --model FOLDER")

@@ -8,15 +8,15 @@ from made_weights import edit, ldm_name, ldm_tensor, renamed, rewrite
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.families import FAMILIES
-from latentcache.encoders.locate import WEIGHTS_NAME
-from latentcache.encoders.modules import drop_decoder, load_module
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.families import FAMILIES
+from latentcache.encoders.vae.locate import WEIGHTS_NAME
+from latentcache.encoders.vae.modules import drop_decoder, load_module
 from latentcache.errors import EncoderError
 
 
 def loaded(folder, dtype=torch.float32, **options):
-    return load_module(describe_model(str(folder), device="cpu", **options), dtype)
+    return load_module(describe_model(str(folder), **options), dtype)
 
 
 def assert_equal(module, expected):
@@ -59,8 +59,8 @@ def test_original_layout_and_full_checkpoint_give_the_same_encoder(name, prefix,
     saved = load_file(folder / WEIGHTS_NAME)
     rest = {"model.diffusion_model.out.weight": torch.ones(3)} if prefix else {}
     save_file({prefix + ldm_name(n): ldm_tensor(n, t) for n, t in saved.items()} | rest, path)
-    described = describe_model(str(path), device="cpu", config=str(folder))
-    assert described.spec == describe_model(str(folder), device="cpu").spec
+    described = describe_model(str(path), config=str(folder))
+    assert described.spec == describe_model(str(folder)).spec
     assert_equal(load_module(described, torch.float32), loaded(folder))
 
 
@@ -101,9 +101,7 @@ def test_a_missing_tensor_is_named(copied):
     rewrite(model.weights, lambda tensors: {n: t for n, t in tensors.items() if n != "encoder.conv_in.weight"})
     with pytest.raises(EncoderError) as caught:
         loaded(model.folder)
-    assert caught.value.what == (
-        "1 tensors of AutoencoderKL are not in the weights; the first is encoder.conv_in.weight"
-    )
+    assert caught.value.what == ("the weights lack 1 tensors of AutoencoderKL; the first is encoder.conv_in.weight")
     assert caught.value.fix == "download the weights again, or use the config.json that belongs to them"
 
 
@@ -117,7 +115,7 @@ def test_a_missing_decoder_does_not_matter(copied, tiny):
 def test_an_extra_tensor_in_the_encoder_is_named(copied):
     model = copied()
     rewrite(model.weights, lambda tensors: {**tensors, "encoder.adapter.weight": torch.ones(2)})
-    with pytest.raises(EncoderError, match=r"1 tensors that AutoencoderKL does not have.*encoder\.adapter\.weight"):
+    with pytest.raises(EncoderError, match=r"1 tensors that AutoencoderKL lacks.*encoder\.adapter\.weight"):
         loaded(model.folder)
 
 

@@ -1,4 +1,4 @@
-"""Group normalisation of channels-last pictures on the CPU is as exact as that of contiguous ones."""
+"""Group normalization of channels-last images on the CPU is as exact as that of contiguous ones."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from latentcache.encoders.norms import exact_norms
+from latentcache.encoders.vae.modules import exact_norms
 
 
 @torch.inference_mode()

@@ -3,8 +3,8 @@ from datetime import date
 import pytest
 from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
 
-from latentcache.encoders.chat import ChatRenderer
-from latentcache.encoders.guard import ControlStrings
+from latentcache.encoders.text.chat import ChatRenderer
+from latentcache.encoders.text.special import ControlStrings
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.identity.template import pin_clock
 from latentcache.sources.records import Message, chat_record

@@ -5,7 +5,7 @@ from made_tokenizers import CHATML_TOKENS, byte_level, save
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from latentcache.encoders.tokenizer import load_tokenizer
+from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
 from latentcache.identity.tokenizer_files import token_ids
 

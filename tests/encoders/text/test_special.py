@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from made_tokenizers import byte_level, unigram
 from tokenizers import Tokenizer
 
-from latentcache.encoders.guard import CLOSE, MARK, OPEN, ControlStrings, guarded
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, ControlStrings, guarded
 
 ADDED = [
     {"id": 7, "content": "<|end|>", "special": True},

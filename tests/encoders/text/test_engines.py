@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_tokenizers import byte_level
 
-from latentcache.encoders.engines import ReferenceEngine, runs_of
+from latentcache.encoders.text.engines import ReferenceEngine, runs_of
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 30), max_size=6))

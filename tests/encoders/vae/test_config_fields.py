@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.encoders.facts import config_hash, facts_of, normalisation_of
-from latentcache.encoders.families import FAMILIES, GENERIC, family_of
+from latentcache.encoders.vae.config_fields import config_hash, normalization_of, shape_of
+from latentcache.encoders.vae.families import FAMILIES, GENERIC, family_of
 from latentcache.errors import UnsupportedModelError
-from latentcache.recipe import Normalisation
+from latentcache.fields.latents import Normalization
 
 FOUR = [128, 256, 512, 512]
 #: Configuration fields of published models -> (channels, factor, multiple).
@@ -39,64 +39,64 @@ def no_tensor(name):
 
 
 @pytest.mark.parametrize(("name", "config", "expected"), PUBLISHED)
-def test_facts_of_published_models(name, config, expected):
-    facts = facts_of(family_of(name, ""), {"_class_name": name, **config}, "")
+def test_shape_of_published_models(name, config, expected):
+    facts = shape_of(family_of(name, ""), {"_class_name": name, **config}, "")
     assert (facts.channels, facts.factor, facts.multiple) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "config", "expected"),
     [
-        ("AutoencoderKL", {}, Normalisation(kind="scale-shift", scale=0.18215)),
+        ("AutoencoderKL", {}, Normalization(kind="scale-shift", scale=0.18215)),
         (
             "AutoencoderKL",
             {"scaling_factor": 0.3611, "shift_factor": 0.1159},
-            Normalisation(kind="scale-shift", scale=0.3611, shift=0.1159),
+            Normalization(kind="scale-shift", scale=0.3611, shift=0.1159),
         ),
         (
             "AutoencoderKL",
             {"scaling_factor": 0.5, "latents_mean": [1, 2, 3, 4], "latents_std": [4.0, 3.0, 2.0, 1.0]},
-            Normalisation(kind="mean-std", scale=0.5, mean=(1, 2, 3, 4), std=(4, 3, 2, 1)),
+            Normalization(kind="mean-std", scale=0.5, mean=(1, 2, 3, 4), std=(4, 3, 2, 1)),
         ),
-        ("AutoencoderDC", {"scaling_factor": 0.41407}, Normalisation(kind="scale-shift", scale=0.41407)),
-        ("AutoencoderKLMagvit", {}, Normalisation(kind="none")),
+        ("AutoencoderDC", {"scaling_factor": 0.41407}, Normalization(kind="scale-shift", scale=0.41407)),
+        ("AutoencoderKLMagvit", {}, Normalization(kind="none")),
     ],
 )
-def test_normalisation_from_the_configuration(name, config, expected):
-    assert normalisation_of(family_of(name, ""), config, no_tensor) == expected
+def test_normalization_from_the_configuration(name, config, expected):
+    assert normalization_of(family_of(name, ""), config, no_tensor) == expected
 
 
 def test_wan_and_qwen_bring_their_sixteen_pairs():
-    wan = normalisation_of(FAMILIES["AutoencoderKLWan"], {}, no_tensor)
-    assert wan == normalisation_of(FAMILIES["AutoencoderKLQwenImage"], {}, no_tensor)
+    wan = normalization_of(FAMILIES["AutoencoderKLWan"], {}, no_tensor)
+    assert wan == normalization_of(FAMILIES["AutoencoderKLQwenImage"], {}, no_tensor)
     assert (wan.kind, len(wan.mean), len(wan.std), wan.scale) == ("mean-std", 16, 16, 1.0)
 
 
 def test_statistics_per_frame_are_those_of_the_first_frame():
     config = {"_class_name": "AutoencoderKLCosmos", "latent_channels": 2, "scaling_factor": 1.0}
     config |= {"latents_mean": [1.0, 9.0, 9.0, 2.0, 9.0, 9.0], "latents_std": [3.0, 9.0, 9.0, 4.0, 9.0, 9.0]}
-    assert normalisation_of(GENERIC, config, no_tensor) == Normalisation(kind="mean-std", mean=(1, 2), std=(3, 4))
+    assert normalization_of(GENERIC, config, no_tensor) == Normalization(kind="mean-std", mean=(1, 2), std=(3, 4))
     wrong = config | {"latents_mean": [1.0] * 5}
-    assert len(normalisation_of(GENERIC, wrong, no_tensor).mean) == 5
+    assert len(normalization_of(GENERIC, wrong, no_tensor).mean) == 5
 
 
 def test_batch_norm_is_read_from_the_weights():
     tensors = {"bn.running_mean": np.float32([1, 2, 3, 4]), "bn.running_var": np.float32([0, 3, 8, 15])}
-    found = normalisation_of(FAMILIES["AutoencoderKLFlux2"], {"batch_norm_eps": 1.0}, tensors.__getitem__)
-    assert found == Normalisation(kind="batch-norm", mean=(1, 2, 3, 4), std=(1, 2, 3, 4), patch=2)
+    found = normalization_of(FAMILIES["AutoencoderKLFlux2"], {"batch_norm_eps": 1.0}, tensors.__getitem__)
+    assert found == Normalization(kind="batch-norm", mean=(1, 2, 3, 4), std=(1, 2, 3, 4), patch=2)
 
 
 @pytest.mark.parametrize("config", [{}, {"latent_channels": 4}, {"latent_channels": 4, "ch_mult": []}])
-def test_a_generic_class_without_sizes_is_refused(config):
+def test_a_generic_class_without_sizes_is_rejected(config):
     with pytest.raises(UnsupportedModelError, match="does not say how large a latent is"):
-        facts_of(GENERIC, {"_class_name": "AutoencoderX", **config}, "")
+        shape_of(GENERIC, {"_class_name": "AutoencoderX", **config}, "")
 
 
-@pytest.mark.parametrize("colours", [1, 4, 12])
-def test_pictures_must_be_rgb(colours):
-    config = {"_class_name": "AutoencoderKL", "block_out_channels": FOUR, "in_channels": colours}
-    with pytest.raises(UnsupportedModelError, match=f"{colours} input channels does not take RGB"):
-        facts_of(FAMILIES["AutoencoderKL"], config, "")
+@pytest.mark.parametrize("colors", [1, 4, 12])
+def test_images_must_be_rgb(colors):
+    config = {"_class_name": "AutoencoderKL", "block_out_channels": FOUR, "in_channels": colors}
+    with pytest.raises(UnsupportedModelError, match=f"{colors} input channels does not take RGB"):
+        shape_of(FAMILIES["AutoencoderKL"], config, "")
 
 
 def test_a_default_spelled_out_is_the_same_encoder():

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.locate import WEIGHTS_NAME, locate, read_config
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.locate import WEIGHTS_NAME, locate, read_config
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
+HUB = "latentcache.encoders.vae.locate.hub_folder"
 CONFIG = {"_class_name": "AutoencoderKL", "latent_channels": 4}
 #: The smallest complete safetensors file.
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -76,9 +77,9 @@ def test_a_single_file_alone_names_the_option(model, tmp_path):
     model.weights.rename(lone)
     with pytest.raises(EncoderError) as caught:
         locate(str(lone))
-    assert caught.value.what == "lone.safetensors alone does not say what it is"
+    assert caught.value.what == "lone.safetensors alone does not identify a model"
     assert caught.value.why == (
-        "a lone file carries neither its class nor its normalisation; no config.json is beside it"
+        "a lone file has neither its class nor its normalization; there is no config.json beside it"
     )
     assert caught.value.fix == f"give its configuration: --model {lone} --model-config FOLDER_WITH_CONFIG_JSON"
     for config in (model.config, model.folder):
@@ -90,7 +91,7 @@ def test_a_configuration_that_is_not_there(model, config):
     for given in (model.weights, model.folder):
         with pytest.raises(ModelNotFoundError) as caught:
             locate(str(given), config)
-        assert caught.value.what == f"there is no configuration at {config}"
+        assert caught.value.what == f"--model-config {config}: no such file"
         assert caught.value.fix == "give --model-config a config.json, or a folder that has one"
 
 
@@ -123,14 +124,14 @@ def test_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"not json", "config.json is no JSON"),
-        (b"\xff\xfe", "config.json is no JSON"),
-        (b"[" * 100_000, "config.json is no JSON"),
+        (b"not json", "config.json is not JSON"),
+        (b"\xff\xfe", "config.json is not JSON"),
+        (b"[" * 100_000, "config.json is not JSON"),
         (b"version https://git-lfs.github.com/spec/v1\n", "config.json is a git-lfs pointer"),
-        (b"[1]", "config.json is no JSON object"),
-        (b"{}", "config.json is of another kind of model (unknown)"),
-        (b'{"_class_name": 3}', "config.json is of another kind of model (unknown)"),
-        (b'{"model_type": "clip"}', "config.json is of another kind of model (clip)"),
+        (b"[1]", "config.json is not a JSON object"),
+        (b"{}", "config.json belongs to another kind of model (unknown)"),
+        (b'{"_class_name": 3}', "config.json belongs to another kind of model (unknown)"),
+        (b'{"model_type": "clip"}', "config.json belongs to another kind of model (clip)"),
     ],
 )
 def test_a_configuration_of_something_else(model, content, what):
@@ -175,7 +176,7 @@ def test_only_pickle_weights(model, name):
     )
 
 
-def test_a_pickle_file_itself_is_refused(tmp_path):
+def test_a_pickle_file_itself_is_rejected(tmp_path):
     path = tmp_path / "vae.ckpt"
     path.write_bytes(b"PK\x03\x04" + bytes(60))
     with pytest.raises(UnsupportedModelError, match=r"vae\.ckpt is a pickle checkpoint"):
@@ -202,40 +203,38 @@ PATHS = ["./no/such", "/no/such", "nothing", "a/b/c", "~/no-such-model", "~no-su
 
 @pytest.mark.parametrize("name", [*PATHS, "org/vae.safetensors", "org/vae.gguf"])
 def test_a_path_that_is_not_there_is_no_hub_id(name, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.locate.snapshot", lambda *model, **words: pytest.fail("asked the hub"))
+    monkeypatch.setattr(HUB, lambda *model, **words: pytest.fail("asked the hub"))
     with pytest.raises(ModelNotFoundError) as caught:
         locate(name)
-    assert caught.value.what == f"there is no model at {name}"
+    assert caught.value.what == f"--model {name}: no such file or folder"
     assert caught.value.fix.startswith("check the path; --model takes a VAE or pipeline folder")
 
 
 @pytest.mark.parametrize("name", ["models/vae", "models/vae.v2"])
 def test_a_folder_that_is_here_is_no_organisation(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("latentcache.encoders.locate.snapshot", lambda *model, **words: pytest.fail("asked the hub"))
+    monkeypatch.setattr(HUB, lambda *model, **words: pytest.fail("asked the hub"))
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelNotFoundError, match=f"there is no model at {name}"):
+    with pytest.raises(ModelNotFoundError, match="no such file or folder"):
         locate(name)
 
 
 def test_any_other_pair_of_names_is_a_hub_id(model, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(
-        "latentcache.encoders.locate.snapshot", lambda name, *more, **words: asked.append(name) or model.folder
-    )
+    monkeypatch.setattr(HUB, lambda name, *more, **words: asked.append(name) or model.folder)
     monkeypatch.chdir(tmp_path)
     for name in ("someone/some-vae", "black-forest-labs/FLUX.1-dev", "a_b/c.d"):
         assert locate(name) == locate(str(model.folder))
         assert asked.pop() == name
 
 
-def hub_cache(root, source, *, nested):
+def hub_cache(root, source, *, nested, weights=WEIGHTS_NAME):
     """The files of a model as huggingface_hub lays them out."""
     repository = root / "models--someone--some-vae"
     snapshot = repository / "snapshots" / "0123abc"
     target = snapshot / "vae" if nested else snapshot
     target.mkdir(parents=True)
-    for name in ("config.json", "diffusion_pytorch_model.safetensors"):
+    for name in ("config.json", weights):
         (target / name).symlink_to(source / name)
     if nested:
         (snapshot / "model_index.json").write_text('{"vae": []}')
@@ -245,7 +244,7 @@ def hub_cache(root, source, *, nested):
 
 PROGRAM = """
 import sys
-from latentcache.encoders.describe import describe_model
+from latentcache.encoders.vae.describe import describe_model
 from latentcache.errors import LatentcacheError
 try:
     described = describe_model("someone/some-vae")
@@ -271,11 +270,19 @@ def test_a_hub_id_is_read_from_the_local_cache_without_torch(tiny, tmp_path, nes
     assert run_with_hub(tmp_path, HF_HUB_OFFLINE="1") == [f"AutoencoderKL {spec.fingerprint}", "[]"]
 
 
+def test_a_variant_that_another_tool_fetched_is_not_taken_for_the_model(model, tmp_path):
+    variant = model.folder / "diffusion_pytorch_model.fp16.safetensors"
+    model.weights.rename(variant)
+    hub_cache(tmp_path, model.folder, nested=False, weights=variant.name)
+    line, _ = run_with_hub(tmp_path, HF_HUB_OFFLINE="1")
+    assert line.startswith("model-not-found|")
+
+
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_a_hub_id_out_of_reach(tmp_path, offline):
     line, modules = run_with_hub(tmp_path, HF_HUB_OFFLINE=offline)
     assert line == (
-        "model-not-found|someone/some-vae is neither a folder here nor a model within reach|"
-        "where there is a network: `hf download someone/some-vae --local-dir FOLDER`; then --model FOLDER"
+        "model-not-found|someone/some-vae: neither a folder here nor a model that can be downloaded|"
+        "on a machine with a network: `hf download someone/some-vae --local-dir FOLDER`; then --model FOLDER"
     )
     assert modules == "[]"

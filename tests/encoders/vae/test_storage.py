@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from latentcache.encoders.storage import from_bfloat16, stored, to_bfloat16
+from latentcache.encoders.vae.storage import from_bfloat16, stored, to_bfloat16
 
 ANY_FLOATS = hnp.arrays(np.float32, st.integers(1, 20), elements=st.floats(width=32))
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.layouts import encoder_names, is_encoder
-from latentcache.encoders.weights import (
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.weights import (
+    encoder_names,
     fingerprint,
+    is_encoder,
     read_header,
     read_headers,
     read_tensor,
@@ -48,13 +49,13 @@ def entry(dtype="F32", shape=(1,), begin=0, end=4):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "a git-lfs pointer",
          "run `git lfs pull` in its folder"),
         (b"", "empty", AGAIN),
-        (b"abc", "no safetensors file", RESAVE),
-        (b"just some words in a file", "no safetensors file", RESAVE),
-        (struct.pack("<Q", 1 << 40) + b"{}", "no safetensors file", RESAVE),
+        (b"abc", "not a safetensors file", RESAVE),
+        (b"just some words in a file", "not a safetensors file", RESAVE),
+        (struct.pack("<Q", 1 << 40) + b"{}", "not a safetensors file", RESAVE),
         (struct.pack("<Q", 50) + b'{"a"', "cut short", AGAIN),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_refused_by_name(tmp_path, data, kind, fix):
+def test_a_wrong_file_is_rejected_by_name(tmp_path, data, kind, fix):
     path = tmp_path / "vae.safetensors"
     path.write_bytes(data)
     with pytest.raises(UnsupportedModelError) as caught:
@@ -68,19 +69,19 @@ def test_a_wrong_file_is_refused_by_name(tmp_path, data, kind, fix):
 @pytest.mark.parametrize(
     ("data", "what", "why"),
     [
-        (safetensors_bytes({"a": entry()}), "cut short", "the header speaks of"),
+        (safetensors_bytes({"a": entry()}), "cut short", "the header needs"),
         (safetensors_bytes({"a": entry()}, bytes(9)), "a damaged safetensors file", "5 bytes belong to no tensor"),
         (safetensors_bytes({"a": entry(shape=(2,))}, bytes(4)), "a damaged safetensors file", "4 bytes for F32"),
         (safetensors_bytes({"a": entry(dtype="F12")}, bytes(4)), "a damaged safetensors file", "unknown type F12"),
-        (safetensors_bytes({"a": entry(begin=-4, end=0)}), "a damaged safetensors file", "are no sizes"),
+        (safetensors_bytes({"a": entry(begin=-4, end=0)}), "a damaged safetensors file", "are not sizes"),
         (safetensors_bytes({"a": {"dtype": "F32"}}), "a damaged safetensors file", "data_offsets"),
         (safetensors_bytes({"a": 3}), "a damaged safetensors file", "header"),
         (safetensors_bytes(b"{1}"), "a damaged safetensors file", "header"),
         (safetensors_bytes(b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],'
-                           b'"data_offsets":[0,0]}}'), "a damaged safetensors file", "one name is there twice"),
+                           b'"data_offsets":[0,0]}}'), "a damaged safetensors file", "duplicate name"),
     ],
 )  # fmt: skip
-def test_a_header_that_contradicts_itself_is_refused(tmp_path, data, what, why):
+def test_a_header_that_contradicts_itself_is_rejected(tmp_path, data, what, why):
     path = tmp_path / "vae.safetensors"
     path.write_bytes(data)
     with pytest.raises(UnsupportedModelError) as caught:
@@ -102,7 +103,7 @@ def test_no_bytes_are_ever_another_exception(tmp_path_factory, data):
             assert error.fix  # noqa: PT017
 
 
-def test_every_cut_of_a_real_file_is_refused(copied):
+def test_every_cut_of_a_real_file_is_rejected(copied):
     weights = copied().weights
     whole = weights.read_bytes()
     for length in np.linspace(0, len(whole) - 1, 40, dtype=int):
@@ -131,7 +132,7 @@ def test_small_tensors_are_read_exactly(tmp_path, dtype):
 
 def test_whole_numbers_are_no_weights(tmp_path):
     save_file({"t": torch.ones(2, dtype=torch.int32)}, tmp_path / "w.safetensors")
-    with pytest.raises(UnsupportedModelError, match="another number type"):
+    with pytest.raises(UnsupportedModelError, match="another data type"):
         read_tensor(read_header(tmp_path / "w.safetensors")["t"])
 
 
@@ -196,7 +197,7 @@ def test_the_decoder_may_change_and_the_spec_does_not(copied, tiny):
     assert describe_model(str(model.folder)).spec == describe_model(str(tiny("AutoencoderKL"))).spec
 
 
-def test_one_tensor_in_two_shards_is_refused(tmp_path):
+def test_one_tensor_in_two_shards_is_rejected(tmp_path):
     for name in ("a.safetensors", "b.safetensors"):
         save_file({"t": torch.ones(1)}, tmp_path / name)
     with pytest.raises(UnsupportedModelError, match="tensor t is in two shards"):
@@ -208,12 +209,12 @@ def test_one_tensor_in_two_shards_is_refused(tmp_path):
     [
         ({"weight_map": {"t": "gone.safetensors"}}, "an incomplete model"),
         ({"weight_map": {"t": "../outside.safetensors"}}, "an incomplete model"),
-        ({"weight_map": 3}, "no index of weights"),
-        ({}, "no index of weights"),
-        ([], "no index of weights"),
+        ({"weight_map": 3}, "not an index of weights"),
+        ({}, "not an index of weights"),
+        ([], "not an index of weights"),
     ],
 )
-def test_an_index_that_does_not_fit_is_refused(tmp_path, index, what):
+def test_an_index_that_does_not_fit_is_rejected(tmp_path, index, what):
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"t": torch.ones(1)}, tmp_path / "outside.safetensors")

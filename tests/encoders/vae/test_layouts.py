@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_weights import ldm_name
 
-from latentcache.encoders.layouts import PREFIXES, encoder_names, encoder_shape, is_encoder
+from latentcache.encoders.vae.weights import PREFIXES, encoder_names, encoder_shape, is_encoder
 
 MIDDLE = "encoder.mid_block.attentions.0"
 #: Name in an original latent-diffusion file, or one of old diffusers -> name in diffusers.

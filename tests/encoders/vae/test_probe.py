@@ -1,5 +1,6 @@
 """Float16 where it is wide enough, and what is taken where it is not. The probe runs in float16 on the CPU."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import product
@@ -9,10 +10,9 @@ import pytest
 import torch
 from made_weights import rewrite
 
-from latentcache.encoders import precision
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.opening import auto_precision
-from latentcache.encoders.precision import LARGEST, Range, choose_precision, probe_pictures, probe_range
+from latentcache.encoders.vae import probe
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.probe import LARGEST, Range, choose_precision, find_precision, probe_images, probe_range
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Float16 is slow on a CPU."""
-    monkeypatch.setattr(precision, "_SIDE", 32)
+    monkeypatch.setattr(probe, "_SIDE", 32)
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def on_cuda(monkeypatch):
     """Have the decision made as on a CUDA device, and the probe on the CPU."""
 
     def use(*, bfloat16=True):
-        real = precision.probe_range
-        monkeypatch.setattr(precision, "choose_device", lambda device: torch.device("cuda", 0))
-        monkeypatch.setattr(precision, "has_bfloat16", lambda device: bfloat16)
-        monkeypatch.setattr(precision, "probe_range", lambda found, device, fold: real(found, CPU, fold=fold))
+        real = probe.probe_range
+        monkeypatch.setattr(probe, "choose_device", lambda device: torch.device("cuda", 0))
+        monkeypatch.setattr(probe, "has_bfloat16", lambda device: bfloat16)
+        monkeypatch.setattr(probe, "probe_range", lambda found, device, fold: real(found, CPU, fold=fold))
 
     return use
 
@@ -44,6 +44,11 @@ def enlarge(model, factor):
 
     rewrite(model.weights, change)
     return describe_model(str(model.folder))
+
+
+def asked(description, device="cuda"):
+    """The answer to the question as it travels to a worker and back."""
+    return json.loads(json.dumps(find_precision(json.loads(json.dumps(description.as_json())), device)))
 
 
 def test_the_whole_table():
@@ -68,7 +73,7 @@ def test_a_usual_model_fits(name, tiny):
 def test_overflow_inside_is_found_though_a_norm_hides_it(copied):
     found = probe_range(enlarge(copied(), 3e5), CPU)
     assert (found.largest, found.fits) == (math.inf, False)
-    assert "reaches infinity" in found.in_words()
+    assert "reaches infinity" in str(found)
 
 
 def test_values_near_the_end_of_the_range_do_not_fit(copied):
@@ -85,55 +90,52 @@ def test_weights_beyond_float16_do_not_fit(copied):
 
 def test_nan_counts_as_infinite(tiny, monkeypatch):
     flat = [np.zeros((1, 64, 64, 3), np.uint8)]
-    monkeypatch.setattr(precision, "probe_pictures", lambda multiple: flat)
+    monkeypatch.setattr(probe, "probe_images", lambda multiple: flat)
     described = describe_model(str(tiny("AutoencoderTiny")))
-    real = precision.VaeEncoder
+    real = probe.VaeEncoder
 
     class Broken(real):
-        def encode(self, pixels):
-            self.module.register_forward_hook(lambda *_: None)
+        def submit(self, images, *, precise=False):
             next(self.module.parameters()).fill_(torch.nan)
-            return super().encode(pixels)
+            return super().submit(images)
 
-    monkeypatch.setattr(precision, "VaeEncoder", Broken)
+    monkeypatch.setattr(probe, "VaeEncoder", Broken)
     assert probe_range(described, CPU).largest == math.inf
 
 
 def test_on_the_cpu_nothing_is_probed(tiny, monkeypatch):
-    monkeypatch.setattr(precision, "probe_range", None)
-    assert auto_precision(describe_model(str(tiny("AutoencoderKL"))), device="cpu").compute_dtype == "float32"
+    monkeypatch.setattr(probe, "probe_range", None)
+    assert asked(describe_model(str(tiny("AutoencoderKL"))), "cpu")["compute_dtype"] == "float32"
 
 
 def test_a_configuration_that_warns_is_believed_without_a_probe(tiny, on_cuda, monkeypatch):
     on_cuda()
-    monkeypatch.setattr(precision, "probe_range", None)
+    monkeypatch.setattr(probe, "probe_range", None)
     described = replace(describe_model(str(tiny("AutoencoderKL"))), force_upcast=True)
-    assert auto_precision(described, device="cuda") == precision.Precision(compute_dtype="bfloat16")
+    assert asked(described) == {"compute_dtype": "bfloat16", "why": ""}
 
 
 def test_what_the_probe_decides(copied, on_cuda):
     on_cuda()
     model = copied(force_upcast=False)
-    assert auto_precision(describe_model(str(model.folder)), device="cuda").compute_dtype == "float16"
-    narrow = auto_precision(enlarge(model, 3e5), device="cuda")
-    assert narrow.compute_dtype == "bfloat16"
-    assert narrow.why.startswith("float16 is too narrow: ")
+    assert asked(describe_model(str(model.folder)))["compute_dtype"] == "float16"
+    narrow = asked(enlarge(model, 3e5))
+    assert narrow["compute_dtype"] == "bfloat16"
+    assert narrow["why"].startswith("float16 is too narrow: ")
     on_cuda(bfloat16=False)
-    assert auto_precision(describe_model(str(model.folder)), device="cuda").compute_dtype == "float32"
+    assert asked(describe_model(str(model.folder)))["compute_dtype"] == "float32"
 
 
 @pytest.mark.parametrize("multiple", [8, 32, 96])
-def test_pictures_of_the_probe(multiple):
-    pictures = probe_pictures(multiple)
-    assert len(pictures) == 6
-    assert all(made.dtype == np.uint8 and made.shape == pictures[0].shape for made in pictures)
-    assert pictures[0].shape[1] % multiple == 0
-    assert {int(made.max()) for made in pictures} == {0, 255}
+def test_images_of_the_probe(multiple):
+    images = probe_images(multiple)
+    assert len(images) == 6
+    assert all(made.dtype == np.uint8 and made.shape == images[0].shape for made in images)
+    assert images[0].shape[1] % multiple == 0
+    assert {int(made.max()) for made in images} == {0, 255}
 
 
 def test_a_range_with_headroom():
     assert Range(largest=LARGEST / 8, layer="x").fits
     assert not Range(largest=LARGEST / 7.9, layer="x").fits
-    assert Range(largest=9000.0, layer="encoder.conv_in").in_words() == (
-        "encoder.conv_in reaches 9e+03 with a test picture"
-    )
+    assert str(Range(largest=9000.0, layer="encoder.conv_in")) == ("encoder.conv_in reaches 9e+03 with a test image")

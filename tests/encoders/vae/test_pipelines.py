@@ -1,5 +1,6 @@
 """What training reads is what diffusers' own pipelines make of the same latents."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import diffusers
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.encoders.describe import describe_model
-from latentcache.loader.normalise import normalise
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.loader.values import Affine
 
 PICTURE = torch.zeros(1, 3, 16, 16)
 ANY = {"generator": None, "device": "cpu", "dtype": torch.float32}
@@ -16,7 +17,7 @@ SIZES = {"vae_scale_factor_temporal": 4, "vae_scale_factor_spatial": 8, "vae_sca
 
 
 def pipeline(model, raw, output, **more):
-    """What a pipeline's method needs of its pipeline; its encoder gives these raw latents for any picture."""
+    """What a pipeline's method needs of its pipeline; its encoder gives these raw latents for any image."""
     model.encode = lambda _: SimpleNamespace(**{output: raw})
     return SimpleNamespace(vae=model, **SIZES, **more)
 
@@ -103,11 +104,11 @@ PLAYGROUND = {"latents_mean": [1.0, 2.0, 3.0, 4.0], "latents_std": [4.0, 3.0, 2.
         ("AutoencoderKLCosmos", {}, cosmos),
     ],
 )
-def test_a_latent_is_normalised_as_in_the_pipeline(tiny, name, changes, theirs):
+def test_a_latent_is_normalized_as_in_the_pipeline(tiny, name, changes, theirs):
     folder = tiny(name, **changes)
     model = getattr(diffusers, name).from_pretrained(folder, local_files_only=True)
-    spec = describe_model(str(folder), device="cpu").spec
+    spec = describe_model(str(folder)).spec
     raw = torch.from_numpy(np.random.default_rng(5).normal(size=(1, spec.channels, 4, 6)).astype(np.float32))
-    ours = normalise(raw, spec.normalisation, torch.float32)
+    ours = Affine.of(asdict(spec.normalization)).apply(raw, torch.empty_like(raw))
     torch.testing.assert_close(ours, theirs(model, raw), rtol=1e-5, atol=1e-6)
-    assert spec.normalisation.kind != "none"
+    assert spec.normalization.kind != "none"

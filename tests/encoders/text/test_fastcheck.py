@@ -6,17 +6,17 @@ from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 
 from latentcache.encoders import bpe, fastcheck
-from latentcache.encoders.describe_tokens import describe_tokeniser
-from latentcache.encoders.fastcheck import with_fast_path
-from latentcache.encoders.opening_tokens import open_tokeniser
-from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.encoders.text.describe import describe_tokenizer
+from latentcache.encoders.text.fastcheck import with_fast_path
+from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.stub import stub_description
 from latentcache.sources.records import Message, chat_record, text_record
 
 
 @pytest.fixture(scope="module")
 def description(tmp_path_factory):
     folder = save(byte_level(), tmp_path_factory.mktemp("bpe"), roles={"eos_token": "<|endoftext|>"})
-    return describe_tokeniser(str(folder), chat=False)
+    return describe_tokenizer(str(folder), chat=False)
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +61,11 @@ def test_random_documents_find_a_difference_that_the_data_hide(description, monk
 
 def test_without_tiktoken_the_reference_does_all_and_says_what_to_install(description, monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)
-    monkeypatch.delitem(sys.modules, "latentcache.encoders.bpe")
+    monkeypatch.delitem(sys.modules, "latentcache.encoders.text.bpe")
     checked = with_fast_path(description, [])
     assert not checked.fast
     assert "latentcache[tokens]" in checked.notes[-1]
-    assert open_tokeniser(checked).tokenise([text_record("a", 1, "x")])
+    assert open_tokenizer(checked).tokenize([text_record("a", 1, "x")])
 
 
 def test_no_more_than_a_megabyte_is_looked_at(description):
@@ -91,7 +91,7 @@ def test_a_megabyte_has_what_turns_carry_beside_their_text(tmp_path):
             yield chat_record("a", number, (Message(role="user", content="q"), said))
 
     folder = save(byte_level(), tmp_path, template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
-    with_fast_path(describe_tokeniser(str(folder), chat=True), records())
+    with_fast_path(describe_tokenizer(str(folder), chat=True), records())
     assert len(taken) == 11
 
 

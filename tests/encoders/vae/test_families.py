@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.families import FAMILIES, GENERIC, REFUSED, family_of
-from latentcache.encoders.modules import enable_tiling, load_module
-from latentcache.encoders.vae import load_vae
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+from latentcache.encoders.vae.families import FAMILIES, GENERIC, UNSUPPORTED, family_of
+from latentcache.encoders.vae.modules import enable_tiling, load_module
 from latentcache.errors import UnsupportedModelError
 
 
@@ -32,17 +32,17 @@ def test_defaults_are_those_of_the_class(name):
 def test_every_row_names_its_source_and_its_own_fields(name):
     row = FAMILIES[name]
     assert row.source.startswith("diffusers ")
-    assert {row.channels, row.factor, row.colours} <= set(row.encode)
+    assert {row.channels, row.factor, row.colors} <= set(row.encode)
     assert not set(row.encode) & {"scaling_factor", "shift_factor", "latents_mean", "latents_std"}
 
 
 def test_every_autoencoder_of_the_installed_diffusers_has_an_answer():
     import diffusers
 
-    names = [name for name in dir(diffusers) if name.startswith("Autoencoder") or name in REFUSED]
+    names = [name for name in dir(diffusers) if name.startswith("Autoencoder") or name in UNSUPPORTED]
     assert len(names) > 15
     for name in names:
-        if name in REFUSED or name.endswith("Audio"):
+        if name in UNSUPPORTED or name.endswith("Audio"):
             with pytest.raises(UnsupportedModelError):
                 family_of(name, "config.json")
         else:
@@ -54,15 +54,15 @@ def test_every_autoencoder_of_the_installed_diffusers_has_an_answer():
     [
         ("AutoencoderOobleck", "it encodes sound"),
         ("AutoencoderOfTomorrowAudio", "it encodes sound"),
-        ("VQModel", REFUSED["VQModel"]),
-        ("UNet2DConditionModel", "it is no autoencoder"),
-        ("", "it is no autoencoder"),
+        ("VQModel", UNSUPPORTED["VQModel"]),
+        ("UNet2DConditionModel", "it is not an autoencoder"),
+        ("", "it is not an autoencoder"),
     ],
 )
-def test_what_is_no_picture_encoder_is_refused_by_name(name, why):
+def test_what_is_no_image_encoder_is_rejected_by_name(name, why):
     with pytest.raises(UnsupportedModelError) as caught:
         family_of(name, "there/config.json")
-    assert caught.value.what == f"{name} is no picture encoder"
+    assert caught.value.what == f"{name} is not an image encoder"
     assert caught.value.where == "there/config.json"
     assert caught.value.why == why
     assert caught.value.fix == (
@@ -71,8 +71,8 @@ def test_what_is_no_picture_encoder_is_refused_by_name(name, why):
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "AutoencoderKLCosmos"])
-def test_tiles_are_those_of_the_class(name, tiny, pictures):
-    """What the table says of a class, against the class; tiles smaller than a picture give other latents."""
+def test_tiles_are_those_of_the_class(name, tiny, images):
+    """What the table says of a class, against the class; tiles smaller than an image give other latents."""
     tiles = FAMILIES[name].tiles if name in FAMILIES else True
     if not tiles:
         with pytest.raises(UnsupportedModelError, match="cannot encode in tiles"):
@@ -85,16 +85,16 @@ def test_tiles_are_those_of_the_class(name, tiny, pictures):
         blocks = ("num_encoder_blocks", "num_decoder_blocks")
         changes = dict.fromkeys(sides, (8,) * 4) | dict.fromkeys(blocks, (1,) * 4)
     description = describe_model(str(tiny(name, **changes)), storage_dtype="float32", tiling=True)
-    encoder = load_vae(description, device="cpu")
+    encoder = VaeEncoder(description, choose_device("cpu"))
     assert encoder.module.use_tiling
-    assert encoder.encode(pictures).finite.all()
+    assert encoder.encode(images).finite.all()
 
 
-def test_a_picture_larger_than_a_tile_gets_other_latents(tiny, pictures):
+def test_a_image_larger_than_a_tile_gets_other_latents(tiny, images):
     folder = str(tiny("AutoencoderKL"))  # its tiles have 32 pixels
     whole, tiled = (
-        load_vae(describe_model(folder, storage_dtype="float32", tiling=tiling), device="cpu")
-        .encode(pictures)
+        VaeEncoder(describe_model(folder, storage_dtype="float32", tiling=tiling), choose_device("cpu"))
+        .encode(images)
         .latents
         for tiling in (False, True)
     )
@@ -102,7 +102,7 @@ def test_a_picture_larger_than_a_tile_gets_other_latents(tiny, pictures):
     assert np.abs(whole - tiled).max() > 0.01 * whole.std()
 
 
-def test_a_generic_class_without_tiles_is_refused_when_it_is_loaded(tiny):
+def test_a_generic_class_without_tiles_is_rejected_when_it_is_loaded(tiny):
     description = describe_model(str(tiny("AutoencoderKLHunyuanImage")), tiling=True)
     module = load_module(description, torch.float32)
     del module.use_tiling

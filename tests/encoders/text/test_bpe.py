@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from made_tokenizers import CHATML_TOKENS, LLAMA3_SPLIT, LLAMA3_TOKENS, QWEN2_SPLIT, byte_level, texts, unigram
 from tokenizers import AddedToken, normalizers
 
-from latentcache.encoders.bpe import FastEngine, byte_ranks
-from latentcache.encoders.engines import ReferenceEngine
+from latentcache.encoders.text.bpe import FastEngine, byte_ranks
+from latentcache.encoders.text.engines import ReferenceEngine
 
 KINDS = {
     "gpt2": lambda: byte_level(),

@@ -1,4 +1,4 @@
-"""Opening, and the one picture that every encoder must pass."""
+"""Opening, and the one image that every encoder must pass."""
 
 from dataclasses import replace
 
@@ -9,34 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_weights import rewrite
 
-from latentcache.encoders.demo import DemoEncoder
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.opening import check_encoder, noise_floor, open_encoder, sample_picture
-from latentcache.encoders.protocol import EncodedBatch
-from latentcache.encoders.stub import StubEncoder, stub_spec
-from latentcache.encoders.vae import VaeEncoder
+from latentcache.encoders.protocol import Computed, EncodedBatch
+from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, stub_spec
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.encoder import VaeEncoder
+from latentcache.encoders.vae.opening import check_encoder, measured_noise, open_encoder, sample_image
 from latentcache.errors import EncoderError
 
 MODELS = [("demo", DemoEncoder), ("stub:delay_ms=1", StubEncoder)]
 
 
 def opened(model, **options):
-    return open_encoder(describe_model(str(model), device="cpu", **options), device="cpu")
+    return open_encoder(describe_model(str(model), **options), device="cpu")
 
 
 class Faulty:
-    """Says what it is and gives what it was given, for any picture."""
+    """Gives the same value for any image."""
 
     def __init__(self, value, compute_dtype, *, multiple=8, precise=None):
         self.spec = replace(stub_spec("float32"), compute_dtype=compute_dtype, multiple=multiple)
         self.values, self.sizes = {False: value, True: value if precise is None else precise}, []
 
-    def encode(self, pixels, *, precise=False):
-        batch, height, width, _ = pixels.shape
+    def submit(self, images, *, precise=False):
+        batch, height, width, _ = np.stack(images).shape
         self.sizes.append((height, width))
         latents = np.full((batch, 4, height // 8, width // 8), self.values[precise], dtype=np.float32)
         latents[0, 0, 0, 0] = 1.0
-        return EncodedBatch(latents=latents, finite=np.isfinite(latents).reshape(batch, -1).all(axis=1))
+        finite = np.isfinite(latents).reshape(batch, -1).all(axis=1)
+        return Computed(EncodedBatch(latents=latents, finite=finite))
 
     def close(self):
         pass
@@ -52,7 +52,7 @@ def test_what_is_described_is_opened(model, kind, storage):
 
 
 def test_a_model_is_opened_with_its_description(tiny):
-    described = describe_model(str(tiny("AutoencoderTiny")), device="cpu")
+    described = describe_model(str(tiny("AutoencoderTiny")))
     encoder = open_encoder(described, device="cpu")
     assert isinstance(encoder, VaeEncoder)
     assert encoder.spec == described.spec
@@ -63,7 +63,7 @@ def test_values_that_no_precision_mends():
     with pytest.raises(EncoderError) as caught:
         check_encoder(Faulty(np.nan, "float16"))
     assert caught.value.what == "stub gives values that are not finite in float16"
-    assert caught.value.where == "one test picture, before the build"
+    assert caught.value.where == "one test image, before the build"
     assert caught.value.why == "its weights are damaged, or its range is too wide"
     assert caught.value.fix == "download the weights again"
 
@@ -83,23 +83,23 @@ def test_values_that_float32_mends():
 
 
 @pytest.mark.parametrize(("multiple", "side"), [(1, 64), (8, 64), (64, 64), (96, 192), (128, 128)])
-def test_the_picture_has_sides_that_the_model_takes(multiple, side):
+def test_the_image_has_sides_that_the_model_takes(multiple, side):
     encoder = Faulty(0.5, "float32", multiple=multiple)
     check_encoder(encoder)
     assert encoder.sizes == [(side, 2 * side)]
 
 
 @given(st.integers(1, 8))
-def test_no_two_blocks_of_the_picture_are_alike(count):
+def test_no_two_blocks_of_the_image_are_alike(count):
     side = 64 * count
-    picture = sample_picture(side)
-    assert picture.shape == (1, side, 2 * side, 3)
-    assert (picture.dtype, picture.flags.c_contiguous) == (np.uint8, True)
-    blocks = picture.reshape(side // 32, 32, side // 16, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32 * 32 * 3)
+    image = sample_image(side)
+    assert image.shape == (1, side, 2 * side, 3)
+    assert (image.dtype, image.flags.c_contiguous) == (np.uint8, True)
+    blocks = image.reshape(side // 32, 32, side // 16, 32, 3).transpose(0, 2, 1, 3, 4).reshape(-1, 32 * 32 * 3)
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
 
-def test_overflow_in_float16_is_mended_by_precise(copied, pictures):
+def test_overflow_in_float16_is_mended_by_precise(copied, images):
     model = copied()
 
     def overflow(tensors):
@@ -108,8 +108,8 @@ def test_overflow_in_float16_is_mended_by_precise(copied, pictures):
 
     rewrite(model.weights, overflow)
     encoder = opened(model.folder, compute_dtype="float16")
-    assert not encoder.encode(pictures).finite.any()
-    assert encoder.encode(pictures, precise=True).finite.all()
+    assert not encoder.encode(images).finite.any()
+    assert encoder.encode(images, precise=True).finite.all()
     with pytest.raises(EncoderError) as caught:
         check_encoder(encoder)
     assert caught.value.what == "AutoencoderKL gives values that are not finite in float16"
@@ -119,34 +119,38 @@ def test_overflow_in_float16_is_mended_by_precise(copied, pictures):
 def test_weights_of_zeros_are_found_by_the_preflight(copied):
     model = copied()
     rewrite(model.weights, lambda tensors: {n: torch.zeros_like(t) for n, t in tensors.items()})
-    with pytest.raises(EncoderError, match="gives the same latent for every part of a picture"):
+    with pytest.raises(EncoderError, match="gives the same latent for every part of an image"):
         check_encoder(opened(model.folder))
 
 
 @pytest.mark.parametrize(("model", "_"), MODELS)
 def test_exact_encoders_have_no_noise(model, _):
-    assert noise_floor(opened(model)) == (0.0, 0.0)
+    noise = measured_noise(opened(model))
+    assert (noise["largest"], noise["mean"]) == (0.0, 0.0)
     assert opened(model).device == "cpu"
 
 
 def test_the_noise_of_a_real_model_is_far_below_its_latents(tiny):
     encoder = opened(tiny("AutoencoderKL"), posterior="moments", storage_dtype="bfloat16")
-    largest, mean = noise_floor(encoder)
-    assert 0 <= mean <= largest < 0.05
-    assert encoder.device == "cpu"
+    noise = measured_noise(encoder)
+    assert 0 <= noise["mean"] <= noise["largest"] < 0.05
+    assert noise["devices"] == ["cpu"]
+    assert noise["scale"] > 0
+    assert "scale_logvar" in noise
 
 
 class Unsteady(StubEncoder):
-    """Adds one to a value of the first picture of a batch that is not alone."""
+    """Adds one to a value of the first image of a batch that is not alone."""
 
-    def encode(self, pixels, *, precise=False):
-        encoded = super().encode(pixels, precise=precise)
+    def encode(self, pixels):
+        encoded = super().encode(pixels)
         encoded.latents[0, 0, 0, 0] += len(pixels) > 1
         return encoded
 
 
 def test_noise_is_measured_in_std():
-    alone = StubEncoder(storage_dtype="float32").encode(sample_picture(64)).latents
-    largest, mean = noise_floor(Unsteady(storage_dtype="float32"))
-    assert largest == pytest.approx(1 / alone.std(), rel=1e-5)
-    assert mean == pytest.approx(largest / alone.size, rel=1e-5)
+    alone = StubEncoder(storage_dtype="float32").encode(sample_image(64)).latents
+    noise = measured_noise(Unsteady(storage_dtype="float32"))
+    assert noise["largest"] == pytest.approx(1 / alone.std(), rel=1e-5)
+    assert noise["mean"] == pytest.approx(noise["largest"] / alone.size, rel=1e-5)
+    assert noise["scale"] == pytest.approx(alone.std(), rel=1e-5)

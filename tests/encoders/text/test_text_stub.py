@@ -1,7 +1,7 @@
 import numpy as np
 
-from latentcache.encoders.opening_tokens import open_tokeniser
-from latentcache.encoders.stub_tokeniser import stub_description
+from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.stub import stub_description
 from latentcache.sources.records import Message, chat_record, text_record
 
 ASKED = Message(role="user", content="ä?")
@@ -9,7 +9,7 @@ SAID = Message(role="assistant", content="ok", learned=True)
 
 
 def test_a_text_is_its_bytes_and_an_end():
-    (document,) = open_tokeniser(stub_description()).tokenise([text_record("a", 1, "hé")])
+    (document,) = open_tokenizer(stub_description()).tokenize([text_record("a", 1, "hé")])
     assert document.ids.tolist() == [*"hé".encode(), 257]
     assert document.ids.dtype == np.uint16
     assert document.runs.tolist() == [[0, 4]]
@@ -18,19 +18,19 @@ def test_a_text_is_its_bytes_and_an_end():
 
 def test_the_ends_are_settings():
     description = stub_description(add_bos=True, add_eos=False)
-    (document,) = open_tokeniser(description).tokenise([text_record("a", 1, "h")])
+    (document,) = open_tokenizer(description).tokenize([text_record("a", 1, "h")])
     assert document.ids.tolist() == [256, 104]
 
 
 def test_what_the_assistant_says_carries_loss_with_its_end():
-    tokeniser = open_tokeniser(stub_description(chat=True))
-    (document,) = tokeniser.tokenise([chat_record("a", 1, (ASKED, SAID, ASKED, SAID))])
+    tokenizer = open_tokenizer(stub_description(chat=True))
+    (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID, ASKED, SAID))])
     assert [document.ids[s : s + n].tolist() for s, n in document.runs.tolist()] == [[*b"ok", 260]] * 2
 
 
 def test_all_of_a_conversation_carries_loss_where_asked():
-    tokeniser = open_tokeniser(stub_description(chat=True, loss="all"))
-    (document,) = tokeniser.tokenise([chat_record("a", 1, (ASKED, SAID))])
+    tokenizer = open_tokenizer(stub_description(chat=True, loss="all"))
+    (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID))])
     assert document.runs.tolist() == [[0, len(document.ids)]]
 
 

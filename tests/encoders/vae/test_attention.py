@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latentcache.encoders import attention
-from latentcache.encoders.attention import Attention, chunks_are_better, in_chunks
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.vae import load_vae
+from latentcache.encoders.vae import attention
+from latentcache.encoders.vae.attention import Attention, chunks_are_better, in_chunks
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 
 ATTENDING = ["AutoencoderKL", "AsymmetricAutoencoderKL", "AutoencoderKLFlux2", "AutoencoderKLQwenImage"]
 ATTENDING += ["AutoencoderKLWan", "AutoencoderKLHunyuanVideo", "AutoencoderKLHunyuanImage"]
@@ -65,22 +65,22 @@ def test_scores_stay_below_the_cap(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_every_class_is_served(name, tiny, pictures, monkeypatch):
+def test_every_class_is_served(name, tiny, images, monkeypatch):
     """With a cap of one row of scores all long attention is cut up, in whatever class it is called."""
     monkeypatch.setattr(attention, "chunks_are_better", lambda *_: True)
     description = describe_model(str(tiny(name)), storage_dtype="float32")
-    plain, capped = load_vae(description, device="cpu"), load_vae(description, device="cpu")
+    plain, capped = VaeEncoder(description, choose_device("cpu")), VaeEncoder(description, choose_device("cpu"))
     capped._attention = Attention(cap_bytes=1000)
-    expected = plain.encode(pictures).latents
+    expected = plain.encode(images).latents
     for _ in range(2):
-        np.testing.assert_allclose(capped.encode(pictures).latents, expected, atol=2e-5, rtol=1e-4)
+        np.testing.assert_allclose(capped.encode(images).latents, expected, atol=2e-5, rtol=1e-4)
     assert capped._attention.chunked >= 2
     assert plain._attention.chunked == 0
 
 
-def test_a_class_without_attention_is_not_watched_twice(tiny, pictures):
-    encoder = load_vae(describe_model(str(tiny("AutoencoderTiny"))), device="cpu")
-    encoder.encode(pictures)
+def test_a_class_without_attention_is_not_watched_twice(tiny, images):
+    encoder = VaeEncoder(describe_model(str(tiny("AutoencoderTiny"))), choose_device("cpu"))
+    encoder.encode(images)
     assert len(encoder._attention._left_alone) == 1
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.fold import fold_single_frames
-from latentcache.encoders.modules import load_module
-from latentcache.encoders.vae import load_vae
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+from latentcache.encoders.vae.fold import fold_single_frames
+from latentcache.encoders.vae.modules import load_module
 
 FOUR = ["AutoencoderKLQwenImage", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo", "AutoencoderKLCogVideoX"]
 
@@ -17,10 +17,10 @@ def module_of(folder, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("name", [*FOUR, "AutoencoderKLMochi"])
-def test_latents_are_equal_to_1e_4_of_their_spread(name, tiny, pictures):
+def test_latents_are_equal_to_1e_4_of_their_spread(name, tiny, images):
     description = describe_model(str(tiny(name)), storage_dtype="float32")
-    folded = load_vae(description, device="cpu").encode(pictures).latents
-    unfolded = load_vae(description, device="cpu", fold=False).encode(pictures).latents
+    folded = VaeEncoder(description, choose_device("cpu")).encode(images).latents
+    unfolded = VaeEncoder(description, choose_device("cpu"), fold=False).encode(images).latents
     assert np.abs(folded - unfolded).max() <= 1e-4 * unfolded.std()
 
 
@@ -42,7 +42,7 @@ def test_a_sum_in_half_precision_is_rounded_once(tiny):
 
 
 @pytest.mark.parametrize("name", FOUR)
-def test_several_frames_are_refused(name, tiny):
+def test_several_frames_are_rejected(name, tiny):
     module = module_of(tiny(name))
     fold_single_frames(module)
     convolution = next(part for part in module.modules() if "CausalConv3d" in type(part).__name__)
@@ -58,33 +58,12 @@ def test_what_has_no_rule_is_left_alone(tiny):
     assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
 
 
-def test_a_build_folds_unless_it_is_told_not_to_and_records_it(tiny, tmp_path):
-    from PIL import Image
-
-    from latentcache.cli.app import main
-    from latentcache.store.generation import load_generation
-
-    (tmp_path / "data").mkdir()
-    Image.effect_noise((96, 64), 50).convert("RGB").save(tmp_path / "data" / "a.png")
-    words = [
-        "build",
-        str(tmp_path / "data"),
-        "--model",
-        str(tiny("AutoencoderKLWan")),
-        "--bucket",
-        "64x96",
-        "--quiet",
-    ]
-    for name, more in (("folded", []), ("unfolded", ["--no-fold"])):
-        assert main([*words, "--out", str(tmp_path / name), *more]) == 0
-        assert load_generation(tmp_path / name).manifest["provenance"]["fold"] is (name == "folded")
-    assert load_generation(tmp_path / "folded").recipe == load_generation(tmp_path / "unfolded").recipe
-
-
-def test_the_mask_of_one_frame_is_not_made(tiny, pictures, monkeypatch):
+def test_the_mask_of_one_frame_is_not_made(tiny, images, monkeypatch):
     from diffusers.models.autoencoders import autoencoder_kl_hunyuan_video as theirs
 
     description = describe_model(str(tiny("AutoencoderKLHunyuanVideo")), storage_dtype="float32")
-    expected = load_vae(description, device="cpu", fold=False).encode(pictures).latents
+    expected = VaeEncoder(description, choose_device("cpu"), fold=False).encode(images).latents
     monkeypatch.setattr(theirs, "prepare_causal_attention_mask", None)
-    np.testing.assert_allclose(load_vae(description, device="cpu").encode(pictures).latents, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        VaeEncoder(description, choose_device("cpu")).encode(images).latents, expected, atol=1e-5
+    )

@@ -1,0 +1,128 @@
+"""The two encoders without torch: the codec ``demo`` and the stand-in ``stub``."""
+
+import time
+
+import numpy as np
+import pytest
+
+from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder, _basis, decode, demo_spec
+from latentcache.encoders.vae.opening import check_encoder
+from latentcache.identity.content import content_hash
+
+
+def smooth_image(side, seed):
+    """Ramps, waves and a soft disc: procedural, and not what the codec was made from."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:side, 0:side] / side
+    planes = []
+    for _ in range(3):
+        a, b, c, d = random.uniform(1, 6, 4)
+        wave = np.sin(a * x + b * y) + 0.5 * np.cos(c * x * y * 4 + d)
+        disc = 1 / (1 + np.exp(40 * (np.hypot(x - random.uniform(), y - random.uniform()) - 0.3)))
+        planes.append(wave + disc)
+    image = np.stack(planes, axis=-1)
+    low, high = image.min(), image.max()
+    return np.rint(255 * (image - low) / (high - low)).astype(np.uint8)
+
+
+def psnr(a, b):
+    return 10 * np.log10(255**2 / np.mean((a.astype(float) - b.astype(float)) ** 2))
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "float32"])
+def test_a_held_out_image_comes_back(storage):
+    images = np.stack([smooth_image(128, seed) for seed in range(4)])
+    latents = DemoEncoder(storage_dtype=storage).encode(images).latents
+    assert latents.shape == (4, 16, 16, 16)
+    assert min(psnr(a, b) for a, b in zip(images, decode(latents), strict=True)) >= 40
+
+
+def test_rows_are_orthonormal():
+    rows = _basis().reshape(16, -1) / (1 << 30)
+    np.testing.assert_allclose(rows @ rows.T, np.eye(16), atol=1e-7)
+
+
+def test_no_entry_of_the_basis_sits_on_a_rounding_edge():
+    """The basis would depend on the machine's cosine if a value lay half way between two integers."""
+    import latentcache.encoders.vae.builtin as demo
+
+    exact = []
+    for axis, count in zip(demo._AXES, demo._COEFFICIENTS, strict=True):
+        color = np.array(axis) / np.sqrt(sum(v * v for v in axis))
+        exact += [
+            np.multiply.outer(np.outer(demo._cosine(v), demo._cosine(u)), color) for v, u in demo._ZIGZAG[:count]
+        ]
+    scaled = np.stack(exact) * demo._UNIT
+    assert np.abs(scaled - np.floor(scaled) - 0.5).min() > 1e-6
+
+
+def test_latents_are_the_same_everywhere():
+    """Pinned: these bytes may never change while the version stays."""
+    image = (np.arange(64 * 64 * 3) * 37 % 251).astype(np.uint8).reshape(1, 64, 64, 3)
+    latents = DemoEncoder(storage_dtype="float32").encode(image).latents
+    assert content_hash(latents.tobytes()).hex() == PINNED_LATENTS
+    assert demo_spec().fingerprint == PINNED_BASIS
+
+
+def test_any_batch_gives_the_same_bytes(images):
+    encoder = DemoEncoder()
+    whole = encoder.encode(images).latents
+    for order in ([0], [1, 0], [2, 1, 0]):
+        np.testing.assert_array_equal(encoder.encode(images[order]).latents, whole[order])
+
+
+def test_latents_are_near_unit_scale(images):
+    white = np.full((1, 8, 8, 3), 255, np.uint8)
+    latents = DemoEncoder(storage_dtype="float32").encode(white).latents[0, :, 0, 0]
+    assert latents[0] == pytest.approx(np.sqrt(3), abs=1e-6)
+    np.testing.assert_allclose(latents[1:], 0, atol=1e-6)
+    assert np.abs(DemoEncoder(storage_dtype="float32").encode(images).latents).max() < 2
+
+
+def test_precise_changes_nothing_and_the_check_passes(images):
+    encoder = DemoEncoder()
+    again = encoder.submit(list(images), precise=True).result()
+    np.testing.assert_array_equal(again.latents, encoder.encode(images).latents)
+    check_encoder(encoder)
+    encoder.close()
+
+
+def test_channels_are_block_means(images):
+    latents = StubEncoder(storage_dtype="float32").encode(images).latents
+    blocks = images.reshape(3, 8, 8, 12, 8, 3).astype(np.float64).mean(axis=(2, 4)) / 127.5 - 1
+    expected = np.concatenate([blocks, blocks.mean(axis=3, keepdims=True)], axis=3).transpose(0, 3, 1, 2)
+    assert latents.shape == (3, 4, 8, 12)
+    np.testing.assert_allclose(latents, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "float32"])
+def test_any_batch_gives_the_same_bytes_of_the_stub(images, storage):
+    encoder = StubEncoder(storage_dtype=storage)
+    whole = encoder.encode(images)
+    assert whole.finite.tolist() == [True] * 3
+    for order in ([0], [1, 0], [2, 1, 0]):
+        np.testing.assert_array_equal(encoder.encode(images[order]).latents, whole.latents[order])
+
+
+def test_black_and_white_are_the_ends_of_the_range():
+    image = np.zeros((1, 8, 16, 3), np.uint8)
+    image[:, :, 8:] = 255
+    np.testing.assert_array_equal(StubEncoder().encode(image).latents[0, :, 0], [[-1, 1]] * 4)
+
+
+def test_the_delay_is_per_image(images):
+    encoder = StubEncoder(20)
+    start = time.perf_counter()
+    encoder.encode(images)
+    assert time.perf_counter() - start >= 0.06
+    assert encoder.spec == StubEncoder().spec
+
+
+def test_the_check_passes():
+    encoder = StubEncoder()
+    check_encoder(encoder)
+    encoder.close()
+
+
+PINNED_LATENTS = "36ea9bc565d91eb5100de8762d5dfde5"
+PINNED_BASIS = "99d1c7213a888bbf6103b5be6e8a111a"

@@ -1,0 +1,301 @@
+"""Every spelling of --model, every wrong one with its message, what follows the cache, and no torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from made_weights import edit, rewrite
+from safetensors.torch import load_file, save_file
+
+from latentcache.encoders.vae import weights
+from latentcache.encoders.vae.describe import ModelDescription, cuda_available, describe, describe_model
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
+from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.identity.stat import RACY_NS
+
+
+def test_a_folder_is_described(tiny):
+    described = describe_model(str(tiny("AutoencoderKL")))
+    spec = described.spec
+    assert (described.kind, described.label) == ("diffusers", str(tiny("AutoencoderKL")))
+    assert described.weights == (tiny("AutoencoderKL") / "diffusion_pytorch_model.safetensors",)
+    assert described.config_path == tiny("AutoencoderKL") / "config.json"
+    assert (spec.family, spec.channels, spec.factor, spec.multiple) == ("AutoencoderKL", 4, 2, 2)
+    assert spec.normalization == Normalization(kind="scale-shift", scale=0.3611, shift=0.1159)
+    assert not spec.generic
+    assert len(spec.fingerprint) == len(spec.config) == 32
+
+
+def test_a_class_without_a_row_is_generic(tiny):
+    spec = describe_model(str(tiny("AutoencoderKLCogVideoX"))).spec
+    assert spec.generic
+    assert (spec.channels, spec.factor, spec.multiple) == (4, 8, 16)
+    assert spec.normalization == Normalization(kind="scale-shift", scale=1.15258426)
+
+
+def test_flux2_brings_its_batch_norm(tiny):
+    tensors = load_file(tiny("AutoencoderKLFlux2") / "diffusion_pytorch_model.safetensors")
+    found = describe_model(str(tiny("AutoencoderKLFlux2"))).spec.normalization
+    assert (found.kind, found.patch) == ("batch-norm", 2)
+    assert found.mean == pytest.approx(tensors["bn.running_mean"].tolist(), abs=1e-7)
+    assert found.std == pytest.approx((tensors["bn.running_var"] + 1e-4).sqrt().tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["AutoencoderKLLTXVideo", "AutoencoderKLLTX2Video"])
+def test_statistics_among_the_weights_are_used(tiny, name):
+    """Also where the class has no row: its configuration only says that the scale is 1."""
+    tensors = load_file(tiny(name) / "diffusion_pytorch_model.safetensors")
+    found = describe_model(str(tiny(name))).spec.normalization
+    assert found.kind == "mean-std"
+    assert found.mean == pytest.approx(tensors["latents_mean"].tolist())
+    assert found.std == pytest.approx(tensors["latents_std"].tolist())
+
+
+def test_flux2_without_its_batch_norm_is_an_error(copied):
+    model = copied("AutoencoderKLFlux2")
+    tensors = load_file(model.weights)
+    save_file({name: t for name, t in tensors.items() if not name.startswith("bn.")}, model.weights)
+    with pytest.raises(EncoderError, match=r"tensor bn\.running_var is not in diffusion_pytorch_model"):
+        describe_model(str(model.folder))
+
+
+def test_a_scaling_factor_is_read_time_and_no_identity(copied):
+    model = copied()
+    before = describe_model(str(model.folder)).spec
+    edit(model.config, scaling_factor=0.5, shift_factor=0.25)
+    after = describe_model(str(model.folder)).spec
+    assert after.normalization == Normalization(kind="scale-shift", scale=0.5, shift=0.25)
+    assert after.identity() == before.identity()
+    edit(model.config, act_fn="relu")
+    assert describe_model(str(model.folder)).spec.identity() != before.identity()
+
+
+def test_means_of_another_length_are_rejected(copied):
+    model = copied()
+    edit(model.config, latents_mean=[0.0] * 3, latents_std=[1.0] * 3)
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == "the latents have 4 channels, their mean has 3"
+
+
+def test_saving_again_changes_nothing(tiny, tmp_path):
+    from diffusers import AutoencoderKL
+
+    AutoencoderKL.from_pretrained(tiny("AutoencoderKL")).save_pretrained(tmp_path / "again")
+    assert describe_model(str(tmp_path / "again")).spec == describe_model(str(tiny("AutoencoderKL"))).spec
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cuda", "upcast", "found"),
+    [
+        ("auto", False, True, "float32"),
+        ("auto", True, True, "bfloat16"),
+        ("auto", True, False, "float16"),
+        ("float16", False, True, "float16"),
+        ("bfloat16", True, False, "bfloat16"),
+    ],
+)
+def test_compute_type(tiny, asked, on_cuda, upcast, found):
+    described = describe_model(str(tiny("AutoencoderKL", force_upcast=upcast)), compute_dtype=asked, on_cuda=on_cuda)
+    assert described.force_upcast is upcast
+    assert described.spec.compute_dtype == found
+
+
+def test_demo_and_stub():
+    demo = describe_model("demo")
+    assert (demo.kind, demo.spec.family, demo.spec.channels, demo.spec.factor) == ("demo", "demo", 16, 8)
+    stub, slow = describe_model("stub"), describe_model("stub:delay_ms=20", storage_dtype="float32")
+    assert (stub.delay_ms, slow.delay_ms, stub.kind) == (0, 20, "stub")
+    assert replace(slow.spec, storage_dtype="float16") == stub.spec
+
+
+@pytest.mark.parametrize("option", ["", "delay=3", "delay_ms=", "delay_ms=-1", "delay_ms=1.5", "delay_ms=²"])
+def test_unknown_stub_options(option):
+    with pytest.raises(UsageError) as caught:
+        describe_model(f"stub:{option}")
+    assert caught.value.what == f"unknown option of the stub encoder: {option or '(empty)'}"
+    assert caught.value.fix == "use --model stub or --model stub:delay_ms=20"
+
+
+@pytest.mark.parametrize("name", ["UNet2DConditionModel", "AutoencoderOobleck"])
+def test_a_configuration_of_another_model(copied, name):
+    model = copied()
+    edit(model.config, _class_name=name)
+    with pytest.raises(UnsupportedModelError) as caught:
+        describe_model(str(model.folder))
+    assert caught.value.what == f"{name} is not an image encoder"
+
+
+def test_damaged_weights_in_a_folder(copied):
+    model = copied()
+    model.weights.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(UnsupportedModelError, match=r"diffusion_pytorch_model\.safetensors is a GGUF file"):
+        describe_model(str(model.folder))
+
+
+def test_weights_without_an_encoder(copied):
+    model = copied()
+    tensors = load_file(model.weights)
+    save_file({name: t for name, t in tensors.items() if name.startswith("decoder.")}, model.weights)
+    with pytest.raises(UnsupportedModelError, match="has no encoder"):
+        describe_model(str(model.folder))
+
+
+def test_the_torch_free_modules_import_no_torch(tiny):
+    program = (
+        "import sys\n"
+        "from latentcache.encoders.vae import describe, opening, producer\n"
+        f"described = describe.describe_model({str(tiny('AutoencoderKLFlux2'))!r})\n"
+        "opening.check_encoder(opening.open_encoder(describe.describe_model('demo')))\n"
+        "opening.check_encoder(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
+        "assert isinstance(describe.cuda_available(), bool)\n"
+        "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_cuda_is_not_missed_where_torch_finds_it():
+    assert cuda_available() or not torch.cuda.is_available()
+
+
+def described(settings=None, cached=None, **context):
+    """What the describer gives; ``asked`` collects the questions to a worker."""
+    asked = []
+
+    def ask(target, **kwargs):
+        asked.append(target.partition(":")[2])
+        json.dumps(kwargs)
+        return True if target.endswith("can_resample") else {"compute_dtype": "bfloat16", "why": "narrow"}
+
+    context = DescribeContext(**{"device": "cpu", "ask": ask} | context)
+    found = describe(LatentsSettings(**settings or {}), cached or Cached(), context)
+    return found, asked
+
+
+def again(found):
+    """The cache of a build, as it comes back from a manifest."""
+    recipe = LatentsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
+    return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
+
+
+def test_a_new_cache_gets_the_demo_and_its_defaults():
+    found, asked = described()
+    assert (found.label, found.demo, found.needs_torch, asked) == ("demo", True, False, [])
+    assert found.recipe.geometry == GeometrySettings()
+    assert found.recipe.pixels.resample == "lanczos-pil"
+
+
+def test_a_model_asks_a_worker_once_and_the_cache_keeps_the_answers(tiny, monkeypatch):
+    warnings = []
+    model = str(tiny("AutoencoderKL", force_upcast=False))
+    first, asked = described({"model": model}, device="cuda:0", warn=warnings.append)
+    assert asked == ["find_precision", "can_resample"]
+    assert warnings == ["computing in bfloat16: narrow"]
+    assert (first.recipe.encoder.compute_dtype, first.recipe.pixels.resample) == ("bfloat16", "lanczos-u8")
+    assert first.needs_torch
+    second, asked = described(cached=again(first), device="cpu")
+    assert (asked, second.recipe) == ([], first.recipe)
+    assert second.provenance["model"] == model
+
+
+def test_settings_that_were_not_given_follow_the_cache():
+    settings = {
+        "model": "stub",
+        "resolutions": (256,),
+        "flip": True,
+        "latents": "moments",
+        "storage_dtype": "bfloat16",
+    }
+    first, _ = described(
+        settings | {"storage_dtype": "bfloat16", "icc": "ignore", "alpha": "#00FF00", "min_side": 128}
+    )
+    assert first.recipe.pixels.alpha == "#00ff00"
+    second, _ = described(cached=again(first))
+    assert second.recipe == first.recipe
+    third, _ = described({"resolutions": (512,), "flip": False}, again(first))
+    assert third.recipe.encoder == first.recipe.encoder
+    assert third.recipe.recipe_id == first.recipe.recipe_id
+    assert (third.recipe.geometry.resolutions, third.recipe.geometry.flip) == ((512,), False)
+
+
+def test_another_model_does_not_inherit_tiles(tiny):
+    first, _ = described({"model": str(tiny("AutoencoderKL")), "tiling": True})
+    assert described(cached=again(first))[0].recipe.encoder.tiling
+    assert not described({"model": "stub"}, again(first))[0].recipe.encoder.tiling
+
+
+def test_the_id_depends_on_nothing_but_the_model(tiny, tmp_path):
+    """Cold or warm, from another folder, with the memo of its weights or without."""
+    cold, _ = described({"model": str(tiny("AutoencoderKLFlux2"))})
+    elsewhere = shutil.copytree(tiny("AutoencoderKLFlux2"), tmp_path / "elsewhere")
+    (elsewhere / "README.md").write_text("more files")
+    warm, _ = described({"model": str(elsewhere)}, again(cold))
+    assert warm.recipe.recipe_id == cold.recipe.recipe_id == described(cached=again(warm))[0].recipe.recipe_id
+
+
+def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatch):
+    model, hashed = copied(), []
+    real = weights.fingerprint
+    monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
+    aged(model.weights)
+    first, _ = described({"model": str(model.folder)})
+    second, _ = described(cached=again(first))
+    assert (len(hashed), second.recipe) == (1, first.recipe)
+    model.weights.write_bytes(model.weights.read_bytes())
+    aged(model.weights)
+    third, _ = described(cached=again(first))
+    assert (len(hashed), third.recipe) == (2, first.recipe)
+    rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
+    assert described(cached=again(third))[0].recipe.recipe_id != first.recipe.recipe_id
+
+
+def test_young_weights_are_hashed_again(copied, monkeypatch):
+    model, hashed = copied(), []
+    real = weights.fingerprint
+    monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
+    model.weights.touch()
+    first, _ = described({"model": str(model.folder)})
+    described(cached=again(first))
+    assert len(hashed) == 2
+
+
+def aged(path):
+    """Wait until the file is older than the racy rule; a change time cannot be set back."""
+    monkey = time.time_ns() - path.stat().st_ctime_ns
+    time.sleep(max(0, (RACY_NS - monkey) / 1e9 + 0.05))
+
+
+def test_a_check_looks_at_no_model_that_was_not_named(tiny, monkeypatch):
+    first, _ = described({"model": str(tiny("AutoencoderKL"))})
+    monkeypatch.setattr("latentcache.encoders.vae.describe.locate", None)
+    found, asked = described({"storage_dtype": "float32", "bucket_step": 32}, again(first), check=True)
+    assert (found.producer, asked) == ({}, [])
+    assert found.recipe.encoder == replace(first.recipe.encoder, storage_dtype="float32")
+    assert found.recipe.geometry.multiple == 32
+
+
+def test_a_check_of_the_encoder_finds_other_weights_and_lost_ones(copied):
+    model = copied()
+    first, _ = described({"model": str(model.folder)})
+    same, _ = described(cached=again(first), check=True, check_encoder=True, device="cuda")
+    assert same.recipe == first.recipe
+    rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
+    other, _ = described(cached=again(first), check=True, check_encoder=True)
+    assert other.recipe.encoder.fingerprint != first.recipe.encoder.fingerprint
+    shutil.rmtree(model.folder)
+    with pytest.raises(ModelNotFoundError, match="no such file") as caught:
+        described(cached=again(first), check=True, check_encoder=True)
+    assert caught.value.fix == "give its present place with --model; without --reencode a check needs no model"
+
+
+def test_a_description_travels_as_json(tiny):
+    for model in ("demo", "stub:delay_ms=3", str(tiny("AutoencoderKLFlux2"))):
+        made = describe_model(model)
+        assert ModelDescription.from_json(json.loads(json.dumps(made.as_json()))) == replace(made, memo=None)

@@ -1,0 +1,190 @@
+"""Every class against its own encode, precision and storage, and what happens when something breaks."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from made_weights import rewrite
+
+from latentcache.encoders.vae.describe import describe_model
+from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
+from latentcache.encoders.vae.families import FAMILIES
+from latentcache.encoders.vae.opening import check_encoder, open_encoder
+from latentcache.encoders.vae.storage import from_bfloat16
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
+
+SIX = ["AutoencoderKL", "AutoencoderTiny", "AutoencoderDC", "AutoencoderKLQwenImage", "AutoencoderKLWan"]
+SIX += ["AutoencoderKLFlux2"]
+GENERIC = ["AutoencoderKLCogVideoX", "AutoencoderKLCosmos", "AutoencoderKLHunyuanImage", "AutoencoderKLLTX2Video"]
+GENERIC += ["AutoencoderKLMochi"]
+
+
+def opened(folder, **changes):
+    options = {"storage_dtype": "float32"} | changes
+    return VaeEncoder(describe_model(str(folder), **options), choose_device("cpu"))
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *GENERIC])
+def test_latents_are_those_of_the_class_itself(name, tiny, images, reference):
+    encoder = opened(tiny(name))
+    batch = encoder.encode(images)
+    spec = encoder.spec
+    assert batch.latents.shape == (3, spec.channels, 64 // spec.factor, 96 // spec.factor)
+    assert batch.latents.dtype == np.float32
+    assert batch.finite.all()
+    np.testing.assert_allclose(batch.latents, reference(tiny(name), images), atol=1e-5, rtol=0)
+    check_encoder(encoder)
+
+
+def test_the_table_covers_the_six_classes_and_their_tests():
+    assert set(SIX) <= set(FAMILIES)
+
+
+@pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_every_compute_and_storage_type(compute, storage, tiny, images, reference):
+    encoder = opened(tiny("AutoencoderKL"), compute_dtype=compute, storage_dtype=storage)
+    batch = encoder.encode(images)
+    expected = reference(tiny("AutoencoderKL"), images)
+    types = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
+    assert batch.latents.dtype == types[storage]
+    floats = from_bfloat16(batch.latents) if storage == "bfloat16" else batch.latents.astype(np.float32)
+    tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-1}
+    np.testing.assert_allclose(floats, expected, atol=max(tolerance[compute], tolerance[storage]), rtol=1e-2)
+    assert batch.finite.all()
+
+
+def test_overflow_in_the_storage_type_is_not_finite(copied, images):
+    model = copied()
+
+    def enlarge(tensors):
+        tensors["quant_conv.weight"] *= 1e6
+
+    rewrite(model.weights, enlarge)
+    half = opened(model.folder, storage_dtype="float16").encode(images)
+    full = opened(model.folder, storage_dtype="float32").encode(images)
+    assert not half.finite.any()
+    assert full.finite.all()
+
+
+def test_precise_is_float32_from_the_file_and_not_from_rounded_weights(tiny, images, reference):
+    encoder = opened(tiny("AutoencoderKL"), compute_dtype="bfloat16")
+    expected = reference(tiny("AutoencoderKL"), images)
+    assert np.abs(encoder.encode(images).latents - expected).max() > 1e-4
+    np.testing.assert_allclose(encoder.encode(images, precise=True).latents, expected, atol=1e-5, rtol=0)
+
+
+def test_read_only_pixels_are_taken_without_a_warning(tiny, images):
+    frozen = images.copy()
+    frozen.flags.writeable = False
+    encoder = opened(tiny("AutoencoderTiny"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        latents = encoder.encode(frozen).latents
+    np.testing.assert_array_equal(latents, encoder.encode(images).latents)
+
+
+def test_a_batch_and_its_parts_agree(tiny, images):
+    encoder = opened(tiny("AutoencoderKLWan"))
+    whole = encoder.encode(images).latents
+    parts = np.concatenate([encoder.encode(images[i : i + 1]).latents for i in range(3)])
+    np.testing.assert_allclose(whole, parts, atol=1e-5)
+
+
+def test_a_factor_that_is_not_the_models_is_an_error_with_both_shapes(tiny, images):
+    description = describe_model(str(tiny("AutoencoderKL")), storage_dtype="float32")
+    wrong = replace(description, spec=replace(description.spec, factor=4))
+    with pytest.raises(EncoderError) as caught:
+        VaeEncoder(wrong, choose_device("cpu")).encode(images)
+    assert caught.value.what == ("AutoencoderKL gives latents of shape (3, 4, 32, 48), expected (3, 4, 16, 24)")
+
+
+def test_out_of_memory_is_a_memory_error_and_leaves_nothing_behind(tiny, images):
+    encoder = opened(tiny("AutoencoderKL"))
+    (module,) = encoder._modules.values()
+    hook = module.encoder.conv_in.register_forward_pre_hook(lambda *_: torch.empty(1 << 58))
+    with pytest.raises(DeviceMemoryError) as caught:
+        encoder.encode(images)
+    assert caught.value.what == "no memory left on the device for 3 images of 64x96"
+    assert caught.value.__context__ is None
+    hook.remove()
+    assert encoder.encode(images).finite.all()
+
+
+def test_a_device_that_fails_is_a_device_error(tiny, images):
+    encoder = opened(tiny("AutoencoderKL"))
+    (module,) = encoder._modules.values()
+
+    def lose_device(*_):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    module.encoder.conv_in.register_forward_pre_hook(lose_device)
+    with pytest.raises(DeviceError, match="the device cpu failed on 3 images of 64x96"):
+        encoder.encode(images)
+
+
+def test_a_size_the_model_cannot_take_is_an_encoder_error(tiny):
+    encoder = opened(tiny("AutoencoderKLWan"))
+    with pytest.raises(EncoderError, match="AutoencoderKLWan cannot encode 1 images of 9x9"):
+        encoder.encode(np.zeros((1, 9, 9, 3), np.uint8))
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_a_device_that_is_not_there(device, tiny):
+    with pytest.raises(DeviceError) as caught:
+        open_encoder(describe_model(str(tiny("AutoencoderTiny"))), device=device)
+    assert caught.value.what == f"--device {device}: torch cannot use it"
+    assert "--device cpu" in caught.value.fix
+
+
+def test_close_gives_the_modules_back(tiny, images):
+    encoder = opened(tiny("AutoencoderTiny"))
+    encoder.close()
+    assert not encoder._modules
+
+
+def test_several_batches_come_back_in_any_order(tiny, images):
+    encoder = opened(tiny("AutoencoderTiny"))
+    batches = [np.roll(images, number, axis=2)[: 1 + number % 3] for number in range(5)]
+    waiting = [encoder.submit(list(batch)) for batch in batches]
+    for batch, pending in reversed(list(zip(batches, waiting, strict=True))):
+        assert pending.done()
+        np.testing.assert_array_equal(pending.result().latents, encoder.encode(batch).latents)
+
+
+def test_images_are_not_needed_after_they_were_submitted(tiny, images):
+    encoder, mine = opened(tiny("AutoencoderTiny")), images.copy()
+    pending = encoder.submit(list(mine))
+    mine[:] = 0
+    np.testing.assert_array_equal(pending.result().latents, encoder.encode(images).latents)
+
+
+class Late:
+    """The end of copies on a device that fails."""
+
+    def query(self):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    synchronize = query
+
+
+def test_a_device_that_fails_later_raises_in_result(tiny, images):
+    encoder = opened(tiny("AutoencoderTiny"))
+    pending = encoder.submit(list(images))
+    pending = replace(pending, download=replace(pending.download, event=Late()))
+    assert pending.done()
+    with pytest.raises(DeviceError, match="failed on 3 images of 64x96") as caught:
+        pending.result()
+    assert caught.value.__context__ is None
+
+
+def test_pixels_are_channels_last_without_a_move(tiny, images):
+    seen = []
+    encoder = opened(tiny("AutoencoderKL"))
+    (module,) = encoder._modules.values()
+    module.encoder.conv_in.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    encoder.encode(images)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert (seen[0].min().item(), seen[0].max().item()) == (-1.0, 1.0)
