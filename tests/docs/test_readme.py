@@ -5,12 +5,10 @@ import warnings
 
 import pytest
 import torch
-from make_pictures import make_pictures
+from make_images import make_images
 from page_blocks import ROOT, blocks
 
-from latentcache import BuildSettings, RecipeSettings, build_cache
-from latentcache.pipeline.token_build import build_tokens
-from latentcache.pipeline.token_settings import TokenSettings
+from latentcache import BuildSettings, build_cache
 
 README = ROOT / "README.md"
 LINES = [block for block in blocks(README) if block.language == "python"]
@@ -18,8 +16,9 @@ LINES = [block for block in blocks(README) if block.language == "python"]
 
 def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
     block = LINES[0]
-    make_pictures(tmp_path / "pictures", count=10, side=128)
-    build_cache(BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(resolutions=(128,), bucket_step=16)))
+    make_images(tmp_path / "images", count=10, side=128)
+    fields = {"latents": {"resolutions": (128,), "bucket_step": 16}}
+    build_cache(BuildSettings(data=tmp_path / "images", fields=fields))
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Conv2d(16, 16, 1)
@@ -50,10 +49,8 @@ def test_the_five_lines_train_a_model(tmp_path, monkeypatch):
 def test_the_five_lines_for_tokens_read_every_row_twice(tmp_path, monkeypatch):
     texts = [f"{number} " + "word " * 400 for number in range(40)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = TokenSettings(
-        data=tmp_path / "texts.jsonl", out=tmp_path / "texts.latentcache", tokenizer="stub", workers=0
-    )
-    build_tokens(settings)
+    data, out = tmp_path / "texts.jsonl", tmp_path / "texts.latentcache"
+    build_cache(BuildSettings(data=data, out=out, fields={"input_ids": {"tokenizer": "stub"}}))
     monkeypatch.chdir(tmp_path)
     shapes, seen = [], 0
 

@@ -3,10 +3,10 @@
 import warnings
 
 import pytest
-from make_pictures import make_pictures
+from make_images import make_images
 from page_blocks import DOCS, Block, agrees, blocks, parse, run_console, run_page
 
-from latentcache import BuildSettings, RecipeSettings, build_cache
+from latentcache import BuildSettings, build_cache
 
 #: The pages on trainers need these libraries and other caches: tests/trainers runs them.
 HOWTOS = [page for page in sorted((DOCS / "howto").glob("*.md")) if not page.name.startswith("train-")]
@@ -42,9 +42,9 @@ def test_the_tutorial_of_tokens(tmp_path, monkeypatch, capsys):
     "page", [page for page in HOWTOS if {b.language for b in blocks(page)} & RUNNABLE], ids=lambda page: page.stem
 )
 def test_a_howto(page, tmp_path, monkeypatch):
-    """A page takes twelve pictures and their cache for granted."""
-    make_pictures(tmp_path / "pictures", count=12, side=256)
-    build_cache(BuildSettings(data=tmp_path / "pictures", recipe=RecipeSettings(resolutions=(256,))))
+    """A page takes twelve images and their cache for granted."""
+    make_images(tmp_path / "images", count=12, side=256)
+    build_cache(BuildSettings(data=tmp_path / "images", fields={"latents": {"resolutions": (256,)}}))
     run(page, tmp_path, monkeypatch)
 
 
