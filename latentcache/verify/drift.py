@@ -6,7 +6,7 @@ the other, so that one model is loaded at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,35 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import StoreError
-from latentcache.fields.protocol import Failure
+from latentcache.fields.protocol import Failure, Made
 from latentcache.store.reader import EntryReader
-from latentcache.store.snapshot import Snapshot
+from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.entries import Store, View, words
 from latentcache.verify.findings import Reencoded
 from latentcache.verify.selection import confidence
 
 #: Samples encoded before the clock is looked at.
 _CHUNK = 64
-
-
-class Remade(Protocol):
-    """One item, encoded again."""
-
-    @property
-    def row(self) -> int:
-        """Of the field."""
-
-    @property
-    def array(self) -> NDArray[Any] | None:
-        """As it would be stored; bfloat16 as uint16. None if there is a failure."""
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why it could not be encoded; the reason ``source-changed`` says that the input is another one now."""
-
-    @property
-    def same(self) -> bool:
-        """True if the input of the encoder equals the input of the build."""
 
 
 class Reencode(Protocol):
@@ -52,8 +32,14 @@ class Reencode(Protocol):
     def device(self) -> str:
         """Where it runs; empty before something was encoded."""
 
-    def encode(self, snapshot: Snapshot, root: Path, field: str, rows: NDArray[np.intp], /) -> Iterable[Remade]:
-        """Encode the inputs of these rows again, in any order."""
+    def encode(
+        self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], /
+    ) -> Iterable[tuple[int, Made | NDArray[Any] | Failure]]:
+        """Encode the inputs of these rows again, in any order.
+
+        Returns:
+            Each row with its item, or why it cannot be made; the reason ``source-changed`` says that the input changed.
+        """
 
 
 class _Round:
@@ -73,19 +59,20 @@ class _Round:
                 return start
             part = rows[np.isin(view.sample[rows], drawn[start : start + _CHUNK])]
             if len(part):
-                for remade in self.reencode.encode(self.store.snapshot, self.root, view.name, part):
-                    self._compare(reader, view, remade)
+                for row, made in self.reencode.encode(self.store.snapshot, self.root, view.name, part.tolist()):
+                    self._compare(reader, view, row, made)
         return len(drawn)
 
-    def _compare(self, reader: EntryReader, view: View, remade: Remade) -> None:
-        rows, row = view.rows, np.array([remade.row])
+    def _compare(self, reader: EntryReader, view: View, number: int, made: Made | NDArray[Any] | Failure) -> None:
+        rows, row = view.rows, np.array([number])
         sample, entry = view.sample[row], view.entry[row]
-        if remade.failure is not None or remade.array is None:
+        if isinstance(made, Failure):
             self.failed.add(int(sample[0]))
-            self._cannot(view, remade, sample)
+            self._cannot(view, made, sample)
             return
+        array, columns = (made.array, made.columns) if isinstance(made, Made) else (made, {})
         try:
-            stored = reader.read(view.name, remade.row)
+            stored = reader.read(view.name, number)
         except StoreError as error:
             self.failed.add(int(sample[0]))
             self.store.note(view, "corrupt", "payload", entry, found=words(error))
@@ -93,32 +80,36 @@ class _Round:
         assert rows.kind is not None
         assert rows.recipe is not None
         noise = {**rows.noise, "device": self.reencode.device}
-        difference = rows.kind.compare(stored, remade.array, noise, rows.recipe)
+        difference = rows.kind.compare(stored, array, noise, rows.recipe)
+        other = [name for name in columns if not np.array_equal(_own(rows, name, number), np.asarray(columns[name]))]
         self.entries += 1
         self.largest, self.mean = max(self.largest, difference.largest), max(self.mean, difference.mean)
-        if not difference.differs:
+        if not difference.differs and not other:
             return
         self.drifted += 1
         # A block holds items of other samples: it has to go, and only this sample has drifted.
         self.store.damage.wrong.setdefault(view.name, {}).setdefault("drift", []).append(entry)
         self.store.damage.intact[view.name].append(entry)
+        text = difference.detail if difference.differs else f"other values of {', '.join(other)}"
         self.store.findings.add(
-            "drift",
-            "encoder-output" if remade.same else "encoder-input",
-            sample,
-            field=view.name,
-            keys=rows.row_keys(row),
-            found=difference.detail + ("" if remade.same else "; the same file is read as another input now"),
+            "drift", "reencoded", sample, field=view.name, keys=view.keys_of(row), expected="as stored", found=text
         )
 
-    def _cannot(self, view: View, remade: Remade, sample: NDArray[np.integer]) -> None:
+    def _cannot(self, view: View, failure: Failure, sample: NDArray[np.integer]) -> None:
         """An input with other bytes is stale; the state of one that cannot be encoded is unknown."""
-        failure = remade.failure or Failure(reason="not-encoded")
         if failure.reason == "source-changed":
             self.store.findings.add("stale", "source-changed", sample, found=failure.detail)
         else:
             text = f"{failure.reason}: {failure.detail}" if failure.detail else failure.reason
             self.store.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
+
+
+def _own(rows: FieldRows, name: str, row: int) -> NDArray[Any]:
+    """The stored value of one of a kind's own columns."""
+    if name in rows.ragged_columns:
+        ends, values = rows.ragged_columns[name]
+        return np.asarray(values[int(ends[row - 1]) if row else 0 : int(ends[row])])
+    return np.asarray(rows.columns[name][row]) if name in rows.columns else np.empty(0)
 
 
 def reencode_samples(

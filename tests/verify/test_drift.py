@@ -1,11 +1,8 @@
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 from made_cache import make
 
-from latentcache.fields.protocol import Difference, Failure
+from latentcache.fields.protocol import Difference, Failure, Made
 from latentcache.verify.drift import draw
 from latentcache.verify.fixes import Commands
 from latentcache.verify.repair import repair_cache
@@ -13,32 +10,21 @@ from latentcache.verify.selection import Depth
 from latentcache.verify.verify import verify_cache
 
 
-@dataclass
-class Remade:
-    row: int
-    array: Any = None
-    failure: Failure | None = None
-    same: bool = True
-
-
 class Again:
     """Encodes as the made-up kinds do; ``change`` alters what it makes of a sample, or says why it cannot."""
 
-    def __init__(self, change=lambda sample, array: array, *, same=True):
-        self.change, self.same, self.device, self.asked = change, same, "", []
+    def __init__(self, change=lambda sample, array: array, columns=None):
+        self.change, self.columns, self.device, self.asked = change, columns or {}, "", []
 
     def encode(self, snapshot, root, field, rows):
         self.device = "cpu"
         fields = snapshot.fields[field]
-        for row in rows.tolist():
+        for row in reversed(rows):
             sample = int(fields.sample[row])
             self.asked.append((field, sample))
             content = fields.row_keys(np.array([row]))[0, 8:24].tobytes()
             made = self.change(sample, fields.kind.encode(content, fields.recipe))
-            if isinstance(made, Failure):
-                yield Remade(row, failure=made)
-            else:
-                yield Remade(row, array=made, same=self.same)
+            yield row, made if isinstance(made, Failure) else Made(array=made, columns=self.columns)
 
 
 def check(case, again, number=99, **more):
@@ -64,7 +50,7 @@ def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
                           commands=Commands(recipe="--model M", run="--device cpu"))  # fmt: skip
     assert (report.counts["drift"], report.counts["ok"], report.exit_code()) == (2, 6, 1)
     assert {(one.category, one.reason, one.field) for one in report.findings} == {
-        ("drift", "encoder-output", case.names[0])
+        ("drift", "reencoded", case.names[0])
     }  # fmt: skip
     (fix,) = {one.fix for one in report.findings}
     assert "--reencode 99 --seed 4 --model M --device cpu --repair --yes; latentcache build" in fix
@@ -77,9 +63,12 @@ def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
     assert check(case, Again()).exit_code() == 0
 
 
-def test_another_input_of_the_encoder_is_named(tmp_path):
-    report = check(make(tmp_path, "flat"), Again(off(1), same=False))
-    assert [(one.reason, "another input" in one.found) for one in report.findings] == [("encoder-input", True)]
+def test_own_columns_are_compared_too(tmp_path):
+    case = make(tmp_path, "words")
+    assert check(case, Again(columns={"spans": np.empty((0, 2), np.uint32)})).exit_code() == 0
+    report = check(case, Again(columns={"spans": np.array([[0, 4]], np.uint32)}))
+    assert {one.found for one in report.findings} == {"other values of spans"}
+    assert report.counts["drift"] == 8
 
 
 def test_the_kind_decides_what_noise_is(tmp_path, monkeypatch):
