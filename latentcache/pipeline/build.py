@@ -7,6 +7,7 @@ encoded or written.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -338,14 +339,15 @@ class _Build:
         )
 
     def source(self, listing: Listing) -> dict[str, Any]:
-        """What the manifest says of DATA."""
+        """What the manifest says of DATA: where it is, also as seen from the cache, and how it was read."""
+        root = self.settings.data.resolve()
         return {
-            "root": str(listing.root),
+            "root": str(root),
+            "relative": os.path.relpath(root, self.paths.root.resolve()),
             "options": listing.options.as_json(),
             "part": self.existing.part(self.settings),
             "data_kind": listing.data_kind,
             "captions": listing.caption_source,
-            "data": str(self.settings.data.resolve()),
         }
 
     def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:

@@ -328,8 +328,8 @@ def _publish(
         table,
         outcomes,
         catalog,
-        root=Path(first.source.get("root", "")),
-        source={**first.source, "options": options, "part": ""},
+        root=Path(str(first.source["root"])),
+        source={**first.source, "relative": "", "options": options, "part": ""},
         rejected=others,
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
@@ -338,7 +338,7 @@ def _publish(
     same = says_the_same(draft, before)
     plan = BuildPlan(
         cache=paths.root,
-        data=Path(first.source.get("data", "")),
+        data=Path(str(first.source["root"])),
         data_kind=str(first.source.get("data_kind", "")),
         samples=len(table) + quarantined(others),
         fields={outcome.work.kind.name: field_planned(outcome.work, 0) for outcome in outcomes},

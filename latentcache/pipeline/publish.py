@@ -203,7 +203,8 @@ def says_the_same(draft: SnapshotDraft, snapshot: Snapshot | None) -> bool:
     """True if publishing the draft would say nothing new. When a file was hashed is new only if it is trusted now."""
     if snapshot is None or not snapshot.complete or snapshot.allow_failed != draft.allow_failed:
         return False
-    if dict(snapshot.source) != dict(draft.source) or list(snapshot.fields) != [one.name for one in draft.fields]:
+    mine, theirs = ({**source, "relative": ""} for source in (draft.source, snapshot.source))
+    if mine != theirs or list(snapshot.fields) != [one.name for one in draft.fields]:
         return False
     if _settled(snapshot.rejected) != _settled(draft.rejected) or _settled(snapshot.notes) != _settled(draft.notes):
         return False

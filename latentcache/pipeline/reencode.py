@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ BATCH = 4
 
 
 class Reencode:
-    """Opens the encoders of a snapshot and encodes with them.
+    """Opens the encoders of a snapshot and encodes with them. May be used as a context manager.
 
     Args:
         settings: Field name -> settings of its kind, if the encoder is not at the recorded place.
@@ -62,6 +62,12 @@ class Reencode:
         self._settings, self._asked = dict(settings or {}), device
         self._batch_size, self._max_pixels = batch_size, max_pixels
         self._described: dict[str, Described] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: :meth:`encode` closes what it opens."""
 
     def described(self, snapshot: Snapshot, field: str) -> Described:
         """The encoder of a field as it is now; files are read, nothing is loaded.
@@ -88,6 +94,7 @@ class Reencode:
             EncoderError: The encoder cannot be used.
             DeviceError: The device failed, or does not exist.
         """
+        root = root if root.is_dir() else root.parent
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)
         for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
@@ -117,7 +124,7 @@ class Reencode:
     def _jobs(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int], unread: list[tuple[int, Failure]]
     ) -> Iterator[Job]:
-        """One job per sample, with the columns that were stored; rows whose inputs cannot be read go to ``unread``."""
+        """One job per sample, with its stored columns; rows of inputs that cannot be read go to ``unread``."""
         held, samples = snapshot.fields[field], snapshot.samples
         kind = kind_of(field)
         chosen = np.sort(np.asarray(rows, dtype=np.intp))
