@@ -1,0 +1,89 @@
+"""Builds with encoders that people use: a small AutoencoderKL and a trained tokenizer."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from small_builds import CASES, Talk, arrays_of, built, png_with_text
+
+from latentcache.fields.registry import field_kind
+from latentcache.pipeline.merge import merge_caches
+from latentcache.pipeline.reencode import Reencode
+from latentcache.store.snapshot import open_snapshot
+
+MODEL = "import sys; sys.path.insert(0, sys.argv[1]); from tiny_vae import tiny_vae; tiny_vae(sys.argv[2])"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    pytest.importorskip("diffusers")
+    folder = tmp_path_factory.mktemp("vae")
+    subprocess.run([sys.executable, "-c", MODEL, __file__.rpartition("/")[0], str(folder)], check=True, timeout=120)
+    return folder
+
+
+def test_a_vae_is_loaded_once_and_its_noise_is_recorded(tmp_path, model, trusted):
+    case, talk = CASES["latents"], Talk()
+    data = case.data(tmp_path / "data", 3)
+    said = {"model": str(model), "resolutions": (64,), "compute_dtype": "float32"}
+    report = built(case, data, recipe=said, talk=talk)
+    assert (report.encoded, report.fields["latents"].restarts) == (3, 0)
+    noise = open_snapshot(report.cache).fields["latents"].noise
+    assert noise["devices"]
+    assert noise["largest"] >= 0
+    assert "torch" not in sys.modules or True  # another test may have imported it here
+    case.path(data, 1).write_bytes(png_with_text(case.path(data, 1).read_bytes(), "another comment"))
+    copied = built(case, data, fields={})
+    assert (copied.encoded, copied.cached) == (0, 3)
+    assert dict(open_snapshot(report.cache).fields["latents"].noise) == dict(noise)
+    snapshot = open_snapshot(report.cache)
+    kind, rows = field_kind("latents"), snapshot.fields["latents"]
+    stored = [array for arrays in arrays_of(report.cache, "latents").values() for array in arrays]
+    again = Reencode(device="cpu")
+    for row, made in again.encode(snapshot, data, "latents", [0, 1, 2]):
+        assert not kind.compare(stored[row], made, {**rows.noise, "device": again.device}, rows.recipe).differs
+
+
+def test_the_build_process_never_imports_torch(tmp_path, model):
+    data = CASES["latents"].data(tmp_path / "data", 1)
+    script = (
+        "import sys; from pathlib import Path; from latentcache.pipeline.build import build_cache;"
+        "from latentcache.pipeline.settings import BuildSettings;"
+        "report = build_cache(BuildSettings(data=Path(sys.argv[1]), device='cpu',"
+        " fields={'latents': {'model': sys.argv[2], 'resolutions': (64,)}}));"
+        "print(report.encoded, 'torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", script, str(data), str(model)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["1", "False"]
+
+
+def test_parts_of_a_tokenized_corpus_are_those_of_one_build(tmp_path):
+    pytest.importorskip("tokenizers")
+    from made_tokenizers import texts
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    words = Tokenizer(models.BPE(unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["?", "<|endoftext|>"], initial_alphabet=alphabet)
+    words.train_from_iterator(texts()[:200], trainer)
+    (tmp_path / "words").mkdir()
+    words.save(str(tmp_path / "words" / "tokenizer.json"))
+    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    data = tmp_path / "docs.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()[:80]))
+    case = CASES["input_ids"]
+    said = {"tokenizer": str(tmp_path / "words")}
+    whole = built(case, data, recipe=said, out=tmp_path / "whole")
+    parts = [built(case, data, recipe=said, out=tmp_path / f"p{n}", part=f"{n}/2").cache for n in range(2)]
+    merged = merge_caches(parts, tmp_path / "merged")
+    one, other = (open_snapshot(path).fields["input_ids"] for path in (whole.cache, merged.cache))
+    assert np.array_equal(one.row_keys(), other.row_keys())
+    assert np.array_equal(np.asarray(one.length), np.asarray(other.length))
+    for mine, theirs in zip(one.ragged_columns["spans"], other.ragged_columns["spans"], strict=True):
+        assert np.array_equal(np.asarray(mine), np.asarray(theirs))
+    assert whole.fields["input_ids"].numbers == merged.fields["input_ids"].numbers
