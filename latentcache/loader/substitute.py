@@ -25,6 +25,7 @@ OnError = Literal["error", "substitute"]
 Made = TypeVar("Made")
 Read = Callable[[Ints], Made]
 _BAD = (CorruptEntryError, MissingEntryError)
+Bad = CorruptEntryError | MissingEntryError
 
 
 class Substitutes:
@@ -44,7 +45,7 @@ class Substitutes:
         self._index, self._name = index, name
         self._limit = max(len(index.bucket) // 100, 1)
         self._bad: dict[int, int] = {}
-        self._errors: dict[int, CorruptEntryError | MissingEntryError] = {}
+        self._errors: dict[int, Bad] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -72,9 +73,9 @@ class Substitutes:
             replaced = self._replaced(rows, read, seed, epoch)
         try:
             return replaced, read(replaced)
-        except _BAD:
-            for row, error in _bad_rows(replaced, read):
-                self._remember(row, error)
+        except _BAD as error:
+            for row, cause in _bad_rows(replaced, read, error):
+                self._remember(row, cause)
         replaced = self._replaced(rows, read, seed, epoch)
         return replaced, read(replaced)
 
@@ -105,7 +106,7 @@ class Substitutes:
             f"no sample of bucket {bucket} can be read", where=cause.where, why=cause.why or cause.what
         ) from cause
 
-    def _remember(self, row: int, error: CorruptEntryError | MissingEntryError) -> None:
+    def _remember(self, row: int, error: Bad) -> None:
         """A bad sample; the limit is kept here."""
         if row in self._bad:
             return
@@ -141,14 +142,13 @@ class Substitutes:
                     yield other
 
 
-def _bad_rows(rows: Ints, read: Read[Any]) -> Iterator[tuple[int, CorruptEntryError | MissingEntryError]]:
-    """The rows that cannot be read, each with its error, found by halving."""
-    try:
-        read(rows)
-    except _BAD as error:
-        if len(rows) == 1:
-            yield int(rows[0]), error
-            return
-        half = len(rows) // 2
-        yield from _bad_rows(rows[:half], read)
-        yield from _bad_rows(rows[half:], read)
+def _bad_rows(rows: Ints, read: Read[Any], error: Bad) -> Iterator[tuple[int, Bad]]:
+    """The bad ones of rows that could not be read together, each with its error, found by halving."""
+    if len(rows) == 1:
+        yield int(rows[0]), error
+        return
+    for part in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        try:
+            read(part)
+        except _BAD as cause:
+            yield from _bad_rows(part, read, cause)

@@ -4,10 +4,23 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "fields")]  # made_caches, the toy kind
-os.environ["LATENTCACHE_FIELDS"] = "edge_map:EdgeMap"
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]  # made_caches, the toy kind
 
 SHAPES = [(64, 96), (96, 64), (80, 80)]
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _toy_kind():
+    """The toy kind is known to these tests and to the processes that they start."""
+    from latentcache.fields import registry
+
+    before = os.environ.get(registry.VARIABLE)
+    registry.register(["tests.fields.edge_map:EdgeMap"])
+    yield
+    os.environ.pop(registry.VARIABLE)
+    if before is not None:
+        os.environ[registry.VARIABLE] = before
+    registry.field_kinds.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from edge_map import EdgeMap, EdgeRecipe
 
 from latentcache.fields.input_ids import InputIds, InputIdsRecipe
 from latentcache.fields.latents import (
@@ -26,6 +25,7 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
+from tests.fields.edge_map import EdgeMap, EdgeRecipe
 
 EOS = 1
 

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import shutil
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -96,7 +97,9 @@ def test_lengths_are_exact_and_shapes_equal_on_all_ranks(source, policy, batch_s
     if not report.steps:
         return
     options = {"batch_size": batch_size, "world_size": world_size, "remainder": policy, "seed": 3}
-    loaders = [source.loader(rank=rank, **options) for rank in range(world_size)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a bucket of 5 at 15 samples a step
+        loaders = [source.loader(rank=rank, **options) for rank in range(world_size)]
     epochs = [list(loader) for loader in loaders]
     assert {len(loader) for loader in loaders} == {len(epoch) for epoch in epochs} == {report.steps}
     first = "latents" if "latents" in epochs[0][0] else "input_ids"
@@ -108,7 +111,7 @@ def test_lengths_are_exact_and_shapes_equal_on_all_ranks(source, policy, batch_s
 
 def test_padding_of_samples_is_marked_and_never_given_to_a_trainer_format(many):
     batches = list(many.loader(batch_size=4, remainder="pad"))
-    assert sum(int(batch["is_pad"].sum()) for batch in batches) == 6 * 4 - 17 - 3
+    assert sum(int(batch["is_pad"].sum()) for batch in batches) == 6 * 4 - 17
     assert sorted(
         name for batch in batches for name, pad in zip(batch["names"], batch["is_pad"], strict=True) if not pad
     ) == [f"{number:02}.png" for number in range(17)]
@@ -389,8 +392,6 @@ def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
     with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and is filled up with 63 repeats"):
         cache.loader(batch_size=64)
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.loader(batch_size=64, remainder="partial")

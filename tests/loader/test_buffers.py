@@ -1,0 +1,119 @@
+"""Memory of batches: used again when nothing refers to it, never before, whatever refers to it."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from latentcache.loader.buffers import BufferPool, size_class
+
+
+def address(memory):
+    return memory.ctypes.data
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4096, 5000, 1 << 20, (1 << 20) + 1, 3_333_333])
+def test_a_size_class_wastes_an_eighth_at_most(num_bytes):
+    size = size_class(num_bytes)
+    assert num_bytes <= size <= max(num_bytes * 9 / 8 + 1, 4096, num_bytes + 4096)
+    assert size_class(size) == size
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it():
+    pool = BufferPool(4)
+    first = pool.take(1000)
+    assert len(first) == 1000
+    place = address(first)
+    del first
+    assert address(pool.take(900)) == place
+    assert pool.fresh == 1
+
+
+def keep_view(memory):
+    return memory[10:20].reshape(2, 5)
+
+
+def keep_tensor(memory):
+    return torch.from_numpy(memory.view(np.int16))[3:7]
+
+
+def keep_numpy_of_a_tensor(memory):
+    return torch.from_numpy(memory).view(2, -1)[1].numpy()
+
+
+def keep_storage(memory):
+    return torch.from_numpy(memory).untyped_storage()
+
+
+def keep_asarray(memory):
+    return np.asarray(memory)[::2]
+
+
+def keep_memoryview(memory):
+    return memory[5:].data
+
+
+@pytest.mark.parametrize(
+    "keep", [keep_view, keep_tensor, keep_numpy_of_a_tensor, keep_storage, keep_asarray, keep_memoryview]
+)
+def test_memory_that_anything_refers_to_is_never_handed_out(keep):
+    pool = BufferPool(4)
+    memory = pool.take(4000)
+    memory[:] = 7
+    place, kept = address(memory), keep(memory)
+    del memory
+    gc.collect()
+    other = pool.take(4000)
+    other[:] = 9
+    assert address(other) != place
+    del kept
+    assert address(pool.take(4000)) == place
+
+
+def test_another_size_finds_memory_too_but_no_giant():
+    pool = BufferPool(4)
+    del (large := [pool.take(1 << 20)])[:]
+    assert large == []
+    pool.take(400_000)
+    assert pool.fresh == 1
+    pool.take(100_000)  # a tenth: it would hold on to ten times its size
+    assert pool.fresh == 2
+
+
+def test_no_more_than_so_many_are_kept():
+    pool = BufferPool(2)
+    held = [pool.take(5000) for _ in range(6)]
+    held.clear()
+    again = [pool.take(5000) for _ in range(6)]
+    assert pool.fresh == 6 + 4
+    assert len(again) == 6
+
+
+def test_threads_never_get_the_same_memory():
+    pool, wrong = BufferPool(8), []
+
+    def work(number):
+        for _ in range(300):
+            memory = pool.take(3000)
+            memory[:] = number
+            if not (memory == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.fresh <= 16
+
+
+def test_the_pool_may_go_before_its_memory():
+    pool = BufferPool(2)
+    memory = pool.take(1000)
+    memory[:] = 3
+    del pool
+    gc.collect()
+    assert (memory == 3).all()

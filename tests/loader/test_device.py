@@ -1,0 +1,127 @@
+"""Delivery on a device, held against a device that is late: it copies only when it is asked whether it has."""
+
+import pickle
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from latentcache.errors import DeviceError, UsageError
+from latentcache.loader.device import CudaStream, Transfer
+
+
+class LateEvent:
+    """Of a copy that ends when somebody waits for it, or when the device is let run."""
+
+    def __init__(self, source, target):
+        self.source, self.target, self.done = source, target, False
+        self.lock = threading.Lock()  # the reader and the receiver may both wait; a device copies once
+
+    def run(self):
+        with self.lock:
+            if not self.done:
+                for name, value in self.target.items():
+                    if isinstance(value, torch.Tensor):
+                        value.copy_(self.source[name])
+                self.done = True
+
+    def query(self):
+        return self.done
+
+    def synchronize(self):
+        self.run()
+
+
+class LateStream:
+    """A device whose copies have not begun when ``copy`` returns."""
+
+    def __init__(self):
+        self.joined = []
+
+    def copy(self, batch, finish):
+        moved = {
+            name: torch.full_like(value, 77) if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()
+        }
+        return moved, LateEvent(batch, moved)
+
+    def join(self, tensors, event):
+        event.run()
+        self.joined.append(len(tensors))
+
+
+def late(loader):
+    loader._transfer = Transfer("cpu", stream=LateStream())
+    return loader
+
+
+def test_on_the_cpu_a_batch_is_finished_where_it_is():
+    transfer, batch = Transfer("cpu"), {"latents": torch.ones(2)}
+    assert transfer.on_cpu
+    assert transfer.receive(transfer.send(batch, lambda found: found | {"more": 1})) == batch | {"more": 1}
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 9])
+def test_host_memory_is_held_until_the_copy_has_ended(ahead):
+    """However late the device is and however far the reader is ahead, every batch arrives as it was sent."""
+    from latentcache.loader.buffers import BufferPool
+
+    pool, stream = BufferPool(4), LateStream()
+    transfer, waiting = Transfer("cpu", stream=stream), []
+    for number in range(30):
+        memory = pool.take(4096)
+        memory[:] = number
+        waiting.append((number, transfer.send({"x": torch.from_numpy(memory), "n": number}, lambda found: found)))
+        del memory
+        if len(waiting) > ahead:
+            first, sent = waiting.pop(0)
+            batch = transfer.receive(sent)
+            assert (batch["x"] == first).all()
+            assert batch["n"] == first
+    assert set(stream.joined) == {1}
+    assert pool.fresh <= ahead + 6  # and used again when it has
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("format", [None, "diffusers-sdxl"])
+def test_an_epoch_arrives_as_it_would_without(many, prefetch, format):
+    options = {"batch_size": 2, "format": format, "prefetch": prefetch}
+    for one, other in zip(many.loader(**options), late(many.loader(**options)), strict=True):
+        assert list(one) == list(other)
+        assert all(torch.equal(value, other[name]) for name, value in one.items() if torch.is_tensor(value))
+
+
+def test_batches_under_way_are_not_progress(many):
+    loader = late(many.loader(batch_size=1, prefetch=2))
+    next(iter(loader))
+    assert loader.remaining() == len(loader) - 1
+
+
+def test_workers_are_refused_with_the_reason(many):
+    loader = late(many.loader(batch_size=1))
+    batches = DataLoader(
+        loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    with pytest.raises(UsageError, match="in a worker of a DataLoader"):
+        list(batches)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cpu:x", "meta", 1.5])
+def test_no_kind_of_device(device):
+    with pytest.raises(UsageError, match="device=") as caught:
+        Transfer(device)
+    assert caught.value.fix
+
+
+def test_a_device_that_is_not_there_is_said_before_anything_is_read(many):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(DeviceError, match="device='cuda': torch cannot use it") as caught:
+        many.loader(batch_size=1, device="cuda")
+    assert "device='cpu'" in caught.value.fix
+
+
+def test_a_transfer_travels_without_its_stream():
+    assert pickle.loads(pickle.dumps(Transfer("cpu", stream=LateStream()))).on_cpu
+    assert {"copy", "join"} <= set(vars(CudaStream))  # tested on a GPU: tests/gpu

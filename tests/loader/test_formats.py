@@ -1,0 +1,84 @@
+"""Names of trainers, and that a format refuses latents of another model."""
+
+import pytest
+import torch
+from made_caches import images, opened
+
+from latentcache.errors import UsageError
+from latentcache.loader.formats import check_row_format, row_format, segments, together
+
+FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
+
+
+@pytest.fixture(scope="module")
+def flux(tmp_path_factory):
+    return opened(images(tmp_path_factory.mktemp("flux") / "c", [(64, 96)] * 4, channels=16, **FLUX))
+
+
+def test_stable_diffusion(many):
+    batch = next(iter(many.loader(batch_size=2, format="diffusers-sd")))
+    assert list(batch) == ["latents", "prompts", "keys", "names"]
+    assert batch["prompts"] == [f"caption of {name}" for name in batch["names"]]
+
+
+def test_sdxl_has_time_ids(many):
+    batch = next(iter(many.loader(batch_size=2, format="diffusers-sdxl")))
+    expected = torch.cat([batch["original_sizes"], batch["crop_top_lefts"], batch["target_sizes"]], dim=1)
+    assert torch.equal(batch["time_ids"], expected)
+    with pytest.raises(UsageError, match="needs crop_top_left, original_size, target_size"):
+        many.loader(batch_size=2, format="diffusers-sdxl", fields=["latents", "captions"])
+
+
+def test_flux_has_positions_of_patches(flux):
+    batch = next(iter(flux.loader(batch_size=2, format="diffusers-flux")))
+    assert batch["latents"].shape == (2, 16, 8, 12)
+    assert batch["img_ids"].shape == (4 * 6, 3)
+    assert batch["img_ids"][7].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "which", "why"), [
+    ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none'"), ("diffusers-sd", "flux", "16 channels, not 4"),
+    ("diffusers-sdxl", "flux", "16 channels, not 4"),
+])  # fmt: skip
+def test_latents_of_another_model_are_refused(many, flux, name, which, why):
+    with pytest.raises(UsageError, match="the latents are of another model") as caught:
+        {"many": many, "flux": flux}[which].loader(batch_size=2, format=name)
+    assert why in caught.value.why
+    assert caught.value.fix
+
+
+def test_unknown_formats(many):
+    with pytest.raises(UsageError, match="format='sdxl': must be 'plain', 'diffusers-sd'"):
+        many.loader(batch_size=1, format="sdxl")
+    with pytest.raises(UsageError, match="format='flat'"):
+        check_row_format("flat", isolated=False)
+
+
+def a_batch():
+    position_ids = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    ids = torch.arange(12).view(2, 6)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone(), "position_ids": position_ids,
+            "seq_idx": torch.ones(2, 6, dtype=torch.int32)}  # fmt: skip
+
+
+def test_rows_for_transformers_torchtitan_and_flash_attention():
+    batch = a_batch()
+    assert set(row_format(batch, "transformers")) == {"input_ids", "labels", "position_ids", "use_cache"}
+    titan = row_format(batch, "torchtitan")
+    assert set(titan) == {"input", "positions", "labels"}
+    assert titan["labels"].tolist() == [[1, 2, 3, 4, 5, -100], [7, 8, 9, 10, 11, -100]]
+    flat = row_format(batch, "flat")
+    assert flat["input_ids"].shape == (1, 12)
+    assert flat["cu_seq_lens_q"].tolist() == [0, 3, 5, 6, 12]
+    assert (flat["max_length_q"], flat["seq_idx"][0].tolist()) == (6, [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 3, 3])
+    ends, longest = segments(batch["position_ids"])
+    assert (ends.dtype, longest) == (torch.int32, 6)
+    del batch["position_ids"]
+    assert set(row_format(batch, "transformers")) == {"input_ids", "attention_mask", "labels", "seq_idx"}
+
+
+def test_rows_that_are_a_batch_become_it_without_a_copy():
+    batch = torch.randn(3, 4)
+    assert together([batch[0], batch[1], batch[2]]) is batch
+    for rows in ([batch[1], batch[0], batch[2]], [batch[0], batch[1]], [batch[0].clone(), batch[1], batch[2]]):
+        assert torch.equal(together(rows), torch.stack(rows))

@@ -1,0 +1,346 @@
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+from latentcache.errors import MissingEntryError
+from latentcache.loader import prefetch
+from latentcache.loader.prefetch import Readahead, announce, read_ahead
+
+
+def running():
+    return [thread for thread in threading.enumerate() if thread.name == "latentcache-read-ahead"]
+
+
+def wait_until(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+    assert condition()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_of_another_test():
+    """Iterators that other tests left half way are forgotten by now; their threads may need a moment to end."""
+    gc.collect()
+    wait_until(lambda: not running())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7, 50])
+def test_the_same_results_in_the_same_order(depth):
+    assert list(read_ahead(str, range(20), depth)) == [str(number) for number in range(20)]
+    assert list(read_ahead(str, range(1), depth)) == ["0"]
+    assert list(read_ahead(str, range(0), depth)) == []
+    wait_until(lambda: not running())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_more_is_made_than_may_wait(threads):
+    made = []
+    iterator = read_ahead(made.append, range(100), 3, threads=threads)
+    for delivered in range(1, 6):
+        next(iterator)
+        wait_until(lambda: len(made) == delivered + 3)  # noqa: B023 -- waited for at once
+        time.sleep(0.01)
+        assert len(made) == delivered + 3
+    iterator.close()
+
+
+@pytest.mark.parametrize(("depth", "threads"), [(2, 2), (3, 2), (5, 3), (1, 4), (50, 2)])
+def test_several_threads_give_the_same_in_the_same_order(depth, threads):
+    def make(number):
+        time.sleep(0.002 * (number % 3 == 0))  # so that later ones are there first
+        return number, threading.get_ident()
+
+    results = []
+    for result in read_ahead(make, range(30), depth, threads=threads):
+        results.append(result)
+        time.sleep(0.001 * (len(results) % 7 == 0))  # a caller who is in haste now and then
+    assert [number for number, _ in results] == list(range(30))
+    assert len({thread for _, thread in results} - {threading.get_ident()}) <= min(depth, threads)
+    assert not running()
+
+
+def test_two_threads_work_at_once():
+    both = threading.Barrier(2, timeout=10)
+
+    def make(number):
+        both.wait()
+        return number
+
+    iterator = read_ahead(make, range(10), 2, threads=2)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    iterator.close()
+
+
+def test_a_caller_in_haste_makes_them_himself_until_he_works_again(monkeypatch):
+    def make(number):
+        return threading.get_ident()
+
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 10.0)
+    iterator = read_ahead(make, range(100), 2)
+    mine = threading.get_ident()
+    makers = [next(iterator) == mine for _ in range(10)]
+    assert makers == [False] * 5 + [True] * 5  # three in haste, and what was allowed by then
+    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 0.0)
+    assert [next(iterator) == mine for _ in range(5)] == [True] + [False] * 4
+    iterator.close()
+
+
+def test_an_error_of_one_of_several_threads_comes_at_its_place():
+    def make(number):
+        time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
+        return 10 // (3 - number)
+
+    iterator = read_ahead(make, range(9), 3, threads=3)
+    assert [next(iterator) for _ in range(3)] == [3, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    wait_until(lambda: not running())
+
+
+def test_nothing_is_made_ahead_without_a_thread():
+    made = []
+    iterator = read_ahead(made.append, range(10), 0)
+    next(iterator)
+    assert made == [0]
+    assert not running()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_comes_at_its_place(depth):
+    def make(number):
+        return 10 // (3 - number)
+
+    iterator = read_ahead(make, range(6), depth)
+    assert [next(iterator) for _ in range(3)] == [3, 5, 10]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    wait_until(lambda: not running())
+
+
+def by_close(iterator):
+    iterator.close()
+
+
+def by_forgetting(iterator):
+    del iterator
+    gc.collect()
+
+
+def by_throwing(iterator):
+    with pytest.raises(KeyError):
+        iterator.throw(KeyError)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("leave", [by_close, by_forgetting, by_throwing])
+def test_the_threads_end_when_the_caller_leaves(leave, threads):
+    made = []
+    holder = [read_ahead(made.append, range(10**6), 2, threads=threads)]
+    next(holder[0])
+    assert len(running()) == threads
+    leave(holder.pop())
+    wait_until(lambda: not running())
+    assert len(made) <= 4
+
+
+def test_the_thread_ends_when_a_loop_is_left():
+    for _ in read_ahead(str, range(10**6), 2):
+        break
+    wait_until(lambda: not running())
+
+
+def continue_in_child(iterator, results):
+    results.put((len(running()), list(iterator)))
+
+
+def test_a_forked_child_goes_on_without_the_thread():
+    iterator = read_ahead(str, range(30), 2, threads=2)
+    assert [next(iterator) for _ in range(4)] == ["0", "1", "2", "3"]
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=continue_in_child, args=(iterator, results))
+    child.start()
+    expected = [str(number) for number in range(4, 30)]
+    assert results.get(timeout=30) == (0, expected)
+    child.join(30)
+    assert child.exitcode == 0
+    assert list(iterator) == expected
+
+
+LEAVE = """
+import sys, time
+from latentcache.errors import MissingEntryError
+from latentcache.loader.prefetch import Readahead, announce, read_ahead
+iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2, threads=2)
+next(iterator)
+kept = [iterator]
+kept.append(kept)
+print("left")
+if sys.argv[1] == "raise":
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 3)])
+def test_the_interpreter_ends_with_an_iterator_in_the_middle(how, status):
+    done = subprocess.run([sys.executable, "-c", LEAVE, how], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "left\n", "")
+
+
+LEAVE_WITH_TENSORS = """
+import sys, time
+import numpy as np
+import torch
+from latentcache.errors import MissingEntryError
+from latentcache.loader.prefetch import Readahead, announce, read_ahead
+
+class Lasting(np.ndarray):
+    def __del__(self):
+        time.sleep(0.4)
+
+def make(number):
+    time.sleep(float(sys.argv[1]) * (number > 0))
+    return torch.from_numpy(np.zeros(4).view(Lasting))
+
+for _ in read_ahead(make, range(100), 2, threads=2):
+    time.sleep(0.1)
+    break
+time.sleep(0.2)
+print("left")
+"""
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.2"], ids=["waiting", "being-made"])
+def test_the_interpreter_ends_while_tensors_that_nobody_took_are_freed(seconds):
+    """A tensor that takes long to free, in a thread that nobody waits for, would abort the process."""
+    command = [sys.executable, "-c", LEAVE_WITH_TENSORS, seconds]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left\n", "")
+
+
+class Noted:
+    """Says in which thread it is freed."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def __del__(self):
+        self.found.append(threading.current_thread().name)
+
+
+def test_what_waits_is_freed_by_the_caller_who_leaves():
+    found = []
+    iterator = read_ahead(lambda _: Noted(found), range(100), 2, threads=2)
+    next(iterator)
+    wait_until(lambda: found == ["MainThread"])
+    time.sleep(0.05)  # two wait now
+    iterator.close()
+    assert found == ["MainThread"] * 3
+    wait_until(lambda: not running())
+
+
+def test_threads_are_held_until_they_are_dead_and_what_they_read_from_is_not():
+    class Reader:
+        def make(self, number):
+            return number
+
+    for _ in range(20):
+        reader = Reader()
+        forgotten = weakref.ref(reader)
+        for _ in read_ahead(reader.make, range(100), 2, threads=2):
+            assert set(running()) <= set(prefetch._RUNNING)
+            break
+        del reader
+        wait_until(lambda: forgotten() is None)  # noqa: B023 -- waited for at once
+        wait_until(lambda: not running())
+    assert len(prefetch._RUNNING) <= 4  # those of the last pass, and what a test before left
+
+
+def test_a_thread_that_cannot_start_leaves_no_other_behind(monkeypatch):
+    start, started = threading.Thread.start, []
+
+    def once(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    with pytest.raises(RuntimeError, match="can't start"):
+        next(read_ahead(str, range(100), 2, threads=2))
+    wait_until(lambda: not running())
+    assert set(prefetch._RUNNING) >= set(started)
+
+
+# announcing bytes to the kernel
+
+
+@pytest.fixture
+def announced(monkeypatch):
+    """Steps that the kernel is told of, as if the disk held everything."""
+    found = []
+    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: False)
+    monkeypatch.setattr(prefetch, "announce", lambda places: found.append(places[0][1]))
+    return found
+
+
+def test_each_step_is_announced_once_and_two_ahead(announced):
+    ahead, seen = Readahead(lambda step: [(3, step, 100)], 5), []
+    for step in range(5):
+        ahead.before(step)
+        seen.append(len(announced))
+    assert (seen, announced) == ([3, 4, 5, 5, 5], [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("length", [1, 4096, (128 << 10) + 1, 300_000])
+def test_every_byte_is_announced_in_pieces(monkeypatch, tmp_path, length):
+    told, real = [], os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: told.append(words) or real(*words))
+    (tmp_path / "f").write_bytes(bytes(400_000))
+    with (tmp_path / "f").open("rb") as file:
+        announce([(file.fileno(), 50, length), (file.fileno(), 7, length)])
+    assert max(words[2] for words in told) <= 128 << 10
+    assert sum(words[2] for words in told) == 2 * length
+    assert told[0][1] == 7
+
+
+def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):
+    looks = []
+    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: looks.append(place) or True)
+    monkeypatch.setattr(prefetch, "announce", lambda places: pytest.fail("announced"))
+    ahead = Readahead(lambda step: [(3, step * 100 + n, 1) for n in range(20)], 40, ahead=0)
+    for step in range(40):
+        ahead.before(step)
+    assert len(looks) == 4 * 8 + 4 * 4
+
+
+def test_a_file_system_that_cannot_say_is_told_everything_in_a_first_iteration_alone(monkeypatch):
+    told = []
+    monkeypatch.setattr(prefetch, "is_cached", lambda file, place: None)
+    monkeypatch.setattr(prefetch, "_is_tmpfs", lambda file: False)
+    monkeypatch.setattr(prefetch, "announce", told.append)
+    for blind, expected in ((True, 6), (False, 6)):
+        ahead = Readahead(lambda step: [(3, step, 1)], 6, blind=blind)
+        for step in range(6):
+            ahead.before(step)
+        assert len(told) == expected
+    monkeypatch.setattr(prefetch, "_is_tmpfs", lambda file: True)
+    Readahead(lambda step: [(3, step, 1)], 6).before(0)
+    assert len(told) == 6
+
+
+def test_a_place_that_cannot_be_found_is_left_to_the_read():
+    def places(step):
+        raise MissingEntryError("gone")
+
+    Readahead(places, 3).before(0)

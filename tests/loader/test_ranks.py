@@ -1,0 +1,64 @@
+"""Ranks: both numbers are believed, one is an error, and otherwise they are found and said."""
+
+import numpy as np
+import pytest
+import torch
+
+from latentcache.errors import UsageError
+from latentcache.loader.ranks import Ranks, find_ranks
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_what_is_given_is_believed(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert find_ranks(1, 2) == Ranks(1, 2, "given")
+    assert find_ranks(np.int64(0), np.int32(1)) == Ranks(0, 1, "given")
+    assert find_ranks(None, None) == Ranks(3, 8, "environment")
+
+
+@pytest.mark.parametrize("given", [(0, None), (None, 2)])
+def test_one_without_the_other_is_an_error(given):
+    with pytest.raises(UsageError, match="is missing") as caught:
+        find_ranks(*given)
+    assert "both" in caught.value.fix or "pass rank and world_size" in caught.value.fix
+
+
+@pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 0), (0.5, 2)])
+def test_numbers_that_are_not_allowed(given):
+    with pytest.raises(UsageError, match="rank=|world_size="):
+        find_ranks(*given)
+
+
+@pytest.mark.parametrize("names", [{"RANK": "1"}, {"WORLD_SIZE": "4"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_an_environment_that_says_half_is_an_error(monkeypatch, names):
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="in the environment"):
+        find_ranks(None, None)
+
+
+def test_torch_distributed_comes_before_the_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert find_ranks(None, None) == Ranks(1, 2, "torch.distributed")
+
+
+def test_with_ranks_left_out_no_two_ranks_see_the_same_samples(many, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    served = []
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        loader = many.loader(batch_size=2, remainder="drop")
+        assert f"rank {rank} of 2 (environment)" in repr(loader)
+        served.append({name for batch in loader for name in batch["names"]})
+    assert served[0]
+    assert not served[0] & served[1]

@@ -1,0 +1,222 @@
+"""Views of documents: rows against the documents they are made of, and packed rows in a real model."""
+
+import pickle
+
+import pytest
+import torch
+from made_caches import chats, documents, flip_byte, opened, texts
+
+from latentcache import combine
+from latentcache.errors import CorruptEntryError, PlanError, UsageError
+
+LAYOUTS = [{"pad": 24, "overflow": "split"}, {"pad": 24, "overflow": "split", "padding_side": "left"}, {"pack": 24, "overflow": "split"},
+           {"chunk": 24}, {"chunk": 24, "cross_document": False}, {"chunk": 24, "last_chunk": "drop"}]  # fmt: skip
+
+
+def expected_row(view, row, width, ids, spans=None):
+    """The lists that a row must be, from the plan and the documents alone."""
+    (plan,) = view.row_plans
+    out = {name: [] for name in ("input_ids", "labels", "position_ids", "seq_idx")}
+    for number, piece in enumerate(plan.pieces(row)):
+        document, start, length = (int(column[piece]) for column in (plan.document, plan.start, plan.length))
+        own = [(0, len(ids[document]))] if spans is None else spans[document]
+        loss = {place for first, count in own for place in range(first, first + count)}
+        for token in range(start, start + length):
+            alone = not out["labels"] if plan.cross_document else token == start
+            out["labels"].append(ids[document][token] if token in loss and not alone else -100)
+            out["input_ids"].append(ids[document][token])
+            out["position_ids"].append(token - start)
+            out["seq_idx"].append(number + 1)
+    count = len(out["input_ids"])
+    padding = {"input_ids": [view.pad_id] * (width - count), "labels": [-100] * (width - count),
+               "position_ids": list(range(width - count)), "seq_idx": [0] * (width - count),
+               "attention_mask": [0] * (width - count)}  # fmt: skip
+    out["attention_mask"] = [1] * count
+    left = view.padding_side == "left"
+    rows = {name: padding[name] + out[name] if left else out[name] + padding[name] for name in out}
+    return rows if view.isolated else {name: rows[name] for name in ("input_ids", "labels", "attention_mask")}
+
+
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory):
+    ids = texts(50, 40)
+    return ids, opened(documents(tmp_path_factory.mktemp("fifty") / "texts", ids))
+
+
+@pytest.mark.parametrize("given", LAYOUTS, ids=str)
+@pytest.mark.parametrize("kind", ["texts", "chats"])
+@pytest.mark.parametrize("pad", [None, 7, 70_000])
+@pytest.mark.filterwarnings("ignore:.*nothing would be learned")
+def test_every_row_is_what_the_documents_say(tmp_path, given, kind, pad):
+    ids, spans = (texts(40, 60), None) if kind == "texts" else chats(40, 60)
+    view = opened(documents(tmp_path / "t", ids, spans, pad=pad)).rows(**given)
+    assert view.pad_id == (1 if pad is None else pad)
+    batch = view.batch(range(len(view)))
+    for row in range(len(view)):
+        expected = expected_row(view, row, 24, ids, spans)
+        assert {name: value[row].tolist() for name, value in batch.items()} == expected
+        assert {name: value.tolist() for name, value in view[row].items()} == expected
+    assert view.tokens + sum(view.tokens_dropped.values()) == sum(map(len, ids))
+    assert 0 < view.packing_efficiency <= 1
+    assert len(repr(view).splitlines()) <= 5
+
+
+@pytest.mark.parametrize("bad", [-51, 50, 1000])
+def test_a_row_that_does_not_exist_is_an_index_error_of_this_package(fifty, bad):
+    view = fifty[1].rows(pad=64)
+    assert torch.equal(view[-1]["input_ids"], view[49]["input_ids"])
+    assert len(list(view)) == 50  # iteration ends with IndexError
+    for ask in (lambda: view[bad], lambda: view.batch([0, bad]), lambda: view.__getitems__([bad])):
+        with pytest.raises(IndexError) as caught:
+            ask()
+        assert isinstance(caught.value, UsageError)
+        assert str(bad) in caught.value.what
+
+
+def test_negative_rows_of_a_combined_view_serve_nothing_else(fifty):
+    view = combine([fifty[1].rows(pad=64)] * 2)
+    with pytest.raises(UsageError, match="rows="):
+        view.batch([-1])
+    assert torch.equal(view[-1]["input_ids"], view[99]["input_ids"])
+
+
+def test_a_width_that_is_too_small_names_the_row(fifty):
+    view = fifty[1].rows(pad=64)
+    longest = int(view.row_lengths.argmax())
+    with pytest.raises(UsageError, match=f"width=4: row {longest} has") as caught:
+        view.batch(range(50), width=4)
+    assert caught.value.where.startswith("data.jsonl:")
+    assert view.batch([0], width=128)["input_ids"].shape == (1, 128)
+
+
+def test_several_lengths(fifty):
+    ids, cache = fifty
+    view = cache.rows(pad=64, lengths=[16, 32, 64])
+    assert view.lengths == (16, 32, 64)
+    shapes = set()
+    for batch in view.loader(batch_size=4):
+        shapes.add(tuple(batch["input_ids"].shape))
+        assert (batch["attention_mask"].sum(1) <= batch["input_ids"].shape[1]).all()
+    assert len(shapes) > 1
+    assert {shape[1] for shape in shapes} <= {16, 32, 64}
+    report = view.plan(batch_size=4)
+    assert [bucket.bucket.dims["length"] for bucket in report.buckets] == [16, 32, 64]
+    assert sum(bucket.samples for bucket in report.buckets) == 50
+    whole = view.loader(batch_size=4, remainder="pad", fields=["names"])
+    assert sum(int((~batch["is_pad_row"]).sum()) for batch in whole) == 50
+    assert len(ids) == 50
+
+
+def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
+    view = fifty[1].rows(pad=64)
+    tokens = trainable = 0
+    for batch in view.loader(batch_size=8, remainder="pad", fields=["meta", "names"]):
+        pad = batch["is_pad_row"]
+        assert (batch["labels"][pad] == -100).all()
+        assert (batch["attention_mask"][pad].sum(1) > 0).all()
+        tokens += batch["meta"]["tokens"]
+        trainable += batch["meta"]["trainable_tokens"]
+        assert len(batch["names"]) == 8
+    assert tokens == view.tokens
+    assert trainable == view.tokens - 50
+    with pytest.warns(UserWarning, match="hold padding only"):
+        list(view.loader(batch_size=1, rank=0, world_size=8, remainder="pad"))
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({}, "needs one of pack, pad and chunk"), ({"pack": 8, "pad": 8}, "pack=8, pad=8"), ({"pack": 1}, "pack=1"), ({"pack": 2.5}, "pack=2.5"),
+    ({"pad": 8, "padding_side": "top"}, "padding_side='top'"), ({"pack": 8, "lengths": [4, 8]}, "lengths: not with pack="),
+    ({"chunk": 8, "overflow": "drop"}, "overflow: not with chunk="), ({"pad": 8, "last_chunk": "drop"}, "last_chunk: not with pad="),
+    ({"pad": 8, "overflow": "skip"}, "overflow='skip'"), ({"pad": 8, "no_loss": "keep"}, "no_loss='keep'"),
+    ({"pad": 8, "field": "ids"}, "field='ids'"), ({"pad": 64, "lengths": [32]}, "lengths="),
+])  # fmt: skip
+def test_options_that_are_not_allowed(fifty, given, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        fifty[1].rows(**given)
+    assert caught.value.fix
+
+
+def test_conversations_are_not_cut_unless_asked_for(tmp_path):
+    ids, spans = chats(30, 60)
+    cache = opened(documents(tmp_path / "t", ids, spans))
+    with pytest.raises(PlanError, match="longer than 16 tokens"):
+        cache.rows(pack=16)
+    with pytest.warns(UserWarning, match="nothing would be learned"):
+        view = cache.rows(pad=16, overflow="truncate_right")
+    assert {reason for reason, _, _ in view.dropped} <= {"truncated", "no_loss"}
+    assert view.tokens_dropped["truncated"] > 0
+    with pytest.raises(PlanError, match="makes no row of tokens"):
+        opened(documents(tmp_path / "e", [[5, 1]], [[]], loss="assistant")).rows(pad=16)
+    with pytest.warns(UserWarning, match="are left out: nothing would be learned of them; the first is data.jsonl:2"):
+        opened(documents(tmp_path / "s", [[5, 6, 1], [5, 1]], [[(0, 3)], []])).rows(pad=16)
+
+
+def test_views_are_equal_by_content_and_travel(fifty):
+    view = fifty[1].rows(pack=64)
+    copy = pickle.loads(pickle.dumps(view))
+    assert view == copy == fifty[1].rows(pack=64)
+    assert hash(view) == hash(copy)
+    assert view != fifty[1].rows(pad=64)
+    assert torch.equal(copy.batch([1])["labels"], view.batch([1])["labels"])
+    assert view.transform({"row": [0, 1]})["input_ids"].shape == (2, 64)
+    assert view.segments(view.batch([0, 1]))["cu_seqlens"][-1] == 128
+
+
+def test_combined_views_serve_both_in_exact_proportions(fifty, tmp_path):
+    other = opened(documents(tmp_path / "few", texts(10, 40, seed=9))).rows(pad=64)
+    one = fifty[1].rows(pad=64)
+    for by, held in (("rows", (50, 10)), ("tokens", (one.tokens, other.tokens)), ("documents", (50, 10))):
+        mixed = combine([one, other], weights=[3, 1], by=by, samples=40)
+        counts = [source.samples for source in mixed.plan(batch_size=4).sources]
+        assert sum(counts) == 40
+        expected = 40 * 3 * (50 / held[0]) / (3 * (50 / held[0]) + 10 / held[1])
+        assert counts[0] == pytest.approx(expected, abs=1)
+    loader = mixed.loader(batch_size=4)
+    assert sum(len(batch["input_ids"]) for batch in loader) == 40
+    seen = loader.samples_seen()
+    assert [one.samples for one in seen.values()] == counts
+    with pytest.raises(UsageError, match="cannot be in one batch"):
+        combine([one, fifty[1].rows(pad=32)])
+
+
+def test_a_damaged_document_is_named(tmp_path):
+    root = documents(tmp_path / "t", texts(30))
+    cache = opened(root)
+    flip_byte(root, cache.snapshots[0], field="input_ids", row=4)
+    with pytest.raises(CorruptEntryError) as caught:
+        cache.rows(pad=64).batch([4])
+    assert caught.value.sample.startswith("data.jsonl:")
+    assert "data.mdb" in caught.value.where
+
+
+@pytest.fixture(scope="module")
+def model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=1100, num_key_value_heads=2, **sizes)).eval()
+
+
+@pytest.mark.parametrize("form", ["transformers", "flat"])
+def test_packed_documents_do_not_see_each_other_in_a_real_model(tmp_path, model, form):
+    """The README's way, ``model(**batch)``: changing document A leaves the logits of document B alone."""
+    ids = texts(24, 30)
+    changed = [[token + 7 if token > 1 else token for token in one] for one in ids]
+    views = [opened(documents(tmp_path / name, one)).rows(pack=64) for name, one in (("a", ids), ("b", changed))]
+    (plan,) = views[0].row_plans
+    row = next(row for row in range(len(plan)) if len(plan.pieces(row)) > 1)
+    first = int(plan.length[plan.pieces(row)[0]])
+    batches = [dict(view.loader(batch_size=1, format=form).batch([row])) for view in views]
+    mixed = batches[0] | {"input_ids": batches[0]["input_ids"].clone()}
+    mixed["input_ids"][0, :first] = batches[1]["input_ids"][0, :first]
+    with torch.no_grad():
+        before, after = (model(**batch).logits[0] for batch in (batches[0], mixed))
+        alone = model(
+            input_ids=batches[0]["input_ids"][:, first : int(plan.length[plan.pieces(row)[1]]) + first]
+        ).logits[0]
+    assert not torch.allclose(before[:first], after[:first])
+    assert torch.allclose(before[first:], after[first:], atol=1e-6)
+    assert torch.allclose(before[first : first + len(alone)], alone, atol=1e-5)
+    collated = views[0].collator(form)(views[0].__getitems__([row]))
+    assert collated["use_cache"] is False

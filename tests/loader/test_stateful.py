@@ -1,0 +1,58 @@
+"""torchdata's StatefulDataLoader over the loader's sampler and dataset: goes on exactly, with and without workers."""
+
+import copy
+
+import pytest
+from made_caches import documents, opened, texts
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+WAYS = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+@pytest.fixture(params=["samples", "rows"])
+def make(request, many, tmp_path):
+    if request.param == "samples":
+        return many.loader, lambda batches: [batch["names"] for batch in batches]
+    view = opened(documents(tmp_path / "t", texts(17, 60))).rows(pad=64, lengths=[16, 32, 64])
+    return view.loader, lambda batches: [batch["input_ids"].tolist() for batch in batches]
+
+
+def stateful(loader, more):
+    return StatefulDataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, **more)
+
+
+@pytest.mark.parametrize("more", WAYS, ids=str)
+@pytest.mark.parametrize("done", [1, 4])
+def test_it_goes_on_in_the_middle_of_an_epoch(make, more, done):
+    loader_of, known = make
+    whole = loader_of(batch_size=3, seed=1)
+    whole.set_epoch(2)
+    expected = known(whole)
+    loader = loader_of(batch_size=3, seed=1)
+    batches = stateful(loader, more)
+    loader.set_epoch(2)
+    iterator = iter(batches)
+    head = known(next(iterator) for _ in range(done))
+    state = copy.deepcopy(batches.state_dict())
+    del iterator
+    other = loader_of(batch_size=3, seed=1)
+    again = stateful(other, more)
+    again.load_state_dict(state)
+    assert head + known(again) == expected
+    assert known(again) == expected  # an epoch that is not named is repeated
+    other.set_epoch(3)
+    whole.set_epoch(3)
+    assert known(again) == known(whole)
+
+
+def test_the_iterable_form_without_workers(make):
+    loader_of, known = make
+    whole = loader_of(batch_size=3, seed=1)
+    expected = known(whole)
+    batches = StatefulDataLoader(loader_of(batch_size=3, seed=1).iterable(), batch_size=None)
+    iterator = iter(batches)
+    head = known(next(iterator) for _ in range(2))
+    state = copy.deepcopy(batches.state_dict())
+    again = StatefulDataLoader(loader_of(batch_size=3, seed=1).iterable(), batch_size=None)
+    again.load_state_dict(state)
+    assert head + known(again) == expected

@@ -1,0 +1,179 @@
+"""Scale and shift, posterior draws, types and flips, against their formulas."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_caches import images, latents_of, opened
+
+from latentcache.errors import UsageError
+from latentcache.identity.noise import gaussian
+from latentcache.loader.values import Affine, flipped, posterior
+
+KEYS = np.arange(96, dtype=np.uint8).reshape(3, 32)
+KINDS = [
+    {"kind": "none"}, {"kind": "scale-shift", "scale": 0.18215}, {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159},
+    {"kind": "mean-std", "scale": 2.0, "mean": (0.1, -0.2, 0.3, 0.4), "std": (1.0, 2.0, 0.5, 3.0)},
+    {"kind": "batch-norm", "patch": 2, "mean": tuple(np.linspace(-1, 1, 16)), "std": tuple(np.linspace(0.5, 2, 16))},
+]  # fmt: skip
+
+
+def reference(z, spec):
+    """In float32, as the pipelines of diffusers have it."""
+    z = z.to(torch.float32)
+    if spec["kind"] == "none":
+        return z
+    if spec["kind"] == "scale-shift":
+        return (z - spec.get("shift", 0.0)) * spec["scale"]
+    if spec["kind"] == "batch-norm":
+        z = torch.nn.functional.pixel_unshuffle(z, spec["patch"])
+    mean, std = (torch.tensor(spec[name], dtype=torch.float32).view(1, -1, 1, 1) for name in ("mean", "std"))
+    return (z - mean) / std * spec.get("scale", 1.0)
+
+
+@pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
+    z = torch.randn((3, 4, 6, 10), generator=torch.Generator().manual_seed(0)).to(stored)
+    kept, out = z.clone(), z if stored == wanted else torch.empty(z.numel(), dtype=wanted)
+    found = Affine.of(spec).apply(z, out)
+    expected = reference(kept, spec).to(wanted)
+    assert found.shape == expected.shape
+    assert torch.equal(found, expected)
+    assert found.data_ptr() == out.data_ptr()
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 300))
+def test_pieces_and_the_whole_agree(batch, channels, side):
+    z = torch.randn((batch, channels, side, 64 * (side < 40) + 1))
+    for spec in ({"kind": "scale-shift", "scale": 0.7, "shift": 0.1},
+                 {"kind": "mean-std", "mean": [0.1] * channels, "std": [2.0] * channels}):  # fmt: skip
+        assert torch.equal(Affine.of(spec).apply(z, torch.empty(z.numel())), reference(z, spec))
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(UsageError, match="unknown scaling 'cubic'"):
+        Affine.of({"kind": "cubic"})
+
+
+def test_reader_threads_start_no_team():
+    """A team is threads of the process that outlive the call."""
+    if torch.get_num_threads() < 2:
+        torch.set_num_threads(2)
+
+    def count():
+        import os
+
+        return len(os.listdir("/proc/self/task"))
+
+    def work():
+        before.append(count())
+        for spec in ({"kind": "scale-shift", "scale": 0.5}, {"kind": "mean-std", "mean": [0.0] * 16, "std": [1.0] * 16},
+                     {"kind": "batch-norm", "patch": 2, "mean": [0.0] * 64, "std": [1.0] * 64}):  # fmt: skip
+            Affine.of(spec).apply(z, torch.empty(z.numel()))
+        posterior(z, KEYS[:2], torch.empty(2, 8, 256, 256), "sample", (0, 0))
+        after.append(count())
+
+    z, before, after = torch.randn(2, 16, 256, 256).to(torch.float16), [], []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert after == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_draw_is_mean_and_deviation_times_noise(dtype):
+    made = torch.randn((3, 8, 40, 60), generator=torch.Generator().manual_seed(1)).to(dtype)
+    kept, found = made.clone(), torch.empty((3, 4, 40, 60))
+    posterior(made, KEYS, found, "sample", (5, 2))
+    for key, item, one in zip(KEYS, made.double(), found, strict=True):
+        noise = torch.from_numpy(gaussian(9600, b"read", 5, 2, key.tobytes())).double().view(4, 40, 60)
+        torch.testing.assert_close(one.double(), item[:4] + (item[4:] / 2).exp() * noise, atol=1e-5, rtol=1e-5)
+    assert torch.equal(made, kept)
+    for order in ([1], [2, 0]):
+        again = torch.empty((len(order), 4, 40, 60))
+        posterior(made[order], KEYS[order], again, "sample", (5, 2))
+        assert torch.equal(again, found[order])
+    posterior(made, KEYS, found, "mode", (0, 0))
+    assert torch.equal(found, made[:, :4].float())
+
+
+def served(loader, epoch=0):
+    loader.set_epoch(epoch)
+    return {name: latents for batch in loader for name, latents in zip(batch["names"], batch["latents"], strict=True)}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_draws_follow_from_seed_epoch_and_key_whoever_reads(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 3 + [(64, 96)] * 2, posterior="moments"))
+    first = served(cache.loader(batch_size=1, seed=3), 1)
+    assert first["00.png"].shape == (4, 8, 8)
+    assert first["00.png"].dtype == torch.float16
+    assert same(first, served(cache.loader(batch_size=3, seed=3, prefetch=0, remainder="partial"), 1))
+    ranks = [served(cache.loader(batch_size=1, seed=3, rank=rank, world_size=2), 1) for rank in range(2)]
+    assert same(first, dict(sorted((ranks[0] | ranks[1]).items(), key=lambda one: list(first).index(one[0]))))
+    for other in (served(cache.loader(batch_size=1, seed=4), 1), served(cache.loader(batch_size=1, seed=3), 2)):
+        assert not any(torch.equal(other[name], first[name]) for name in first)
+    mean = served(cache.read(latents="mode").loader(batch_size=1))
+    stored = latents_of(cache)
+    for (sample, _, _), array in stored.items():
+        assert np.array_equal(mean[f"{sample:02}.png"].numpy(), array[:4])
+
+
+def test_what_a_caller_chooses_about_values(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 3, kind="scale-shift", scale=0.5, shift=0.25))
+    raw = served(cache.read(scaled=False).loader(batch_size=1))
+    exact = served(cache.read(dtype=torch.float32).loader(batch_size=2))
+    for name, latents in served(cache.loader(batch_size=1)).items():
+        expected = (raw[name].float() - 0.25) * 0.5
+        assert torch.equal(exact[name], expected)
+        assert torch.equal(latents, expected.half())
+    assert cache.read(dtype=torch.float32) != cache
+
+
+def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 40, flip=True))
+    stored = latents_of(cache)
+    counts = []
+    for epoch in range(3):
+        loader = cache.loader(batch_size=8, seed=1)
+        found = served(loader, epoch)
+        turned = {
+            name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 1])
+        }
+        straight = {
+            name for name, latents in found.items() if np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0])
+        }
+        assert turned | straight == set(found)
+        counts.append(frozenset(turned))
+        again = cache.loader(batch_size=8, seed=1, rank=1, world_size=2)
+        assert all(torch.equal(latents, found[name]) for name, latents in served(again, epoch).items())
+    assert len(set(counts)) == 3
+    assert all(8 < len(one) < 32 for one in counts)
+    plain = served(cache.read(flip=False).loader(batch_size=8))
+    assert all(np.array_equal(latents.numpy(), stored[int(name[:2]), 0, 0]) for name, latents in plain.items())
+    for batch in cache.loader(batch_size=8):
+        keys = batch["keys"]["latents"]
+        assert [int(one) for one in keys[:, 1]] == batch["crop_top_left"][:, 1].tolist()  # the variant's own columns
+
+
+def test_flips_are_drawn_by_content_alone():
+    turns = flipped(np.concatenate([KEYS] * 50), (0, 0)).reshape(50, 3)
+    assert (turns == turns[0]).all()
+
+
+@pytest.mark.parametrize(("given", "slug"), [({"flip": True}, "no-flips"), ({"latents": "sample"}, "no-moments"),
+                                            ({"latents": "mean"}, "usage"), ({"dtype": "float32"}, "usage"),
+                                            ({"dtype": torch.int32}, "usage")])  # fmt: skip
+def test_what_is_not_stored_is_refused(many, given, slug):
+    with pytest.raises(UsageError) as caught:
+        many.read(**given)
+    assert caught.value.slug == slug
+    many.read(latents="mode")  # it is what is stored
