@@ -38,7 +38,7 @@ class Reencode(Protocol):
         """Encode the inputs of these rows again, in any order.
 
         Returns:
-            Each row with its item, or why it cannot be made; the reason ``source-changed`` says that the input changed.
+            Each row with its item, or why it cannot be made; ``source-changed`` says that the input is another one.
         """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import SampleTable
 
 CATEGORIES = ("corrupt", "unverifiable", "drift", "missing", "stale", "quarantined", "touched", "ok")
 """Most severe first: a sample is in the first that fits."""
@@ -288,19 +288,6 @@ class Findings:
             return ""
         files = np.unique(np.asarray(own.file)[samples])
         return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
-
-
-def rejected_finding(item: Rejected) -> Finding:
-    """A rejected input as a finding."""
-    return Finding(
-        category="quarantined",
-        reason=item.reason,
-        path=item.name,
-        line=item.line,
-        field=item.field,
-        found=item.detail,
-        hint=item.hint or _HINTS["quarantined"],
-    )
 
 
 def hint_of(category: str) -> str:

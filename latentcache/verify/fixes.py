@@ -78,11 +78,5 @@ class Fixes:
         return shlex.quote(str(self.cache))
 
 
-def left_to_do(fix: str) -> str:
-    """What of a command that repairs first is left to do after the repair."""
-    check, _, build = fix.partition("; ")
-    return build if " --repair --yes" in check else fix
-
-
 def _joined(*parts: str) -> str:
     return " ".join(part for part in parts if part)

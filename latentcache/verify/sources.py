@@ -49,7 +49,7 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
     """
     if data is not None:
         return data
-    recorded = Path(str(snapshot.source["root"]))
+    recorded = Path(str(snapshot.source.get("data") or snapshot.source["root"]))
     relative = str(snapshot.source.get("relative", ""))
     places = [recorded, *([Path(cache, relative)] if relative else [])]
     for place in places:
@@ -159,7 +159,7 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
         known = plan.key.any(axis=1)
         planned, stored = _marks(plan.sample[known], plan.key[known]), _marks(view.sample, view.rows.row_keys())
         if len(planned) == len(stored) and bool((planned == stored).all()):
-            _check_absent(store, view, chosen, set(rejected), rejected)
+            _check_absent(store, view, chosen, set(), rejected)
             continue
         absent = np.unique(plan.sample[known][~np.isin(planned, stored)])
         extra = np.unique(view.sample[~np.isin(stored, planned)])
@@ -170,7 +170,7 @@ def check_plans(store: Store, chosen: NDArray[np.bool_]) -> None:
             field=view.name,
             hint="the rules that cut or place this sample give another item now",
         )
-        _check_absent(store, view, chosen, {*rejected, *absent.tolist()} - set(extra.tolist()), rejected)
+        _check_absent(store, view, chosen, set(absent.tolist()) - set(extra.tolist()), rejected)
 
 
 def _check_absent(

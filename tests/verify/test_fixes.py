@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from latentcache.verify.findings import Finding
-from latentcache.verify.fixes import Commands, Fixes, left_to_do
+from latentcache.verify.fixes import Commands, Fixes
 
 BUILD = "latentcache build '/d a' --out /c --allow-failed 2% --field m:K --model M --device cpu"
 AGAIN = "latentcache verify /c --reencode 9 --field m:K --model M --device cpu"
@@ -37,8 +37,3 @@ def test_every_category_has_the_command_that_mends_it(category, reason, file, ex
 def test_data_that_was_named_is_named_again():
     fix = fixes(named_data=True)(Finding(category="corrupt", reason="payload")).fix
     assert fix == f"latentcache verify /c --data '/d a' --field m:K --repair --yes; {BUILD}"
-
-
-def test_what_is_left_to_do_after_a_repair():
-    assert left_to_do(f"{REPAIR}; {BUILD}") == BUILD
-    assert left_to_do(BUILD) == BUILD
