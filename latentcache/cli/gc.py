@@ -11,6 +11,20 @@ from latentcache.cli.flags import option
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
 
+_HINTS = {
+    "superseded": "newer snapshots replace it",
+    "unreferenced": "no kept snapshot needs it",
+    "tombstoned": "its entries were copied into another shard, and no kept snapshot needs it",
+    "low-utilization": "most of its entries are unreferenced: the others are copied into a new shard",
+    "left-over": "a process died before it removed this file",
+    "damaged": "it is damaged",
+    "leased": "a reader holds a lease on its snapshot",
+    "in-use": "a kept snapshot needs entries of it",
+    "grace": "it was referenced until a moment ago, and a reader without a lease may still use it",
+    "unfinished-repair": "an unfinished repair put entries there: run it again, or build",
+    "unfinished-build": "an unfinished build may need it: run the same `latentcache build` again first",
+}
+
 
 def gc(
     cache: flags.Cache,
@@ -29,7 +43,9 @@ def gc(
 
     report = collect(cache, apply=apply, keep=keep, grace_s=grace, damaged=damaged)
     if as_json:
-        console.emit("gc", {"cache": str(cache), **report.as_json()}, exit_code=0)
+        payload = report.as_json()
+        items = [{**one, "hint": _HINTS.get(one["reason"], one["reason"])} for one in payload["items"]]
+        console.emit("gc", {"cache": str(cache), **payload, "items": items}, exit_code=0)
     else:
         _show(report)
     return 0

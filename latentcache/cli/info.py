@@ -99,7 +99,7 @@ def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
 def _quarantine(cache: Path, snapshot: Snapshot | None) -> dict[str, Any]:
     """Rejected inputs by reason, and the command that reads them again."""
     items = [rejected_item("quarantined", one) for one in snapshot.rejected] if snapshot else []
-    root = shlex.quote(str(snapshot.source["root"])) if snapshot else "DATA"
+    root = shlex.quote(str(snapshot.source.get("data") or snapshot.source["root"])) if snapshot else "DATA"
     fix = f"latentcache build {root} --out {shlex.quote(str(cache))}" if items else ""
     return {"causes": reports.causes(items), "items": items, "fix": fix}
 
@@ -171,7 +171,8 @@ def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
         lost = counted(payload["entries_lost"], "entry", "entries")
         out(f"{lost} not found: `latentcache verify {cache}` names the cause")
     if "created" in payload:
-        out(f"made {payload['created']} from {payload['source'].get('root', '')}")
+        source = payload["source"]
+        out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")
     for name, field in payload["fields"].items():
         show_field(name, field, demo=bool(payload.get("demo")))
     if quarantine:

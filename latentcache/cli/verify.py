@@ -16,7 +16,7 @@ import typer
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
-from latentcache.errors import UsageError
+from latentcache.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldRecipe
@@ -220,7 +220,10 @@ def _described(rows: FieldRows, settings: Any, recipe: Mapping[str, Any] | None,
 
     kind = rows.kind
     assert kind is not None
-    base = rows.recipe if recipe is None else kind.recipe_from_json(recipe)
+    try:
+        base = rows.recipe if recipe is None else kind.recipe_from_json(recipe)
+    except RecipeError as error:
+        raise _no_recipe(asked.recipe_file, error) from error
     cached = Cached(recipe=base, provenance={} if asked.untrusted else rows.provenance)
     context = DescribeContext(device=asked.device, check=True, check_encoder=asked.reencode is not None)
     return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
@@ -240,13 +243,17 @@ def _read_recipes(file: Path) -> dict[str, Mapping[str, Any]]:
     Raises:
         UsageError: The file holds no recipes.
     """
-    fix = "latentcache info CACHE --json > recipe.json"
     try:
         fields = json.loads(file.read_text("utf-8"))["fields"]
         return {name: field["recipe"] for name, field in fields.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"--recipe={file}: holds no recipes"
-        raise UsageError(what, where=str(file), why=f"{type(error).__name__}: {error}", fix=fix) from error
+        raise _no_recipe(file, error) from error
+
+
+def _no_recipe(file: Path | None, error: Exception) -> UsageError:
+    fix = "latentcache info CACHE --json > recipe.json"
+    why = f"{type(error).__name__}: {error}"
+    return UsageError(f"--recipe={file}: holds no recipes", where=str(file), why=why, fix=fix)
 
 
 # repair

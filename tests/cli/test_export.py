@@ -4,9 +4,11 @@ import pytest
 from datasets import load_from_disk
 from small_cache import build, draw_four
 
+from latentcache.export.run import FORMATS
+
 KEYS = {
-    "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "view", "max_length", "rows", "fill",
-    "tokens", "tokens_left", "part",
+    "schema", "command", "exit_code", "error", "cache", "out", "format", "for", "layout", "length", "rows",
+    "packing_efficiency", "tokens", "tokens_dropped", "part",
 }  # fmt: skip
 
 
@@ -19,7 +21,7 @@ def tokens(run, tmp_path):
 
 
 def test_the_keys_of_the_object(run, tokens, tmp_path):
-    value = run("export", tokens, tmp_path / "out", "--length", 64, "--validation", 0.2, "--json").json
+    value = run("export", tokens, tmp_path / "out", "--pad", 64, "--validation", 0.2, "--json").json
     assert set(value) == KEYS
     assert value["rows"]["train"] + value["rows"]["validation"] == 40
     found = load_from_disk(str(tmp_path / "out"))
@@ -54,14 +56,14 @@ def test_the_keys_of_documents(run, tokens, tmp_path, form):
         assert (tmp_path / f"out/{split}{suffix}").stat().st_size == 2 * number
 
 
-def test_a_share_says_that_it_is_one(run, tokens, tmp_path):
+def test_a_part_says_that_it_is_one(run, tokens, tmp_path):
     part = tmp_path / "part"
     assert run("build", tmp_path / "data.jsonl", "--tokenizer", "stub", "--part", "0/2", "--out", part).status == 0
     done = run("export", part, tmp_path / "out", "--to", "datatrove")
-    assert "these are part 0/2 of the records" in done.out
+    assert "this is part 0/2 of DATA" in done.out
     assert json.loads((tmp_path / "out/latentcache.json").read_text())["part"] == "0/2"
     whole = run("export", tokens, tmp_path / "whole", "--to", "datatrove")
-    assert "these are share" not in whole.out
+    assert "this is part" not in whole.out
 
 
 def test_an_empty_folder_by_a_link_is_filled_where_it_lies(run, tokens, tmp_path):
@@ -73,22 +75,22 @@ def test_an_empty_folder_by_a_link_is_filled_where_it_lies(run, tokens, tmp_path
 
 
 def test_the_keys_of_shards(run, tokens, tmp_path):
-    value = run("export", tokens, tmp_path / "out", "--to", "mds", "--length", 50, "--json").json
-    assert set(value) == KEYS - {"for", "fill"} | {"dtype"}
-    assert (value["view"], value["tokens"]["train"]) == ("blocks", 50 * value["rows"]["train"])
-    assert 0 < value["tokens_left"]["train"]["tail"] < 50
-    words = ("--to", "mds", "--length", 50, "--view", "padded", "--overflow", "truncate_right")
+    value = run("export", tokens, tmp_path / "out", "--to", "mds", "--chunk", 50, "--json").json
+    assert set(value) == KEYS - {"for", "packing_efficiency"} | {"dtype"}
+    assert (value["layout"], value["tokens"]["train"]) == ("chunk", 50 * value["rows"]["train"])
+    assert 0 < value["tokens_dropped"]["train"]["last_chunk"] < 50
+    words = ("--to", "mds", "--pad", 50, "--overflow", "truncate_right")
     value = run("export", tokens, tmp_path / "padded", *words, "--json").json
-    assert (value["rows"]["train"], value["view"]) == (40, "padded")
+    assert (value["rows"]["train"], value["layout"]) == (40, "pad")
 
 
 @pytest.mark.parametrize(
     ("words", "said", "following"),
     [
         (("--to", "megatron"), "train: 40 documents", "--train-data-path {out}/train"),
-        (("--to", "datatrove"), "each of them ends with id 257", "'{out}/train', seq_len=N, token_size=2)"),
-        (("--to", "mds", "--length", 64), "rows of 64 tokens", "local: {out}, split: train, max_seq_len: 64"),
-        (("--to", "mds", "--length", 64, "--view", "padded"), "rows of up to 64 tokens", "max_seq_len: 64"),
+        (("--to", "datatrove"), "every document ends with id 257", "'{out}/train', seq_len=N, token_size=2)"),
+        (("--to", "mds", "--chunk", 64), "rows of 64 tokens", "local: {out}, split: train, max_seq_len: 64"),
+        (("--to", "mds", "--pad", 64), "rows of up to 64 tokens", "max_seq_len: 64"),
     ],
 )
 def test_other_formats_say_what_comes_next(run, tokens, tmp_path, words, said, following):
@@ -109,53 +111,52 @@ def test_documents_that_end_with_several_ids(run, tmp_path):
 CHAT = [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]
 
 
-@pytest.mark.parametrize("words", [("--to", "megatron"), ("--to", "datatrove"), ("--to", "mds", "--length", 64)])
+@pytest.mark.parametrize("words", [("--to", "megatron"), ("--to", "datatrove"), ("--to", "mds", "--chunk", 64)])
 def test_labels_that_would_be_lost_are_rejected(run, tmp_path, words):
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
     assert run("build", tmp_path / "chats.jsonl", "--tokenizer", "stub", "--out", tmp_path / "cache").status == 0
     done = run("export", tmp_path / "cache", tmp_path / "out", *words, "--json")
     assert (done.status, done.error["where"]) == (2, "chats.jsonl:1")
-    assert "has no labels, and 1 of 1 documents have tokens that carry no loss" in done.error["what"]
+    assert "has no labels, and 1 of 1 documents have tokens without loss" in done.error["what"]
     assert not (tmp_path / "out").exists()
     words_all = ("--tokenizer", "stub", "--loss", "all", "--out", tmp_path / "all")
     assert run("build", tmp_path / "chats.jsonl", *words_all).status == 0
-    length = ("--length", 8) if "mds" in words else ()
+    length = ("--chunk", 8) if "mds" in words else ()
     assert run("export", tmp_path / "all", tmp_path / "out", *words[:2], *length).status == 0
 
 
 @pytest.mark.parametrize("trainer", ["plain", "llama-factory", "trl", "unsloth", "axolotl"])
 def test_it_says_what_comes_next(run, tokens, tmp_path, trainer):
-    done = run("export", tokens, tmp_path / "out", "--length", 64, "--for", trainer)
+    done = run("export", tokens, tmp_path / "out", "--pad", 64, "--for", trainer)
     assert done.status == 0
     assert "train: 40 rows of 64 tokens" in done.out
     assert str(tmp_path / "out") in done.out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("view", ["packed", "blocks"])
-def test_other_views(run, tokens, tmp_path, view):
-    value = run("export", tokens, tmp_path / "out", "--length", 128, "--view", view, "--json").json
+@pytest.mark.parametrize("layout", ["pack", "chunk"])
+def test_other_layouts(run, tokens, tmp_path, layout):
+    value = run("export", tokens, tmp_path / "out", f"--{layout}", 128, "--json").json
     assert value["rows"]["train"] < 40
-    assert value["fill"]["train"] > 0.85
-    assert "label" in load_from_disk(str(tmp_path / "out"))["train"].column_names[1] or view == "blocks"
+    assert value["packing_efficiency"]["train"] > 0.85
+    assert "label" in load_from_disk(str(tmp_path / "out"))["train"].column_names[1] or layout == "chunk"
 
 
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
         (("--to", "csv"), "--to hf-disk|megatron|datatrove|mds"),
-        (("--view", "torn"), "--view padded|packed|blocks"),
-        (("--length", "60"), "--length 56 or --length 64"),
+        (("--pad", "60"), "rows of 56 or 64 tokens"),
+        (("--pad", "64", "--pack", "64"), "--pad N or --pack N or --chunk N"),
         (("--for", "nobody"), "--for plain|llama-factory|trl|axolotl|unsloth"),
-        (("--for", "axolotl", "--view", "packed"), "--view padded"),
-        (("--for", "trl", "--padding-side", "left"), "pad on the right, or export the packed view"),
-        (("--view", "packed", "--padding-side", "left"), "leave it out: full rows have no side"),
-        (("--view", "blocks", "--overflow", "drop"), "leave it out: blocks cut documents anyway"),
+        (("--for", "axolotl", "--pack", "64"), "--pad N"),
+        (("--for", "trl", "--padding-side", "left"), "pad on the right, or export packed rows: --pack N"),
+        (("--pack", "64", "--padding-side", "left"), "leave it out"),
+        (("--chunk", "64", "--overflow", "drop"), "leave it out"),
     ],
 )
 def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_path, words, fix):
-    done = run(
-        "export", tokens, tmp_path / "out", *(() if "--length" in words else ("--length", 64)), *words, "--json"
-    )
+    length = () if {"--pad", "--pack", "--chunk"} & set(words) else ("--pad", 64)
+    done = run("export", tokens, tmp_path / "out", *length, *words, "--json")
     assert done.status == 2
     assert done.error["fix"] == fix
     assert not (tmp_path / "out").exists()
@@ -163,6 +164,61 @@ def test_what_cannot_be_is_rejected_before_anything_is_written(run, tokens, tmp_
 
 def test_a_cache_of_pictures_has_no_rows(run, tmp_path):
     build(draw_four(tmp_path / "images"), tmp_path / "cache")
-    done = run("export", tmp_path / "cache", tmp_path / "out", "--length", 64, "--json")
-    assert done.status in (2, 3)
-    assert "open_cache" in str(done.error)
+    done = run("export", tmp_path / "cache", tmp_path / "out", "--pad", 64, "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+
+
+SAID = {"pad": 64, "pack": 64, "for": "plain", "overflow": "drop", "padding-side": "right"}
+
+
+@pytest.mark.parametrize("form", ["megatron", "datatrove", "mds"])
+@pytest.mark.parametrize("flag", SAID)
+def test_a_flag_that_a_format_does_not_take(run, tokens, tmp_path, form, flag):
+    length = ("--pad", 64) if form == "mds" and flag not in ("pad", "pack") else ()
+    done = run("export", tokens, tmp_path / "out", "--to", form, *length, f"--{flag}", SAID[flag], "--json")
+    if flag in FORMATS[form]:
+        assert done.status == 0
+        return
+    what = f"--{flag}: not available with --to {form}"
+    assert (done.status, done.error["what"], done.error["fix"]) == (2, what, f"leave --{flag} out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "fix"), [("hf-disk", "--pad N or --pack N or --chunk N"), ("mds", "--pad N or --chunk N")]
+)
+def test_rows_have_a_length(run, tokens, tmp_path, form, fix):
+    done = run("export", tokens, tmp_path / "out", "--to", form, "--json")
+    assert (done.status, done.error["fix"]) == (2, fix)
+
+
+def test_pyarrow_is_asked_for_before_anything_starts(run, tokens, tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.export.run.find_spec", lambda name: None)
+    done = run("export", tokens, tmp_path / "out", "--pad", 64, "--json")
+    assert (done.status, done.error["slug"]) == (2, "extra-missing")
+    assert "latentcache[hf]" in done.error["fix"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "data.jsonl"]
+    assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
+    assert "needs pyarrow" in " ".join(run("export", "--help").out.split())
+
+
+def test_a_part_without_documents(run, tokens, tmp_path):
+    done = run("export", tokens, tmp_path / "out", "--to", "megatron", "--validation", 0.000001, "--json")
+    assert (done.status, done.error["slug"]) == (1, "plan")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_tokenizer_is_named(run, tokens, tmp_path):
+    assert run("export", tokens, tmp_path / "out", "--to", "datatrove").status == 0
+    assert (tmp_path / "out/train/00000_tokens.ds.metadata").read_text().startswith("stub|2\n")
+
+
+def test_a_folder_of_the_user_is_never_deleted(run, tokens, tmp_path):
+    """OUT.partial of the user, and an OUT that exists."""
+    for name in ("out.partial", "full"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("kept")
+    assert run("export", tokens, tmp_path / "out", "--to", "megatron").status == 0
+    done = run("export", tokens, tmp_path / "full", "--to", "megatron", "--json")
+    assert (done.status, done.error["what"]) == (2, f"{tmp_path / 'full'} exists")
+    assert [(tmp_path / name / "mine").read_text() for name in ("out.partial", "full")] == ["kept", "kept"]

@@ -14,14 +14,14 @@ def cache(run, tmp_path):
 
 @pytest.fixture
 def rows(run, cache, tmp_path):
-    assert run("export", cache, tmp_path / "rows", "--length", 16).status == 0
+    assert run("export", cache, tmp_path / "rows", "--pad", 16).status == 0
     return tmp_path / "rows"
 
 
 def test_an_export_is_held_against_its_cache(run, rows, tmp_path):
     done = run("verify", rows)
     assert (done.status, done.out.splitlines()[-1]) == (
-        0, f"whether the cache itself is still true: latentcache verify {tmp_path / 'cache'}",
+        0, f"to check the cache itself: latentcache verify {tmp_path / 'cache'}",
     )  # fmt: skip
     (tmp_path / "data.jsonl").write_text('{"text": "one"}\n{"text": "three"}\n')
     assert run("build", tmp_path / "data.jsonl", "--out", tmp_path / "cache").status == 0
@@ -45,7 +45,7 @@ def test_its_fix_mends_it(run, rows, tmp_path):
 OTHERS = {
     "megatron": ("train.bin", ()),
     "datatrove": ("train/00000_tokens.ds.index", ()),
-    "mds": ("train/shard.00000.mds", ("--length", 2, "--view", "padded", "--overflow", "truncate_right")),
+    "mds": ("train/shard.00000.mds", ("--pad", 2, "--overflow", "truncate_right")),
 }
 
 
@@ -76,10 +76,23 @@ def test_every_format_is_held_against_its_cache(run, cache, tmp_path, form):
 @pytest.mark.parametrize("words", [("--repair", "--yes"), ("--tokenizer", "stub"), ("--reencode", "1"), ("--flip",)])
 def test_flags_for_caches_are_rejected(run, rows, words):
     done = run("verify", rows, *words)
-    assert (done.status, "exported rows" in done.err) == (2, True)
+    assert (done.status, "written by latentcache export" in done.err) == (2, True)
 
 
 def test_without_its_cache_nothing_is_known(run, rows, tmp_path):
     (tmp_path / "cache").rename(tmp_path / "moved")
     assert run("verify", rows, "--json").json["error"]["slug"] == "cache-not-found"
     assert run("verify", rows, "--data", tmp_path / "moved").status == 0
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "train/../../secret", "", ".", "link/a"])
+def test_metadata_name_no_file_outside_the_folder(run, rows, tmp_path, name):
+    """The metadata of a folder from elsewhere are not believed: nothing outside it is opened."""
+    (tmp_path / "secret").write_text("x")
+    (rows / "link").symlink_to(tmp_path)
+    facts = json.loads((rows / "latentcache.json").read_text())
+    facts["files"][name], facts["bytes"][name] = "00", 1
+    (rows / "latentcache.json").write_text(json.dumps(facts))
+    done = run("verify", rows, "--full", "--json")
+    assert (done.status, done.error["slug"]) == (3, "cache-damaged")
+    assert "not a file below this folder" in done.error["why"]

@@ -275,4 +275,8 @@ def test_what_the_build_was_allowed_verify_allows_until_something_else_is_said(r
 def test_values_of_a_recipe_are_said_as_people_write_them(run, shared):
     words = ["--bucket", "64x64", "--bucket", "64x96"]
     item = run("verify", shared[1], *words, "--json").json["items"][0]
-    assert (item["reason"], item["expected"], item["found"]) == ("recipe:geometry.buckets", "64x64, 64x96", "none")
+    assert (item["reason"], item["expected"], item["found"]) == (
+        "recipe:geometry.buckets",
+        "geometry.resolutions none, geometry.buckets 64x64, 64x96",
+        "geometry.resolutions 64, geometry.buckets none",
+    )
