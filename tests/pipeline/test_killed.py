@@ -28,7 +28,8 @@ case = CASES[sys.argv[3]]
 kind = field_kind(case.field)
 type(kind).work = replace(kind.work, unit_jobs=4, batch_items=4)
 slow = {name: f"{value}:delay_ms=20" for name, value in case.settings.items() if value == "stub"}
-build_cache(settings(case, Path(sys.argv[4]), recipe=slow, workers=0, batch_size=2, commit_every=2, events=Path(sys.argv[5])))
+few = {"workers": 0, "batch_size": 2, "commit_every": 2}
+build_cache(settings(case, Path(sys.argv[4]), recipe=slow, events=Path(sys.argv[5]), **few))
 """
 
 
