@@ -199,7 +199,7 @@ def run_jobs(
         stop=stop,
         low_water=max(min(2 * max(batch, crew.threads), -(-total // len(crew.devices))), 1),
         deadline=deadline_s(),
-        unit_cost=work.unit_cost,
+        weight=lambda job: job.cost / work.unit_cost if crew.kind.device == "cpu" else 1.0,
         threads=crew.threads,
         advanced=lambda: progress(crew.progress),
         warn=warn,
@@ -337,7 +337,7 @@ class _Crew:
             cost=self._cost,
         )
         self._reported[shard] = []
-        head: dict[str, Any] = to_json(opening)
+        head = {"opening": to_json(opening)}
         if not self.workers and not again:
             return WorkerThread(), head, shard
         warm = self._warm.take(device) if self._warm is not None and not again else None

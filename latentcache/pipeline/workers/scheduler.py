@@ -158,7 +158,7 @@ class Scheduler:
         stop: Looked at all the time.
         low_water: A worker with fewer jobs to encode gets the next unit.
         deadline: Seconds that a job may take without progress.
-        unit_cost: Cost that is worth one deadline.
+        weight: Deadlines that a job may take.
         threads: Preparing threads of each worker.
         advanced: Called at every look.
         warn: Told of workers that are replaced.
@@ -173,14 +173,14 @@ class Scheduler:
         stop: StopSignal,
         low_water: int,
         deadline: float,
-        unit_cost: int,
+        weight: Callable[[Job], float],
         threads: int,
         advanced: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
         self._slots = [_Slot(device) for device in devices]
         self._crew, self._stop, self._low_water, self._deadline = crew, stop, low_water, deadline
-        self._unit_cost, self._threads, self._advanced, self._warn = unit_cost, threads, advanced, warn
+        self._weigh, self._threads, self._advanced, self._warn = weight, threads, advanced, warn
         self._fresh, self._exhausted = units, False
         self._ahead: deque[WorkUnit] = deque()
         """Units to lease before fresh ones."""
@@ -264,7 +264,7 @@ class Scheduler:
 
     def _weight(self, worker: _Worker, number: int) -> float:
         job = worker.job(number)
-        return 1.0 if job is None else job.cost / self._unit_cost
+        return 1.0 if job is None else self._weigh(job)
 
     def _lease(self) -> None:
         """Units for workers that run low; the end for all if there is nothing that could come back."""

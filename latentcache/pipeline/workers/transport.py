@@ -13,10 +13,11 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import PurePath
+from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -27,6 +28,7 @@ from latentcache.errors import CacheLockedError, InterruptedBuildError, Latentca
 _LENGTHS = struct.Struct("<II")
 _CHUNK_BYTES = 1 << 18
 _PARTS = ("what", "where", "why", "fix", "slug")
+_PLAIN, _LISTS = frozenset({str, int, float, bool, type(None)}), frozenset({list, tuple, set, frozenset})
 Form = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -161,61 +163,55 @@ def channel_pair() -> tuple[Line, socket.socket]:
 
 
 def to_json(value: Any) -> Any:
-    """A value as JSON: dataclasses as mappings, bytes as hex, arrays and tuples as lists, paths as text."""
-    if value is None or (isinstance(value, str | bool | int | float) and not isinstance(value, np.generic)):
+    """A value as JSON: a dataclass is a list of its values, bytes are hex, arrays and tuples lists, paths text."""
+    kind = type(value)
+    if kind in _PLAIN:
         return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
+    if kind in _LISTS:
+        return [to_json(one) for one in value]
     if isinstance(value, Mapping):
         return {str(name): to_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json(one) for one in value]
+    if is_dataclass(kind):
+        return [getattr(value, name) if plain else to_json(getattr(value, name)) for name, plain, _ in _fields(kind)]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, PurePath):
         return str(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(getattr(value, name)) for name in _names(type(value))}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{kind.__name__} has no JSON form")
 
 
-def from_json(kind: type[_T], data: Any) -> _T:
+def from_json(kind: type[_T], data: Sequence[Any]) -> _T:
     """Inverse of :func:`to_json` for a dataclass; values typed ``Any`` stay as JSON has them.
 
     Raises:
-        KeyError, TypeError, ValueError: The data is not of this class.
+        TypeError, ValueError: The data is not of this class.
     """
-    hints = _hints(kind)  # type: ignore[arg-type]
-    return kind(**{name: _typed(hints[name], one) for name, one in data.items()})
+    pairs = zip(_fields(kind), data, strict=True)  # type: ignore[arg-type]
+    return kind(**{name: one if read is None else read(one) for (name, _, read), one in pairs})
 
 
-def _typed(hint: Any, value: Any) -> Any:
+@cache
+def _fields(kind: type) -> tuple[tuple[str, bool, Callable[[Any], Any] | None], ...]:
+    """Name of each field, whether its value is JSON already, and how it is read (None: as it is)."""
+    hints = get_type_hints(kind)
+    return tuple((field.name, hints[field.name] is str, _reader(hints[field.name])) for field in fields(kind))
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
     origin, inner = get_origin(hint), get_args(hint)
-    if value is None or hint is Any:
-        return value
     if hint is bytes:
-        return bytes.fromhex(value)
+        return bytes.fromhex
     if origin is tuple:
-        each = inner[:1] * len(value) if inner[1:] == (...,) else inner
-        return tuple(_typed(one, item) for one, item in zip(each, value, strict=True))
-    if origin in (Union, type(int | None)):
-        return _typed(next(one for one in inner if one is not type(None)), value)
-    if isinstance(hint, type):
-        if is_dataclass(hint):
-            return from_json(hint, value)
-        if issubclass(hint, PurePath):
-            return hint(value)
-    return value
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+        each = _reader(inner[0])  # tuples of one type, of any length
+        return tuple if each is None else lambda value: tuple(map(each, value))
+    if origin in (Union, UnionType):
+        some = _reader(next(one for one in inner if one is not type(None)))
+        return None if some is None else lambda value: None if value is None else some(value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(from_json, hint)
+    return hint if isinstance(hint, type) and issubclass(hint, PurePath) else None
 
 
 def error_form(error: BaseException) -> Form:

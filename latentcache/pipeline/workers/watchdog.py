@@ -133,7 +133,7 @@ class Watchdog:
     Args:
         deadline: Seconds that one job may take.
         on_cpu: True if the encoder runs on the CPU, where a batch takes as long as its items together.
-        weight: How many deadlines a job may take, by its number.
+        weight: Deadlines that a job may take, by its number; together one at least.
         heartbeat: False for a worker in a thread of this process, which has none.
     """
 
@@ -175,7 +175,8 @@ class Watchdog:
     def _allowed(self, step: Activity) -> float:
         if step.stage == OPENING:
             return _OPENING * self._deadline
-        weights = [max(self._weight(item), 1.0) for item in step.items] or [1.0]
-        if step.stage == ENCODING:
-            return self._deadline * (sum(weights) if self._on_cpu else max(weights) + len(weights) / _BATCH)
-        return self._deadline * max(weights)
+        weights = [self._weight(item) for item in step.items]
+        most = max(weights, default=0.0)
+        if step.stage == ENCODING and not self._on_cpu:
+            return self._deadline * (max(most, 1.0) + len(weights) / _BATCH)
+        return self._deadline * max(sum(weights), 1.0)

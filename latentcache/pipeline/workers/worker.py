@@ -52,6 +52,8 @@ _BEAT_S = 0.5
 #: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
 _TICK_S, _TELL_S = 0.05, 0.5
 _TELL_JOBS = 256
+#: Portions in which the jobs of a unit are prepared on the CPU.
+_CHUNKS = 64
 #: Seconds that the end of a worker waits for jobs that are being prepared; the threads end with the process anyway.
 _JOIN_S = 3.0
 #: How much preparing threads give way to the thread that encodes, which has no substitute. On two cores beside an
@@ -59,6 +61,10 @@ _JOIN_S = 3.0
 _NICER = 10
 #: Bytes of encoded items that are kept for jobs of this run with an equal ``same`` hash.
 _KEEP_BYTES = 64 << 20
+
+
+Outcome = tuple[Tracked, Read | Failure | BaseException]
+"""What preparing a job came to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +118,7 @@ class WorkerLoop:
         self.suspects: list[int] = []
         """Jobs that an error may be due to."""
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._to_prepare: queue.SimpleQueue[Tracked | None] = queue.SimpleQueue()
+        self._to_prepare: queue.SimpleQueue[list[Tracked] | None] = queue.SimpleQueue()
         self._preparing: dict[int, Tracked] = {}
         self._remaining = 0
         self._waiting: dict[int, list[Candidate]] = {}
@@ -169,8 +175,22 @@ class WorkerLoop:
         known = [one for one in tracked if one.job.content]
         self.jobs.look_up(known, [one.job.content for one in known])
         self._inbox.put(unit)
-        for one in tracked:
-            self._to_prepare.put(one)
+        for chunk in self._chunks(tracked):
+            self._to_prepare.put(chunk)
+
+    def _chunks(self, jobs: Sequence[Tracked]) -> Iterator[list[Tracked]]:
+        """Jobs as they are prepared one after the other: several of a cheap kind, to save turns of threads."""
+        most = self.kind.work.unit_cost // _CHUNKS if self.kind.device == "cpu" else 0
+        chunk: list[Tracked] = []
+        cost = 0
+        for one in jobs:
+            chunk.append(one)
+            cost += one.job.cost
+            if cost >= most:
+                yield chunk
+                chunk, cost = [], 0
+        if chunk:
+            yield chunk
 
     def abandon(self) -> None:
         """Commit what is finished and write nothing more; for a worker in a thread that hangs."""
@@ -201,8 +221,9 @@ class WorkerLoop:
                 self._units[found.number] = found
                 self._remaining += found.unmade
             elif found is not None:
-                self._remaining -= 1
-                self._take(*found)
+                self._remaining -= len(found)
+                for tracked, outcome in found:
+                    self._take(tracked, outcome)
             elif self._hurry():
                 self._encode(max(self._waiting, key=lambda group: _held(self._waiting[group])))
             self._fetch(wait=not self._remaining and not self._waiting)
@@ -243,7 +264,7 @@ class WorkerLoop:
             tracked.stale, tracked.missing = False, None
             self.budget.release(sum(one.num_bytes for one in outcome.items) if isinstance(outcome, Read) else 0)
             self._remaining += 1
-            self._to_prepare.put(tracked)
+            self._to_prepare.put([tracked])
             return
         if isinstance(outcome, BaseException):
             self.suspects = [tracked.index]
@@ -437,7 +458,7 @@ class WorkerLoop:
         tracked.made, tracked.missing = False, None
         tracked.unit = self._units[-1 - tracked.index] = Unit(-1 - tracked.index, 1)
         self._remaining += 1
-        self._to_prepare.put(tracked)
+        self._to_prepare.put([tracked])
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
         """One preparing thread."""
@@ -446,26 +467,32 @@ class WorkerLoop:
             from latentcache.images.resize import thread_setup
 
             thread_setup()
-        while (tracked := self._to_prepare.get()) is not None and not self.stopping.is_set():
-            outcome = self._within_budget(producer, tracked, row)
-            if outcome is None:
+        while (chunk := self._to_prepare.get()) is not None and not self.stopping.is_set():
+            outcomes = self._within_budget(producer, chunk, row)
+            if outcomes is None:
                 return
-            self._inbox.put((tracked, outcome))
+            self._inbox.put(outcomes)
 
-    def _within_budget(self, producer: Producer, tracked: Tracked, row: int) -> Read | Failure | BaseException | None:
-        """Prepare a job while holding the bytes it needs; None if the worker is ending."""
+    def _within_budget(self, producer: Producer, chunk: Sequence[Tracked], row: int) -> list[Outcome] | None:
+        """Prepare jobs while holding the bytes they need; None if the worker is ending."""
+        cost_bytes = self.kind.work.cost_bytes
         try:
-            needed = producer.host_bytes(tracked.job) or self.kind.work.cost_bytes * tracked.job.cost
+            needed = sum(producer.host_bytes(one.job) or cost_bytes * one.job.cost for one in chunk)
         except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-            return error
+            return [(one, error) for one in chunk]
         if not self.budget.acquire(needed):
             return None
-        self._preparing[threading.get_ident()] = tracked
-        with self.board.doing(row, PREPARING, (tracked.index,)):
-            outcome = self._prepare(producer, tracked.job)
-        kept = sum(item.num_bytes for item in outcome.items) if isinstance(outcome, Read) else 0
+        outcomes: list[Outcome] = []
+        kept = 0
+        with self.board.doing(row, PREPARING, [one.index for one in chunk]):
+            for one in chunk:
+                self._preparing[threading.get_ident()] = one
+                outcome = self._prepare(producer, one.job)
+                outcomes.append((one, outcome))
+                if isinstance(outcome, Read):
+                    kept += sum(item.num_bytes for item in outcome.items)
         self.budget.release(needed - kept)
-        return outcome
+        return outcomes
 
     def _prepare(self, producer: Producer, job: Job) -> Read | Failure | BaseException:
         try:
@@ -513,7 +540,7 @@ def serve(
             channel.send("answer", **_answer(message))
         if message is None or message.kind != "open":
             return
-        opening = from_json(Opening, message.head)
+        opening = from_json(Opening, message["opening"])
         loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
         opened(loop)
         threading.Thread(target=_listen, args=(loop, on_loss), name="listener", daemon=True).start()

@@ -19,9 +19,8 @@ from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.run import Task, cut, make_again, worker_count
+from latentcache.pipeline.run import cut, make_again, worker_count
 from latentcache.pipeline.workers.events import EventLog
-from latentcache.pipeline.workers.transport import to_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 
@@ -100,7 +99,7 @@ def test_files_with_equal_bytes_are_encoded_once(squares, workers):
 
 def test_the_second_of_two_equal_files_fails_by_itself(squares):
     result = squares.run(["bad fail-encode", "bad fail-encode", "good"])
-    assert [(sample, why.reason, why.stat[0]) for sample, why in result.failed] == [
+    assert sorted((sample, why.reason, why.stat[0]) for sample, why in result.failed) == [
         (0, "bad-toy", 15),
         (1, "bad-toy", 15),
     ]
@@ -389,11 +388,6 @@ def test_items_are_made_again_without_storing(toy):
     failed = {one.job.sample for one in found if not hasattr(one.made, "array")}
     assert failed == {1, 3}
     assert not toy.stored()
-
-
-def test_a_task_travels_as_json(toy):
-    assert json.loads(json.dumps(to_json(toy.task())))["field"] == toy.name
-    assert isinstance(toy.task(), Task)
 
 
 def test_runs_outside_the_main_thread(toy):
