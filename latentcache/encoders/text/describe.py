@@ -182,7 +182,7 @@ def _completed(
         # A cache of texts alone carries loss everywhere; that is no choice for conversations that come later.
         loss=given.loss or (before.loss if before.chat_template or before.loss != "all" else None),
         add_bos=before.add_bos if given.add_bos is None and same else given.add_bos,
-        template_options=given.template_options or before.template_options,
+        template_options=given.template_options or (before.template_options if same else None),
         add_eos=before.add_eos if given.add_eos is None else given.add_eos,
         control_tokens=not before.split_control if given.control_tokens is None else given.control_tokens,
     )

@@ -4,14 +4,14 @@ import pytest
 from made_templates import CHATML, COUNTING, GEMMA, LLAMA3, MISTRAL, THINKING, UNASKED, tagged, untagged
 
 from latentcache.encoders.text.chat import ChatRenderer
-from latentcache.encoders.text.special import ControlStrings
+from latentcache.encoders.text.special import SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.identity.template import pin_clock
 from latentcache.sources.records import Message, chat_record
 
 NAMES = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
          "<start_of_turn>", "<end_of_turn>")  # fmt: skip
-CONTROL = ControlStrings(
+CONTROL = SpecialTokens(
     {"added_tokens": [{"id": n, "content": name, "special": True} for n, name in enumerate(NAMES)]}
 )
 ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "gemma": "<end_of_turn>"}
@@ -81,13 +81,13 @@ def test_a_header_that_is_not_prompted_for_is_not_learned():
     assert learned(UNASKED, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
-def test_a_template_that_changes_what_stands_before_is_refused():
+def test_a_template_that_changes_what_stands_before_is_rejected():
     with pytest.raises(UnusableSampleError) as caught:
         learned(COUNTING, TWO)
     assert caught.value.slug == "template-rewrites"
 
 
-def test_an_order_that_the_template_refuses_is_refused_with_its_words():
+def test_an_order_that_the_template_refuses_is_rejected_with_its_words():
     with pytest.raises(UnusableSampleError, match="roles must alternate") as caught:
         learned(untagged(MISTRAL), say(("user", "a"), ("user", "b"), ("assistant", "c")))
     assert caught.value.slug == "template"

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_tokenizers import byte_level
 
-from latentcache.encoders.text.engines import ReferenceEngine, runs_of
+from latentcache.encoders.text.engines import ReferenceEngine, token_spans
 
 
 @given(st.lists(st.integers(0, 4), max_size=12), st.lists(st.integers(0, 30), max_size=6))
@@ -13,7 +13,7 @@ def test_runs_are_the_tokens_that_a_span_touches(lengths, borders):
     begins = ends - np.array(lengths, dtype=np.int64)
     borders = sorted(set(borders))
     spans = list(zip(borders[::2], borders[1::2], strict=False))
-    runs = runs_of(begins, ends, spans)
+    runs = token_spans(begins, ends, spans)
     found = {token for start, number in runs.tolist() for token in range(start, start + number)}
     wanted = {
         token
@@ -28,7 +28,7 @@ def test_runs_are_the_tokens_that_a_span_touches(lengths, borders):
 
 def test_a_token_that_straddles_the_border_is_learned():
     begins, ends = np.array([0, 2, 4]), np.array([2, 4, 6])
-    assert runs_of(begins, ends, [(3, 5)]).tolist() == [[1, 2]]
+    assert token_spans(begins, ends, [(3, 5)]).tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -38,7 +38,7 @@ def test_ids_are_those_of_the_library_in_the_dtype(dtype):
     texts = ["hello world", "", "été"]
     wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     assert [ids.tolist() for ids in engine.ids(texts)] == wanted
-    assert [ids.tolist() for ids, _ in engine.ids_and_runs(texts, [[(0, 5)], [], []])] == wanted
+    assert [ids.tolist() for ids, _ in engine.ids_and_spans(texts, [[(0, 5)], [], []])] == wanted
     assert {ids.dtype for ids in engine.ids(texts)} == {np.dtype(dtype)}
 
 

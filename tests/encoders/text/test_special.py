@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 from made_tokenizers import byte_level, unigram
 from tokenizers import Tokenizer
 
-from latentcache.encoders.text.special import CLOSE, MARK, OPEN, ControlStrings, guarded
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded
 
 ADDED = [
     {"id": 7, "content": "<|end|>", "special": True},
     {"id": 8, "content": "<|end|>>", "special": True},
     {"id": 9, "content": "<tool>", "special": False},
 ]
-CONTROL = ControlStrings({"added_tokens": ADDED})
+CONTROL = SpecialTokens({"added_tokens": ADDED})
 
 
 def test_special_tokens_are_counted_the_longest_first_and_others_are_text():
     assert CONTROL.ids == {"<|end|>": 7, "<|end|>>": 8}
     assert CONTROL.count("<|end|> <|end|>> <tool> <|end|") == 2
-    assert ControlStrings({"added_tokens": []}).count("anything") == 0
+    assert SpecialTokens({"added_tokens": []}).count("anything") == 0
 
 
 def test_what_the_template_writes_is_renamed_and_what_users_wrote_is_not():
@@ -45,9 +45,9 @@ def test_places_move_with_what_stands_between_them(pieces, data):
 
 
 @pytest.mark.parametrize("make", [byte_level, unigram], ids=["bpe", "unigram"])
-def test_names_keep_their_ids_and_control_strings_are_text(make):
+def test_names_keep_their_ids_and_special_token_text_are_text(make):
     original = json.loads(make().to_str())
-    control = ControlStrings(original)
+    control = SpecialTokens(original)
     tokenizer = Tokenizer.from_str(json.dumps(guarded(original, control.ids)))
     for name, number in control.ids.items():
         assert tokenizer.encode(f"{OPEN}{number}{CLOSE}", add_special_tokens=False).ids == [number]

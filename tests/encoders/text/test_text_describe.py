@@ -1,12 +1,23 @@
 import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
+from transformers import AutoTokenizer
 
-from latentcache.encoders.text.describe import describe_tokenizer
+from latentcache.encoders.text.describe import describe, describe_tokenizer
+from latentcache.encoders.text.protocol import TokenizerDescription
 from latentcache.encoders.text.stub import stub_description
 from latentcache.errors import LatentcacheError, UnsupportedModelError, UsageError
+from latentcache.fields.input_ids import InputIdsRecipe, InputIdsSettings
+from latentcache.fields.protocol import Cached, DescribeContext
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.identity.tokenizer import tokenizer_fingerprint
 
 ROLES = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
@@ -69,7 +80,7 @@ def test_the_stub():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"loss": "some"}, "no loss"), ({"template_options": {"a": {1}}, "chat": True}, "no JSON")],
+    [({"loss": "some"}, "--loss"), ({"template_options": {"a": {1}}, "chat": True}, "not a JSON value")],
 )
 def test_settings_that_cannot_be(folder, options, words):
     with pytest.raises(UsageError, match=words):
@@ -99,3 +110,92 @@ def test_a_file_that_the_library_does_not_take_says_why(folder):
         describe_tokenizer(str(folder), chat=False)
     assert isinstance(caught.value, LatentcacheError)
     assert caught.value.why
+
+
+def test_the_stub_rejects_settings_that_it_would_ignore(tmp_path):
+    (tmp_path / "t").write_text("x")
+    with pytest.raises(UsageError, match="--chat-template"):
+        describe_tokenizer("stub", chat=True, chat_template=tmp_path / "t")
+    with pytest.raises(UsageError, match="--template-option"):
+        describe_tokenizer("stub", chat=True, template_options={"a": 1})
+    with pytest.raises(UsageError, match="unknown option of the stub"):
+        describe_tokenizer("stub:delay_ms=x", chat=False)
+
+
+def samples(*, chat):
+    none = np.zeros((1, 16), np.uint8)
+    names = Strings.of(["a.jsonl:1"])
+    files = Files(names=Strings.of(["a.jsonl"]), stat=np.zeros((1, 6), np.uint64), content=none)
+    record = Input(content=none, file=np.zeros(1, np.int32), line=np.ones(1, np.uint32))
+    return SampleTable(names=names, files=files, inputs={"record": record}, columns={"is_chat": np.array([chat])})
+
+
+def described(settings=None, cached=None, *, chat=False, **context):
+    context = {"samples": samples(chat=chat)} | context
+    return describe(InputIdsSettings(**settings or {}), cached or Cached(), DescribeContext(**context))
+
+
+def again(found):
+    """The cache of a build, as it comes back from a manifest."""
+    recipe = InputIdsRecipe.from_json(json.loads(json.dumps(found.recipe.as_json())))
+    return Cached(recipe=recipe, provenance=json.loads(json.dumps(found.provenance)))
+
+
+def test_without_a_tokenizer_there_is_an_error_with_the_option():
+    with pytest.raises(UsageError, match="no tokenizer was given") as caught:
+        described()
+    assert "--tokenizer" in caught.value.fix
+
+
+def test_the_data_tell_whether_there_are_conversations(folder):
+    assert described({"tokenizer": str(folder)}, chat=True).recipe.chat_template
+    assert not described({"tokenizer": str(folder)}, chat=False).recipe.chat_template
+    first = described({"tokenizer": "stub"}, chat=True)
+    assert described(cached=again(first), samples=None).recipe == first.recipe
+
+
+def test_settings_that_were_not_given_follow_the_cache(folder, tmp_path):
+    (tmp_path / "t").write_text(untagged(CHATML) + " ")
+    settings = {"chat_template": tmp_path / "t", "template_options": (("a", "1"),), "control_tokens": True}
+    first = described({"tokenizer": str(folder), "loss": "all", "add_bos": True, **settings}, chat=True)
+    assert described(cached=again(first), chat=True).recipe == first.recipe
+    assert described({"loss": "assistant"}, again(first), chat=True).recipe.loss == "assistant"
+    other = described({"tokenizer": "stub"}, Cached(recipe=first.recipe), chat=False).recipe
+    assert (other.add_bos, other.template_options) == (False, ())
+
+
+def test_a_cache_of_texts_is_no_choice_of_loss_for_conversations():
+    first = described({"tokenizer": "stub"}, chat=False)
+    assert described(cached=again(first), chat=True).recipe.loss == "assistant"
+
+
+def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
+    first = described({"tokenizer": str(folder)})
+    shutil.rmtree(folder)
+    found = described({"loss": "assistant"}, again(first), check=True)
+    assert found.producer == {}
+    assert found.recipe == replace(first.recipe, loss="assistant")
+    with pytest.raises(UsageError, match="is gone"):
+        described(cached=again(first), check=True, check_encoder=True)
+
+
+def test_the_id_depends_on_nothing_but_the_tokenizer(folder, tmp_path):
+    """Used before or not, in any folder, beside other files, in any process."""
+    first = described({"tokenizer": str(folder)}, chat=True).recipe.recipe_id
+    used = AutoTokenizer.from_pretrained(str(folder))
+    used(["some words", "more"], padding=True, truncation=True, max_length=3)
+    used.save_pretrained(tmp_path / "used")
+    (tmp_path / "used" / "config.json").write_text('{"model_type": "llama"}')
+    assert described({"tokenizer": str(tmp_path / "used")}, chat=True).recipe.recipe_id == first
+    code = (
+        "import sys\n"
+        "from latentcache.encoders.text.describe import describe_tokenizer\n"
+        "print(describe_tokenizer(sys.argv[1], chat=True).recipe.recipe_id.hex())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first.hex()
+
+
+def test_a_description_travels_as_json(folder):
+    for made in (describe_tokenizer(str(folder), chat=True, template_options={"a": 1}), stub_description()):
+        assert TokenizerDescription.from_json(json.loads(json.dumps(made.as_json()))) == made

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from made_tokenizers import CHATML_TOKENS, byte_level, save
@@ -12,9 +13,13 @@ from latentcache.identity.tokenizer_files import token_ids
 ROLES = {"eos_token": "<|im_end|>"}
 
 
+def loaded_from(word):
+    return load_tokenizer(word)[0]
+
+
 def test_a_folder_and_its_file_are_the_same(tmp_path):
     save(byte_level(), tmp_path, roles=ROLES, template="t")
-    one, other = load_tokenizer(str(tmp_path)), load_tokenizer(str(tmp_path / "tokenizer.json"))
+    one, other = loaded_from(str(tmp_path)), loaded_from(str(tmp_path / "tokenizer.json"))
     assert one == other
     assert (one.special, one.id_of("eos_token"), one.id_of("bos_token")) == (ROLES, 2, None)
     assert one.chat_template == "t"
@@ -24,13 +29,13 @@ def test_what_the_run_left_is_not_read(tmp_path):
     tokenizer = byte_level()
     tokenizer.enable_truncation(5)
     save(tokenizer, tmp_path)
-    assert not {"truncation", "padding"} & set(load_tokenizer(str(tmp_path)).json)
+    assert not {"truncation", "padding"} & set(loaded_from(str(tmp_path)).json)
 
 
 def test_tokens_that_only_the_configuration_knows_are_added_as_transformers_adds_them(tmp_path):
     decoder = {"600": {"content": "<tool>", "special": False}, "601": {"content": "<pad>", "special": True}}
     save(byte_level(), tmp_path, roles={"pad_token": "<pad>"}, added_tokens_decoder=decoder)
-    loaded = load_tokenizer(str(tmp_path))
+    loaded = loaded_from(str(tmp_path))
     assert (loaded.id_of("pad_token"), token_ids(loaded.json)["<tool>"]) == (601, 600)
     assert [t["special"] for t in loaded.json["added_tokens"] if t["id"] >= 600] == [False, True]
 
@@ -39,26 +44,26 @@ def test_a_role_makes_a_token_special(tmp_path):
     tokenizer = byte_level()
     tokenizer.add_tokens([AddedToken("<end>")])
     save(tokenizer, tmp_path, roles={"eos_token": {"content": "<end>", "__type": "AddedToken"}})
-    (end,) = [t for t in load_tokenizer(str(tmp_path)).json["added_tokens"] if t["content"] == "<end>"]
+    (end,) = [t for t in loaded_from(str(tmp_path)).json["added_tokens"] if t["content"] == "<end>"]
     assert end["special"]
 
 
 def test_a_role_without_a_token_is_noted(tmp_path):
     save(byte_level(), tmp_path, roles={"pad_token": "<none>"})
-    loaded = load_tokenizer(str(tmp_path))
+    loaded = loaded_from(str(tmp_path))
     assert (loaded.special, "<none>" in loaded.notes[0]) == ({}, True)
 
 
 def test_the_default_of_several_templates(tmp_path):
     templates = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
     save(byte_level(), tmp_path, chat_template=templates)
-    assert load_tokenizer(str(tmp_path)).chat_template == "y"
+    assert loaded_from(str(tmp_path)).chat_template == "y"
 
 
 def test_roles_of_the_older_file(tmp_path):
     save(byte_level(), tmp_path)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
-    assert load_tokenizer(str(tmp_path)).special == ROLES
+    assert loaded_from(str(tmp_path)).special == ROLES
 
 
 def test_a_folder_without_the_file_goes_through_transformers(tmp_path):
@@ -67,7 +72,7 @@ def test_a_folder_without_the_file_goes_through_transformers(tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(merge) for merge in model["merges"]))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
-    loaded = load_tokenizer(str(tmp_path))
+    loaded = loaded_from(str(tmp_path))
     assert "transformers" in loaded.notes[0]
     wanted = AutoTokenizer.from_pretrained(str(tmp_path)).backend_tokenizer
     assert loaded.json["model"]["merges"] == json.loads(wanted.to_str())["model"]["merges"]
@@ -76,14 +81,14 @@ def test_a_folder_without_the_file_goes_through_transformers(tmp_path):
 
 @pytest.mark.parametrize("word", ["/none/there", "./none", "a/b/c"])
 def test_a_path_that_is_not_there_is_not_looked_up(word):
-    with pytest.raises(ModelNotFoundError, match="no tokenizer at"):
-        load_tokenizer(word)
+    with pytest.raises(ModelNotFoundError, match="no such file or folder"):
+        loaded_from(word)
 
 
 def test_a_hub_id_without_a_network_says_so(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError) as caught:
-        load_tokenizer("nobody/nothing-of-this-name")
+        loaded_from("nobody/nothing-of-this-name")
     assert "offline" in caught.value.why
     assert "hf download nobody/nothing-of-this-name" in caught.value.fix
 
@@ -101,11 +106,29 @@ def test_a_folder_that_holds_none_says_why(tmp_path, files, words):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UnsupportedModelError, match=words):
-        load_tokenizer(str(tmp_path))
+        loaded_from(str(tmp_path))
 
 
-def test_a_sentencepiece_file_alone_is_refused(tmp_path):
+def test_a_sentencepiece_file_alone_is_rejected(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(UnsupportedModelError) as caught:
-        load_tokenizer(str(tmp_path / "tokenizer.model"))
+        loaded_from(str(tmp_path / "tokenizer.model"))
     assert str(tmp_path) in caught.value.fix
+
+
+def test_a_hub_id_gives_its_commit_and_the_same_files_cold_or_warm(tmp_path, monkeypatch):
+    """A local hub cache that another tool filled lacks the configuration: it must not decide the recipe."""
+    partial, whole = tmp_path / "partial" / "snapshots" / "abc", tmp_path / "whole" / "snapshots" / "abc"
+    for folder in (partial, whole):
+        folder.mkdir(parents=True)
+        save(byte_level(), folder, roles=ROLES, add_bos_token=False)
+    (partial / "tokenizer_config.json").unlink()
+
+    def download(name, **options):
+        return str(partial if options.get("local_files_only") else whole)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: SimpleNamespace(sha="abc"))
+    loaded, commit = load_tokenizer("org/name")
+    assert (loaded.special, commit) == (ROLES, "abc")
+    assert load_tokenizer("org/name", revision="abc") == (loaded, "abc")

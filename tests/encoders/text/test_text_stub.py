@@ -12,8 +12,7 @@ def test_a_text_is_its_bytes_and_an_end():
     (document,) = open_tokenizer(stub_description()).tokenize([text_record("a", 1, "hé")])
     assert document.ids.tolist() == [*"hé".encode(), 257]
     assert document.ids.dtype == np.uint16
-    assert document.runs.tolist() == [[0, 4]]
-    assert document.content == text_record("b", 2, "hé").content
+    assert document.spans.tolist() == [[0, 4]]
 
 
 def test_the_ends_are_settings():
@@ -25,13 +24,13 @@ def test_the_ends_are_settings():
 def test_what_the_assistant_says_carries_loss_with_its_end():
     tokenizer = open_tokenizer(stub_description(chat=True))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID, ASKED, SAID))])
-    assert [document.ids[s : s + n].tolist() for s, n in document.runs.tolist()] == [[*b"ok", 260]] * 2
+    assert [document.ids[s : s + n].tolist() for s, n in document.spans.tolist()] == [[*b"ok", 260]] * 2
 
 
 def test_all_of_a_conversation_carries_loss_where_asked():
     tokenizer = open_tokenizer(stub_description(chat=True, loss="all"))
     (document,) = tokenizer.tokenize([chat_record("a", 1, (ASKED, SAID))])
-    assert document.runs.tolist() == [[0, len(document.ids)]]
+    assert document.spans.tolist() == [[0, len(document.ids)]]
 
 
 def test_a_delay_is_no_part_of_the_recipe():

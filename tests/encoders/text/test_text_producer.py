@@ -1,0 +1,77 @@
+import json
+
+import pytest
+from made_tokenizers import byte_level, save
+
+from latentcache.encoders.text import fastcheck, producer
+from latentcache.encoders.text.describe import describe_tokenizer
+from latentcache.encoders.text.producer import TokenProducer
+from latentcache.encoders.text.stub import stub_description
+from latentcache.fields.protocol import Failure, Job, Made, Output, ProducerContext
+from latentcache.sources.records import Message, chat_record, record_json, text_record
+
+
+def opened(description, **context):
+    made = json.loads(json.dumps({"tokenizer": description.as_json()}))
+    return TokenProducer(made, description.recipe, ProducerContext(root="/", **context))
+
+
+def job(record, number=0):
+    inputs = json.loads(json.dumps({"record": record_json(record)}))
+    return Job(
+        sample=number, name=f"{record.source}:{record.line}", inputs=inputs, outputs=(Output(item=0, group=0),)
+    )
+
+
+def made(tokens, *records):
+    reads = [tokens.prepare(job(record)) for record in records]
+    assert [read.content for read in reads] == [record.content for record in records]
+    return tokens.encode([item for read in reads for item in read.items]).result()
+
+
+def test_a_record_becomes_ids_with_its_columns():
+    said = Message(role="assistant", content="ok", learned=True)
+    text, turns = text_record("a", 1, "hi"), chat_record("a", 2, (Message(role="user", content="q"), said))
+    one, other = made(opened(stub_description(chat=True)), text, turns)
+    assert one.array.tolist() == [*b"hi", 257]
+    assert one.columns["control"] == 0
+    assert one.columns["spans"].tolist() == [[0, 3]]
+    ((start, number),) = other.columns["spans"].tolist()
+    assert other.array[start : start + number].tolist() == [*b"ok", 260]
+
+
+def test_a_record_without_tokens_and_one_that_fails_are_failures(tmp_path):
+    folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
+    tokens = opened(describe_tokenizer(str(folder), chat=False, add_eos=False))
+    empty, reserved, fine = made(
+        tokens, text_record("a", 1, ""), text_record("a", 2, "x\ufdd0"), text_record("a", 3, "fine")
+    )
+    assert isinstance(empty, Failure)
+    assert empty.reason == "no-tokens"
+    assert reserved.reason == "reserved-character"
+    assert isinstance(fine, Made)
+
+
+@pytest.mark.parametrize(("cost", "tried"), [(0, False), (producer.FAST_CHARACTERS, True)])
+def test_much_text_goes_through_the_fast_engine_if_that_is_right(tmp_path, monkeypatch, cost, tried):
+    monkeypatch.setattr(fastcheck, "_RANGES", ((0x20, 0x300),))
+    folder = save(byte_level(), tmp_path, roles={"eos_token": "<|im_end|>"})
+    warnings = []
+    tokens = opened(describe_tokenizer(str(folder), chat=False), cost=cost, warn=warnings.append)
+    (found,) = made(tokens, text_record("a", 1, "some words"))
+    assert (tokens._tokenizer._fast is not None) is tried
+    (again,) = made(opened(describe_tokenizer(str(folder), chat=False)), text_record("a", 1, "some words"))
+    assert found.array.tolist() == again.array.tolist()
+    assert warnings == []
+
+
+def test_a_tokenizer_without_a_fast_engine_says_so_once(tmp_path):
+    from made_tokenizers import unigram
+
+    folder = save(unigram(), tmp_path, roles={"eos_token": "</s>", "unk_token": "<unk>"})
+    warnings = []
+    tokens = opened(describe_tokenizer(str(folder), chat=False), cost=1 << 40, warn=warnings.append)
+    for _ in range(2):
+        made(tokens, text_record("a", 1, "some words"))
+    assert len(warnings) == 1
+    assert "Unigram" in warnings[0]
