@@ -77,6 +77,12 @@ class Strings(Sequence[str]):
         """A column of the strings at these positions."""
         return Strings.of(self.take(positions))
 
+    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
+        """Lengths and bytes of the strings from ``start`` to ``stop``, without making strings."""
+        bounds = self._bounds[start : stop + 1]
+        text = self._text[bounds[0] : bounds[-1]]
+        return np.diff(bounds), text.encode() if isinstance(text, str) else text
+
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _SLICE):
             yield from self.take(np.arange(start, min(start + _SLICE, len(self))))

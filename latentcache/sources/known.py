@@ -23,7 +23,7 @@ _SLICE = 1 << 14
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once."""
-    front = len(names) if names == others else _equal_front(names, others)
+    front = _equal_front(names, others)
     place = np.full(len(names), -1, dtype=np.int64)
     place[:front] = np.arange(front)
     if front < len(names) and front < len(others):
@@ -44,21 +44,25 @@ def _take(names: Strings, first: int, last: int) -> list[str]:
 def _equal_front(names: Strings, others: Strings) -> int:
     """How many names are equal from the front, in whole blocks but for the end."""
     least = min(len(names), len(others))
-    for block in _blocks(least):
-        if _take(names, block.start, block.stop) != _take(others, block.start, block.stop):
-            return int(block.start)
-    return least
+    differing = (block.start for block in _blocks(least) if not _equal(names, others, block.start, block.start, block))
+    return next(differing, least)
 
 
 def _equal_back(names: Strings, others: Strings, front: int) -> int:
     back, least = 0, min(len(names), len(others)) - front
     while back < least:
         step = min(_SLICE, least - back)
-        mine = _take(names, len(names) - back - step, len(names) - back)
-        if mine != _take(others, len(others) - back - step, len(others) - back):
+        mine, theirs = len(names) - back - step, len(others) - back - step
+        if not _equal(names, others, mine, theirs, slice(0, step)):
             break
         back += step
     return back
+
+
+def _equal(names: Strings, others: Strings, mine: int, theirs: int, block: slice) -> bool:
+    count = block.stop - block.start
+    (lengths, text), (more, other) = names.span(mine, mine + count), others.span(theirs, theirs + count)
+    return text == other and np.array_equal(lengths, more)
 
 
 def _by_hash(names: Strings, mine: range, others: Strings, theirs: range, place: NDArray[np.int64]) -> None:

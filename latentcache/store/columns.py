@@ -396,6 +396,11 @@ class LazyStrings(Strings):
             found += [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
         return found
 
+    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
+        """Lengths and bytes of the strings from ``start`` to ``stop``."""
+        bounds = self._bounds_of(start, stop)
+        return np.diff(bounds), self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
+
     def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
         """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
         ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
@@ -529,8 +534,10 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
         sums=bool(one.get("sums", False)),
     )
     expected = [form.stored_rows, *shape[1:]]
-    if values["shape"] != expected or not shape or min(shape) < 0 or form.start < 0 or form.step not in (0, 1):
+    if values["shape"] != expected or not shape or min(shape) < 0 or form.step not in (0, 1):
         raise ValueError(f"{name}: shape {values['shape']}, expected {expected}")
+    if form.start < data or values["data_offsets"][1] != form.start - data + form.num_bytes:
+        raise ValueError(f"{name}: at {values['data_offsets']}")
     return form
 
 
