@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import ModelNotFoundError, SourceError
 from latentcache.fields.protocol import (
@@ -23,6 +22,7 @@ from latentcache.fields.protocol import (
     FieldKind,
     FieldRecipe,
     Job,
+    Made,
     Output,
     Producer,
 )
@@ -87,7 +87,7 @@ class Reencode:
 
     def encode(
         self, snapshot: Snapshot, root: Path, field: str, rows: Sequence[int]
-    ) -> Iterator[tuple[int, NDArray[Any] | Failure]]:
+    ) -> Iterator[tuple[int, Made | Failure]]:
         """Encode the inputs of these rows again, in any order.
 
         Raises:
@@ -98,9 +98,8 @@ class Reencode:
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)
         for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):
-            made = one.made
             for output in one.job.outputs if one.output is None else (one.output,):
-                yield output.item, made if isinstance(made, Failure) else made.array
+                yield output.item, one.made
         yield from unread
 
     def _opened(self, producer: Producer) -> None:

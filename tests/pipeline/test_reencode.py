@@ -3,7 +3,7 @@ import pytest
 from small_builds import CASES, arrays_of, built
 
 from latentcache.errors import EncoderError
-from latentcache.fields.protocol import Failure
+from latentcache.fields.protocol import Failure, Made
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.reencode import Reencode, requested
 from latentcache.store.snapshot import open_snapshot
@@ -18,7 +18,7 @@ def test_what_is_made_again_is_what_is_stored(case, tmp_path):
     made = dict(again.encode(snapshot, data, case.field, [4, 0, 2]))
     assert set(made) == {0, 2, 4}
     names = [name.removesuffix(":1") for name in snapshot.samples.names]
-    for row, array in made.items():
+    for row, array in ((row, one.array) for row, one in made.items()):
         (kept,) = stored[names[int(rows.sample[row])]]
         assert array.dtype == kept.dtype
         assert np.array_equal(array, kept)
@@ -34,7 +34,7 @@ def test_changed_and_removed_inputs_are_failures(case, tmp_path):
     assert isinstance(made[0], Failure)
     assert made[0].reason == "source-changed"
     assert isinstance(made[1], Failure)
-    assert isinstance(made[2], np.ndarray)
+    assert isinstance(made[2], Made)
 
 
 def test_flips_and_draws_are_made_again_as_they_were(tmp_path):
@@ -44,7 +44,7 @@ def test_flips_and_draws_are_made_again_as_they_were(tmp_path):
     snapshot, stored = open_snapshot(cache), arrays_of(cache, "latents")
     made = dict(Reencode(device="cpu").encode(snapshot, data, "latents", [0, 1, 2, 3]))
     kept = [array for arrays in stored.values() for array in arrays]
-    assert all(np.array_equal(made[row], kept[row]) for row in range(4))
+    assert all(np.array_equal(made[row].array, kept[row]) for row in range(4))
 
 
 def test_requested_recipes_follow_the_snapshot_in_what_is_not_given(tmp_path):
