@@ -1,0 +1,331 @@
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from latentcache.encoders.protocol import Computed, EncodedBatch
+from latentcache.encoders.vae import producer as producer_module
+from latentcache.encoders.vae.builtin import StubEncoder
+from latentcache.encoders.vae.describe import describe
+from latentcache.encoders.vae.producer import VaeProducer, bytes_per_pixel
+from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError, UsageError
+from latentcache.fields.latents import Latents, LatentsSettings
+from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Made, Output, ProducerContext, Read
+from latentcache.geometry.placement import flipped, place_in
+from latentcache.geometry.sizes import Size
+from latentcache.identity.content import content_hash
+from latentcache.images import decode as decode_module
+from latentcache.images.decode import decode
+from latentcache.images.resize import pixel_hash, resize_crop
+
+KIND = Latents()
+
+
+def draw(path, seed=1, height=80, width=70, **options):
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path, **options)
+    return path
+
+
+def opened(root, buckets=((64, 64),), *, options=None, missing=None, **settings):
+    settings = {"model": "stub", "buckets": tuple(Size(*bucket) for bucket in buckets)} | settings
+    described = describe(LatentsSettings(**settings), Cached(), DescribeContext(device="cpu"))
+    groups = tuple(described.recipe.group(Size(*bucket)) for bucket in buckets)
+    context = {} if missing is None else {"missing": missing}
+    made = ProducerContext(root=str(root), device="cpu", groups=groups, options=options or {}, **context)
+    return VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, made)
+
+
+def job(name, *outputs, size=None):
+    facts = {} if size is None else {"original_size": list(size)}
+    outputs = outputs or (Output(item=0, group=0),)
+    return Job(sample=0, name=name, inputs={"image": {"path": name}}, facts=facts, outputs=outputs)
+
+
+def encode(producer, *reads):
+    return producer.encode([item for read in reads for item in read.items]).result()
+
+
+def test_an_image_is_read_and_decoded_once_for_all_its_outputs(tmp_path, monkeypatch):
+    path = draw(tmp_path / "a.png")
+    opens, decodes = [], []
+    real = decode_module.opened
+    monkeypatch.setattr(decode_module, "opened", lambda *args, **more: opens.append(1) or real(*args, **more))
+    check = decode_module.check_png
+    monkeypatch.setattr(decode_module, "check_png", lambda data: decodes.append(1) or check(data))
+    outputs = [Output(item=n, group=g, variant=v) for n, (g, v) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)])]
+    producer = opened(tmp_path, ((64, 64), (32, 64)), flip=True)
+    read = producer.prepare(job("a.png", *outputs, size=(80, 70)))
+    assert (len(opens), len(decodes)) == (1, 1)
+    data = path.read_bytes()
+    assert (read.content, read.facts, read.stat[0]) == (content_hash(data), {"original_size": (80, 70)}, len(data))
+    pixels = decode(data, producer._recipe.pixels)
+    for item, output in zip(read.items, outputs, strict=True):
+        upright = place_in(Size(80, 70), Size(*((64, 64), (32, 64))[output.group]))
+        expected = resize_crop(pixels, upright, "lanczos-pil")
+        expected = expected[:, ::-1] if output.variant else expected
+        placement = flipped(upright) if output.variant else upright
+        assert np.array_equal(item.value.pixels, expected)
+        assert item.same == pixel_hash(expected)
+        assert item.columns["crop"] == (placement.crop.top, placement.crop.left)
+        assert item.columns["resize"] == (placement.resize.height, placement.resize.width)
+        assert (item.output, item.num_bytes) == (output, expected.nbytes)
+
+
+def test_only_missing_outputs_are_decoded(tmp_path, monkeypatch):
+    draw(tmp_path / "a.png")
+    asked = []
+
+    def missing(one, content):
+        asked.append((one.name, content))
+        return one.outputs[1:]
+
+    outputs = (Output(item=0, group=0), Output(item=1, group=0, variant=1))
+    read = opened(tmp_path, missing=missing, flip=True).prepare(job("a.png", *outputs))
+    assert [item.output for item in read.items] == [outputs[1]]
+    assert asked == [("a.png", content_hash((tmp_path / "a.png").read_bytes()))]
+    monkeypatch.setattr(decode_module.EncodedImage, "pixels", None)
+    read = opened(tmp_path, missing=lambda one, content: ()).prepare(job("a.png", *outputs))
+    assert (read.items, read.facts) == ([], {"original_size": (80, 70)})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data[:-400], "truncated"),
+        (lambda data: b"", "empty"),
+        (lambda data: b"<!doctype html><html>not found</html>", "html"),
+    ],
+)
+def test_an_unusable_file_is_a_failure_with_reason_and_content(tmp_path, change, reason):
+    path = draw(tmp_path / "a.jpg")
+    path.write_bytes(change(path.read_bytes()))
+    failure = opened(tmp_path).prepare(job("a.jpg"))
+    assert isinstance(failure, Failure)
+    assert failure.reason == reason
+    assert failure.hint
+    assert failure.content == (content_hash(path.read_bytes()) if path.stat().st_size else b"")
+
+
+def test_a_file_of_another_size_than_planned_is_changing(tmp_path):
+    draw(tmp_path / "a.png", height=200)
+    failure = opened(tmp_path).prepare(job("a.png", size=(80, 70)))
+    assert failure.reason == "changing"
+    assert failure.detail == "it was 80x70 when the build was planned and is 200x70 now"
+    assert "changing" in KIND.check_again
+
+
+def test_a_file_that_is_gone_and_one_with_too_many_pixels(tmp_path):
+    draw(tmp_path / "a.png")
+    assert opened(tmp_path).prepare(job("b.png")).reason == "not-found"
+    assert opened(tmp_path, options={"max_pixels": 100}).prepare(job("a.png")).reason == "too-many-pixels"
+
+
+def test_an_image_that_memory_does_not_hold_is_a_failure(tmp_path, monkeypatch):
+    draw(tmp_path / "a.png")
+
+    def no_memory(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(producer_module, "resize_crop", no_memory)
+    failure = opened(tmp_path).prepare(job("a.png"))
+    assert failure.reason == "out-of-memory"
+    assert failure.content
+
+
+def test_items_keep_their_pixels_when_the_next_image_is_decoded(tmp_path):
+    """Images of a bucket's size are not resampled, so an item could share the memory of the decoder."""
+    producer = opened(tmp_path)
+    for number in range(4):
+        draw(tmp_path / f"{number}.jpg", number, height=64, width=64)
+    items = [item for number in range(4) for item in producer.prepare(job(f"{number}.jpg")).items]
+    assert len({item.same for item in items}) == 4
+    assert [pixel_hash(item.value.pixels) for item in items] == [item.same for item in items]
+
+
+def test_any_thread_gives_the_same_items(tmp_path):
+    producer, found = opened(tmp_path), {}
+    for number in range(8):
+        draw(tmp_path / f"{number}.png", number)
+
+    def work(number):
+        found[number] = producer.prepare(job(f"{number}.png")).items[0].same
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: producer.prepare(job(f"{number}.png")).items[0].same for number in range(8)}
+
+
+def test_an_item_that_is_made_again_is_cut_where_it_was_cut(tmp_path):
+    draw(tmp_path / "a.png", height=80, width=128)
+    producer = opened(tmp_path, flip=True)
+    columns = {"crop": [3, 20], "resize": [70, 112]}
+    read = producer.prepare(
+        job("a.png", Output(item=0, group=0, columns=columns), Output(item=1, group=0, variant=1, columns=columns))
+    )
+    pixels = decode((tmp_path / "a.png").read_bytes(), producer._recipe.pixels)
+    whole = np.asarray(Image.fromarray(pixels).resize((112, 70), Image.Resampling.LANCZOS))
+    upright, turned = (item.value.pixels for item in read.items)
+    assert np.array_equal(upright, whole[3:67, 20:84])
+    assert np.array_equal(turned, whole[:, ::-1][3:67, 20:84])
+    assert [item.columns["crop"] for item in read.items] == [(3, 20), (3, 20)]
+
+
+def test_a_draw_that_is_made_again_has_the_noise_of_the_stored_pixels(tmp_path):
+    draw(tmp_path / "a.png")
+    producer = opened(tmp_path, latents="sample")
+    stored = producer.prepare(job("a.png")).items[0].same
+    (made,) = encode(producer, producer.prepare(job("a.png")))
+    (again,) = encode(producer, producer.prepare(job("a.png", Output(item=0, group=0, same=stored))))
+    (other,) = encode(producer, producer.prepare(job("a.png", Output(item=0, group=0, same=b"x" * 16))))
+    assert np.array_equal(made.array, again.array)
+    assert not np.array_equal(made.array, other.array)
+
+
+class Faulty:
+    """The stub with faults for some images, found by their pixels."""
+
+    def __init__(self, broken=(), *, mends=False, value=np.nan, precise_memory=True, most=None, **options):
+        self.stub = StubEncoder(**options)
+        self.spec, self.device, self.calls = self.stub.spec, "cpu", []
+        self.broken = [pixels.tobytes() for pixels in broken]
+        self.mends, self.value, self.precise_memory, self.most = mends, value, precise_memory, most
+
+    def submit(self, images, *, precise=False):
+        self.calls.append((len(images), precise))
+        if (precise and not self.precise_memory) or (self.most is not None and len(images) > self.most):
+            raise DeviceMemoryError("no memory left", why=f"{len(images)} images are too many")
+        batch = self.stub.encode(np.stack(images))
+        latents, finite = batch.latents.copy(), batch.finite.copy()
+        for number, image in enumerate(images):
+            if image.tobytes() in self.broken and not (precise and self.mends):
+                latents[number, 0, 0, 0], finite[number] = self.value, False
+        return Computed(EncodedBatch(latents=latents, finite=finite))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def four(tmp_path):
+    """A producer and four prepared images."""
+    for number in range(4):
+        draw(tmp_path / f"{number}.png", number)
+
+    def make(**settings):
+        producer = opened(tmp_path, **settings)
+        return producer, [producer.prepare(job(f"{number}.png")).items[0] for number in range(4)]
+
+    return make
+
+
+def alone(items):
+    return [StubEncoder().encode(item.value.pixels[None]).latents[0].tobytes() for item in items]
+
+
+def test_every_item_is_of_its_own_pixels(four):
+    producer, items = four()
+    assert (producer.noise["largest"], producer.device) == (0.0, "cpu")
+    found = producer.encode(items).result()
+    assert [made.array.tobytes() for made in found] == alone(items)
+    assert all(made.array.shape == (4, 8, 8) and made.array.flags.c_contiguous for made in found)
+
+
+def test_latents_that_are_not_finite_come_from_the_precise_retry(four):
+    producer, items = four()
+    producer._encoder = Faulty([items[2].value.pixels], mends=True)
+    assert [made.array.tobytes() for made in producer.encode(items).result()] == alone(items)
+    assert producer._encoder.calls == [(4, False), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({}, "non-finite"), ({"value": np.inf}, "storage-overflow"), ({"precise_memory": False}, "out-of-memory")],
+)
+def test_latents_that_are_never_finite_are_a_failure_of_their_item_alone(four, options, reason):
+    producer, items = four()
+    producer._encoder = Faulty([items[0].value.pixels], **options)
+    failure, *others = producer.encode(items).result()
+    assert isinstance(failure, Failure)
+    assert failure.reason == reason
+    assert failure.hint
+    assert [made.array.tobytes() for made in others] == alone(items[1:])
+
+
+def test_a_lack_of_memory_goes_to_the_engine_which_halves(four):
+    producer, items = four()
+    producer._encoder = Faulty(most=2)
+    with pytest.raises(DeviceMemoryError):
+        producer.encode(items)
+    assert all(isinstance(made, Made) for made in producer.encode(items[:2]).result())
+
+
+@pytest.mark.parametrize("change", [lambda z: z[:, :, :-1], lambda z: z.astype(np.float32)])
+def test_another_shape_or_type_is_an_error_of_the_encoder(four, change):
+    class Wrong(Faulty):
+        def submit(self, images, *, precise=False):
+            batch = super().submit(images).result()
+            return Computed(replace(batch, latents=change(batch.latents)))
+
+    producer, items = four()
+    producer._encoder = Wrong()
+    with pytest.raises(EncoderError, match="another shape or type") as caught:
+        producer.encode(items[:1]).result()
+    assert "expected (1, 4, 8, 8)" in caught.value.why
+
+
+@pytest.mark.parametrize("posterior", ["sample", "moments"])
+def test_a_draw_does_not_depend_on_the_batch(four, posterior):
+    producer, items = four(latents=posterior)
+    together = [made.array.tobytes() for made in producer.encode(items).result()]
+    one_by_one = [producer.encode([item]).result()[0].array.tobytes() for item in reversed(items)]
+    assert together == one_by_one[::-1]
+    assert producer.encode(items).result()[0].array.shape[0] == (8 if posterior == "moments" else 4)
+
+
+def test_moments_that_are_not_finite_are_encoded_again_before_the_draw(four):
+    producer, items = four(latents="sample")
+    expected = [made.array.tobytes() for made in producer.encode(items).result()]
+    producer._encoder = Faulty([items[0].value.pixels], mends=True, posterior="sample")
+    assert [made.array.tobytes() for made in producer.encode(items).result()] == expected
+
+
+def test_a_real_model_is_checked_and_measured_when_it_is_opened(tiny, tmp_path):
+    draw(tmp_path / "a.png")
+    producer = opened(tmp_path, model=str(tiny("AutoencoderKL")), compute_dtype="float32")
+    assert producer.noise["devices"] == ["cpu"]
+    assert 0 <= producer.noise["mean"] <= producer.noise["largest"] < 0.05
+    (made,) = encode(producer, producer.prepare(job("a.png")))
+    assert made.array.shape == (4, 32, 32)
+    producer.close()
+    assert isinstance(producer.prepare(job("a.png")), Read)
+
+
+def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(producer_module, "resample_self_test", lambda: False)
+    with pytest.raises(UsageError, match="--resample lanczos-u8"):
+        opened(tmp_path, resample="lanczos-u8")
+
+
+def test_a_device_that_is_not_there(tiny, tmp_path):
+    described = describe(LatentsSettings(model=str(tiny("AutoencoderTiny"))), Cached(), DescribeContext(device="cpu"))
+    with pytest.raises(DeviceError):
+        VaeProducer(described.producer, described.recipe, ProducerContext(root=str(tmp_path), device="cuda:99"))
+
+
+@pytest.mark.parametrize(
+    ("form", "each"), [("JPEG", 12), ("PNG", 17), ("WEBP", 25), ("AVIF", 25), ("TIFF", 17), ("GIF", 17)]
+)
+def test_memory_is_taken_by_the_format_not_by_the_name(tmp_path, form, each):
+    path = tmp_path / "lies.jpg"
+    Image.new("RGB", (64, 64)).save(path, format=form)
+    assert bytes_per_pixel(path.read_bytes()[:12]) == each
+    expected = each * 64 * 64 + path.stat().st_size + 3 * 64 * 64
+    assert opened(tmp_path).host_bytes(job("lies.jpg", size=(64, 64))) == expected
+    assert opened(tmp_path).host_bytes(job("gone.jpg", size=(64, 64))) == 25 * 64 * 64 + 3 * 64 * 64
