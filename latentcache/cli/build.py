@@ -254,5 +254,8 @@ def _show_work(report: BuildReport, quarantined: str) -> None:
     out(f"{report.encoded} encoded, {report.cached} reused, {quarantined} in {speed}")
     for name, field in report.fields.items():
         waits = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in field.waits.items() if seconds >= 0.1)
-        if len(report.fields) > 1 or waits:
-            out(f"  {name}: {field.encoded} encoded, {field.cached} reused{f'; waits: {waits}' if waits else ''}")
+        numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
+        facts = [f"{field.encoded} encoded, {field.cached} reused"] if len(report.fields) > 1 else []
+        facts += [one for one in (numbers, f"waits: {waits}" if waits else "") if one]
+        if facts:
+            out(f"  {name}: {'; '.join(facts)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -198,6 +199,7 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
 
         _check_fields(asked.requested, snapshot)
         recipes: dict[str, FieldRecipe] = {}
+        provenances: dict[str, Mapping[str, Any]] = {}
         compared: set[str] = set()
         for name, rows in snapshot.fields.items():
             settings = asked.requested.fields.get(name)
@@ -205,10 +207,12 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
                 continue
             described = _described(rows, settings, given.get(name), asked)
             if settings is not None or name in given or described.recipe.recipe_id != rows.recipe.recipe_id:
-                recipes[name] = described.recipe
+                recipes[name], provenances[name] = described.recipe, described.provenance
             if described.producer:
                 compared.add(name)
-        return Requested(recipes=recipes, compared=frozenset(compared))
+        known = {one.name for one in dataclasses.fields(Requested)}
+        more: dict[str, Any] = {"provenances": provenances} if "provenances" in known else {}
+        return Requested(recipes=recipes, compared=frozenset(compared), **more)
 
     return requested
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from small_cache import SMALL, as_nobody, draw
 
-from latentcache.store.snapshot import open_snapshot
 from latentcache.store.lock import builder_lock
+from latentcache.store.snapshot import open_snapshot
 
 IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp"
 

@@ -1,5 +1,47 @@
+import json
+
+import numpy as np
 import pytest
-from small_tokens import write_texts
+from small_tokens import build, texts, write_texts
+
+from latentcache import open_cache
+from latentcache.cli import contents
+
+
+def facts(lengths, length):
+    return contents._rows_of(np.array(lengths, dtype=np.int64), length)
+
+
+def test_rows_of_common_lengths():
+    one = facts([512, 600, 5000], 512)
+    assert (one["pad"], one["too_long"], one["pad_efficiency"], one["too_long_total"]) == (1, 2, 1.0, 5600)
+    assert (facts([512, 600, 5000], 8192)["pack_at_least"], facts([512, 600, 5000], 8192)["chunk"]) == (1, 1)
+    one = facts([512, 600, 5000], 1024)
+    assert (one["pack"], one["pack_efficiency"], one["chunk"]) == (2, round(1112 / 2048, 4), 6)
+    assert (facts([512, 600, 5000], 8192)["pack"], facts([512, 600, 5000], 8192)["too_long_total"]) == (1, 0)
+
+
+def test_rows_of_nothing():
+    one = facts([], 512)
+    assert (one["pad_efficiency"], one["pack"], one["pack_efficiency"]) == (0.0, 0, None)
+
+
+def test_of_very_many_documents_a_bound_is_given(monkeypatch):
+    monkeypatch.setattr(contents, "PACKED_ITEMS", 2)
+    one = facts([300, 300, 300], 512)
+    assert (one["pack"], one["pack_efficiency"], one["pack_at_least"]) == (None, None, 2)
+
+
+@pytest.mark.parametrize("length", [512, 1024, 8192])
+def test_numbers_are_those_of_the_loader(run, tmp_path, length):
+    build(write_texts(tmp_path / "a.jsonl", texts(200, longest=4000)), tmp_path / "cache")
+    rows = run("info", tmp_path / "cache", "--json").json["fields"]["input_ids"]["rows"]
+    (one,) = [one for one in rows if one["length"] == length]
+    cache = open_cache(tmp_path / "cache")
+    packed, padded = cache.rows(pack=length, overflow="drop"), cache.rows(pad=length, overflow="drop")
+    assert (one["pack"], one["pack_efficiency"]) == (len(packed), round(packed.packing_efficiency, 4))
+    assert (one["pad"], one["pad_efficiency"]) == (len(padded), round(padded.packing_efficiency, 4))
+    assert one["chunk"] == len(cache.rows(chunk=length))
 
 
 @pytest.fixture
@@ -9,54 +51,68 @@ def cache(run, tmp_path):
     return tmp_path / "a.jsonl.latentcache"
 
 
-def test_info_says_what_is_in_it(run, cache):
+def test_info_shows_documents(run, cache):
     found = run("info", cache, "--entries", "--quarantine", "--json").json
-    assert (found["kind"], found["complete"], found["snapshot"]) == ("tokens", True, 1)
-    assert found["counts"] == {"samples": 3, "documents": 2, "entries": 1, "quarantined": 1}
-    assert (found["tokens"]["tokens"], found["entries_lost"]) == (12, 0)
-    assert found["sources"] == [{"name": "a.jsonl", "documents": 2, "tokens": 12}]
-    (entry,) = found["entries"]
-    assert (entry["documents"], entry["tokens"], entry["paths"]) == (2, 12, ["a.jsonl:1", "a.jsonl:2"])
-    assert entry["checksum"]
+    assert (found["complete"], found["snapshot"], found["entries_lost"]) == (True, 1, 0)
+    assert found["counts"] == {"samples": 3, "entries": 2, "quarantined": 1}
+    field = found["fields"]["input_ids"]
+    assert (field["items"], field["entries"], field["numbers"]["tokens"]) == (2, 1, 12)
+    assert field["sources"] == [{"name": "a.jsonl", "items": 2, "total": 12}]
+    assert field["lengths"] == {
+        "total": 12, "shortest": 4, "longest": 8,
+        "up_to": [{"length": 4, "items": 1, "total": 4}, {"length": 8, "items": 1, "total": 8}],
+    }  # fmt: skip
+    assert sorted(path for entry in found["entries"] for path in entry["paths"]) == ["a.jsonl:1", "a.jsonl:2"]
+    assert all(entry["checksum"] for entry in found["entries"])
     text = run("info", cache, "--entries", "--quarantine").out
-    assert "2 documents, 12 tokens" in text
+    assert "length 4 to 8, mean 6, total 12" in text
     assert "rows of" in text
 
 
 def test_info_of_a_build_that_has_not_ended(run, cache):
     (cache / "CURRENT").unlink()
-    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7}')
+    (cache / "BUILDING").write_text('{"format": 1, "samples": 7, "part": "1/2"}')
     found = run("info", cache, "--json").json
-    assert (found["complete"], found["counts"]["samples"], found["counts"]["entries"]) == (False, 7, 1)
+    assert (found["complete"], found["counts"]["samples"], found["counts"]["entries"]) == (False, 7, 2)
+    assert found["part"] == "1/2"
     assert "not complete" in run("info", cache).out
 
 
-def test_plans_of_tokens_are_those_of_views(run, cache):
+def test_the_steps_of_documents_depend_on_rows(run, cache):
     found = run("plan", cache, "--batch-size", "2", "--json")
-    assert found.status == 2
-    assert "rows" in found.error["fix"]
+    assert (found.status, found.error["slug"]) == (2, "usage")
+    assert "--pack" in found.error["fix"]
+    planned = run("plan", cache, "--batch-size", "1", "--pack", "16", "--json").json
+    assert (planned["steps_per_epoch"], planned["buckets"][0]["length"]) == (1, 16)
+    assert planned["steps_per_epoch"] == len(open_cache(cache).rows(pack=16).loader(batch_size=1))
+    words = ["plan", cache, "--batch-size", "1", "--pack", "16", "--pad", "16", "--json"]
+    assert run(*words).error["slug"] == "usage"
+
+
+def test_a_file_of_records_is_planned_once_it_is_tokenized(run, cache):
+    data = cache.with_name("a.jsonl")
+    done = run("plan", data, "--batch-size", "2", "--tokenizer", "stub", "--json")
+    assert done.status == 2
+    assert done.error["fix"].startswith(f"latentcache build {data}; latentcache plan {cache} --batch-size")
 
 
 def test_quarantine_names_the_field(run, tmp_path):
     data = tmp_path / "a.jsonl"
-    data.write_text('{"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}]}\n')
+    data.write_text(json.dumps({"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}]}))
     run("build", data, "--tokenizer", "stub", "--allow-failed", "1")
     cache = tmp_path / "a.jsonl.latentcache"
     (item,) = run("info", cache, "--quarantine", "--json").json["items"]
-    assert (item["path"], item["field"]) == ("a.jsonl:1", "messages[0].content")
-    assert "a.jsonl:1 messages[0].content: " in run("info", cache, "--quarantine").out
+    assert (item["path"], item["line"], item["field"]) == ("a.jsonl", 1, "messages[0].content")
+    assert "a.jsonl messages[0].content: " in run("info", cache, "--quarantine").out
 
 
-def test_a_share_says_that_it_is_one(run, tmp_path):
-    data = write_texts(tmp_path / "a.jsonl", ["one", "two two"])
-    cache = tmp_path / "part"
-    run("build", data, "--tokenizer", "stub", "--part", "0/2", "--out", cache)
-    assert run("info", cache, "--json").json["part"] == "0/2"
-    assert "part 0/2 of the records" in run("info", cache).out
-    (cache / "CURRENT").unlink()
-    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "part": "1/2"}')
-    assert run("info", cache, "--json").json["part"] == "1/2"
-    (cache / "BUILDING").write_text('{"kind": "tokens", "samples": 7, "part": "0/1"}')
-    found = run("info", cache, "--json").json
-    assert found["part"] == ""
-    assert "of the records" not in run("info", cache).out
+def test_info_shows_sources(run, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_texts(data / "a.jsonl", ["one", "two"])
+    write_texts(data / "b.jsonl", ["three"])
+    run("build", data, "--tokenizer", "stub")
+    text = run("info", tmp_path / "data.latentcache").out
+    found = [line.split() for line in text.splitlines() if ".jsonl" in line]
+    assert found == [["a.jsonl", "2", "8"], ["b.jsonl", "1", "6"]]
+    assert "one epoch is rows" in text

@@ -191,10 +191,7 @@ def test_a_part_of_the_samples(run, cache):
     assert done["checked"]["payloads"] == 3
     assert done["confidence"] == "3 samples clean: 95 % sure that less than 50 % of the samples are wrong"
     out = run("verify", cache, "--sample", "3").out
-    assert (
-        "3 ok (payloads and sources read)\nnot compared: encoder (not given)\nnot checked: 1 of 4 samples\n3 samples clean"
-        in out
-    )
+    assert "not compared: encoder (not given)\nnot checked: 1 of 4 samples\n3 samples clean" in out
     assert run("verify", cache, "--sample", "0").status == 2
 
 

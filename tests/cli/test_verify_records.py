@@ -7,11 +7,9 @@ import pytest
 from made_tokenizers import byte_level, save
 from small_tokens import flip, opened, tamper, texts, write_texts
 
-from latentcache.encoders.stub_tokenizer import StubTokeniser
-from latentcache.errors import StaleCacheError
-from latentcache.loader.token_opening import open_tokens
+from latentcache.encoders.text.stub import StubTokenizer
 from latentcache.store.atomic_io import write_json
-from latentcache.store.manifest import signed
+from latentcache.store.snapshot import own_checksum
 
 LINES = texts(200, longest=4000)
 
@@ -43,9 +41,9 @@ def test_a_record_that_changed_is_named_with_its_line(run, data, cache):
     write_texts(data, [*LINES[:5], "changed", *LINES[6:-1]])
     status, counts, items = found_by(run, cache)
     assert (status, counts["stale"], counts["ok"] + counts.get("touched", 0)) == (1, 2, 198)
-    assert [(item["reason"], item["path"]) for item in items if item["category"] == "stale"] == [
-        ("source-changed", "a.jsonl:6"),
-        ("source-removed", "a.jsonl:200"),
+    assert [(item["reason"], item["path"], item["line"]) for item in items if item["category"] == "stale"] == [
+        ("source-changed", "a.jsonl", 6),
+        ("source-removed", "a.jsonl", 200),
     ]
     assert "latentcache build" in items[0]["fix"]
 
@@ -53,11 +51,10 @@ def test_a_record_that_changed_is_named_with_its_line(run, data, cache):
 def test_new_and_moved_records(run, data, cache):
     write_texts(data, ["new", *LINES[::-1], ("bad",)])
     status, counts, items = found_by(run, cache, "--allow-failed", "1")
-    assert (status, counts) == (1, {"ok": 200, "missing": 1, "quarantined": 1})
-    assert {(item["category"], item["path"]) for item in items} == {
-        ("missing", "a.jsonl:1"),
-        ("quarantined", "a.jsonl:202"),
-    }
+    assert (status, counts["ok"] + counts["touched"]) == (1, 200)
+    assert (counts["missing"], counts["quarantined"]) == (1, 1)
+    found = {(item["category"], item["path"], item["line"]) for item in items if item["category"] != "touched"}
+    assert found == {("missing", "a.jsonl", 1), ("quarantined", "a.jsonl", 202)}
 
 
 def test_a_file_that_was_only_touched(run, data, cache):
@@ -67,13 +64,13 @@ def test_a_file_that_was_only_touched(run, data, cache):
 
 def test_another_tokenizer_names_the_field(run, cache, tmp_path):
     manifest = cache / "snapshots" / "000001" / "manifest.json"
-    recorded = json.loads(manifest.read_bytes())["recipe"]["tokenizer"][:8]
+    recorded = json.loads(manifest.read_bytes())["fields"]["input_ids"]["recipe"]["tokenizer"][:8]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("latentcache.encoders.stub_tokenizer._VERSION", 2)
+        patch.setattr("latentcache.encoders.text.stub._VERSION", 2)
         status, counts, items = found_by(run, cache)
     assert (status, counts) == (1, {"stale": 200})
-    assert (items[0]["reason"], items[0]["found"]) == ("recipe:tokenizer", recorded)
-    assert items[0]["expected"] != recorded
+    assert (items[0]["reason"], items[0]["found"][:8]) == ("recipe:tokenizer", recorded)
+    assert items[0]["expected"][:8] != recorded
 
 
 @pytest.mark.parametrize(
@@ -87,71 +84,69 @@ def test_another_tokenizer_names_the_field(run, cache, tmp_path):
         ),
     ],
 )
-def test_a_tokenizer_that_was_changed_names_its_parts_as_an_opening_does(run, tmp_path, files, parts):
+def test_a_tokenizer_that_was_changed_names_its_parts(run, tmp_path, files, parts):
     model = save(byte_level(), tmp_path / "model", roles={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
     run("build", write_texts(tmp_path / "a.jsonl", ["one"]), "--tokenizer", model, "--out", tmp_path / "cache")
     for name, change in files.items():
         (model / name).write_text(json.dumps(json.loads((model / name).read_text("utf-8")) | change), "utf-8")
-    with pytest.raises(StaleCacheError) as caught:
-        open_tokens(tmp_path / "cache", model)
     done = run("verify", tmp_path / "cache", "--json").json
-    found = tuple((one["field"], one["cached"], one["requested"]) for one in done["recipe_diff"])
-    assert ([name for name, *_ in found], found) == (parts, caught.value.differences)
+    assert [one["setting"] for one in done["recipe_diff"]] == parts
     (item,) = done["items"]
     assert item["reason"] == f"recipe:{parts[0]}"
     assert all(name in item["expected"] and name in item["found"] for name in parts[1:])
 
 
 def test_damage_is_found_and_repaired_and_built_again(run, data, cache):
-    tamper(cache, block=1)
-    generation, _ = opened(cache)
-    inside = int((snapshot.documents.block == 1).sum())
+    tamper(cache)
+    rows = opened(cache)[0].fields["input_ids"]
+    inside = int((np.asarray(rows.entry) == rows.entry[0]).sum())
+    assert 0 < inside < 200
     assert found_by(run, cache)[0] == 0
-    status, counts, items = found_by(run, cache, "--full")
+    status, counts, _ = found_by(run, cache, "--full")
     assert (status, counts) == (1, {"ok": 200 - inside, "corrupt": inside})
-    assert items[0]["key"] == snapshot.blocks.key[1].tobytes().hex()
     assert run("verify", cache, "--repair", "--yes").status == 1
     after, _ = opened(cache)
-    assert (after.complete, len(after.documents)) == (False, 200 - inside)
+    assert (after.complete, len(after.fields["input_ids"])) == (False, 200 - inside)
     assert run("build", data, "--json").json["counts"]["encoded"] == inside
     assert found_by(run, cache, "--full")[:2] == (0, {"ok": 200})
 
 
 def test_a_damaged_shard(run, data, cache):
-    generation, _ = opened(cache)
-    flip(cache / "shards" / snapshot.shards[0] / "index.npy", -1)
+    snapshot, _ = opened(cache)
+    index = cache / "shards" / snapshot.shards[0] / "index.safetensors"
+    flip(index, index.stat().st_size - 1)
     status, counts, items = found_by(run, cache)
-    assert (status, counts, items[0]["reason"]) == (1, {"corrupt": 200}, "shard")
+    assert (status, counts, items[0]["reason"]) == (1, {"corrupt": 1, "ok": 200}, "index")
     assert run("verify", cache, "--repair", "--yes").status == 1
     assert found_by(run, cache, "--full")[1] == {"ok": 200}
 
 
 def test_drift_is_found(run, cache, monkeypatch):
-    plain = StubTokeniser._document
+    plain = StubTokenizer._document
 
     def drifted(self, record):
         found = plain(self, record)
         return replace(found, ids=np.append(found.ids[:-1], [258]).astype(found.ids.dtype))
 
-    monkeypatch.setattr(StubTokeniser, "_document", drifted)
+    monkeypatch.setattr(StubTokenizer, "_document", drifted)
     status, counts, items = found_by(run, cache, "--reencode", "5")
     assert (status, counts) == (1, {"ok": 195, "drift": 5})
-    assert items[0]["reason"] == "tokens"
+    assert items[0]["reason"] == "reencoded"
     assert "258" in items[0]["found"]
 
 
 def test_parts_and_time_and_strangers(run, cache, data):
     found = run("verify", cache, "--sample", "20", "--seed", "1", "--json").json
     assert (found["mode"], found["counts"]["ok"], found["not_looked_at"]) == ("sample", 20, 180)
-    assert found["confidence"] == "20 clean: 95 % sure that less than 14 % are wrong"
-    assert "20 clean: 95 % sure" in run("verify", cache, "--sample", "10%").out
+    assert found["confidence"] == "20 samples clean: 95 % sure that less than 14 % of the samples are wrong"
+    assert "20 samples clean: 95 % sure" in run("verify", cache, "--sample", "10%").out
     found = run("verify", cache, "--full", "--max-duration", "0", "--json").json
     assert (found["counts"]["ok"], found["not_looked_at"], found["exit_code"], found["confidence"]) == (0, 200, 0, "")
-    assert "not looked at: 200 of 200 samples" in run("verify", cache, "--full", "--max-duration", "0").out
+    assert "not checked: 200 of 200 samples" in run("verify", cache, "--full", "--max-duration", "0").out
     assert run("verify", cache, "--sample", "3/2", "--json").status == 2
     data.unlink()
     found = run("verify", cache, "--untrusted", "--full", "--json").json
-    assert (found["counts"]["ok"], found["exit_code"], found["checked"]["records"]) == (200, 0, 0)
+    assert (found["counts"]["ok"], found["exit_code"], found["checked"]["sources_hashed"]) == (200, 0, 0)
     assert run("verify", cache, "--untrusted", "--reencode", "1", "--json").status == 2
     assert run("verify", cache, "--untrusted", "--repair", "--yes", "--json").status == 2
 
@@ -160,10 +155,10 @@ def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
     """Neither the data folder nor the tokenizer that the manifest names, and no report through a link."""
     manifest = cache / "snapshots" / "000001" / "manifest.json"
     facts = {name: value for name, value in json.loads(manifest.read_bytes()).items() if name != "checksum"}
-    facts["provenance"]["tokenizer"] = str(tmp_path / "secret")
-    facts["source"]["root"] = str(tmp_path)
+    facts["fields"]["input_ids"]["provenance"]["tokenizer"] = str(tmp_path / "secret")
+    facts["source"] |= {"root": str(tmp_path), "data": str(tmp_path)}
     (tmp_path / "secret").write_text("no tokenizer")
-    write_json(manifest, signed(facts))
+    write_json(manifest, facts | {"checksum": own_checksum(facts)})
     assert run("verify", cache, "--untrusted", "--json").status == 0
     shutil.rmtree(cache / "reports")
     (cache / "reports").symlink_to(tmp_path / "elsewhere")
@@ -173,39 +168,40 @@ def test_a_stranger_names_nothing_of_ours(run, cache, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--model", "stub"], ["--device", "cpu"]])
-def test_flags_of_pictures_are_rejected(run, cache, words):
+def test_flags_of_images_are_rejected(run, cache, words):
     done = run("verify", cache, *words, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
 
 
-def test_a_tokenizer_says_nothing_of_pictures(run, tmp_path):
-    assert run("verify", tmp_path, "--tokenizer", "stub", "--json").status == 2
+def test_flags_of_a_field_that_the_cache_lacks_are_rejected(run, shared):
+    done = run("verify", shared[1], "--tokenizer", "stub", "--json")
+    assert (done.status, done.error["what"]) == (2, "the cache has no field input_ids")
 
 
 @pytest.fixture
-def share(run, data):
-    """One of three shares of the same data."""
+def part(run, data):
+    """One of three parts of the same data."""
     cache = data.with_name("part")
     assert run("build", data, "--tokenizer", "stub", "--workers", "0", "--part", "1/3", "--out", cache).status == 0
     return cache
 
 
 @pytest.mark.parametrize("words", [[], ["--full"], ["--reencode", "20"], ["--sample", "50%"]])
-def test_records_of_other_shares_are_not_missing(run, share, words):
-    status, counts, items = found_by(run, share, *words)
+def test_records_of_other_parts_are_not_missing(run, part, words):
+    status, counts, items = found_by(run, part, *words)
     assert (status, items, list(counts)) == (0, [], ["ok"])
     assert 0 < counts["ok"] < 100
-    assert run("verify", share, *words, "--json").json["part"] == "1/3"
-    assert "part 1/3" in run("verify", share, *words).out
+    assert run("verify", part, *words, "--json").json["part"] == "1/3"
+    assert "part 1/3" in run("verify", part, *words).out
 
 
-def test_of_new_records_those_of_the_share_are_missing(run, data, share, cache):
-    held = len(opened(share)[0].documents)
+def test_of_new_records_those_of_the_part_are_missing(run, data, part, cache):
+    held = len(opened(part)[0].samples)
     write_texts(data, [*LINES, *(f"new {number}" for number in range(30))])
-    status, counts, items = found_by(run, share)
+    status, counts, items = found_by(run, part)
     assert (status, counts["ok"]) == (1, held)
     assert 0 < counts["missing"] == len(items) < 20
     assert {item["reason"] for item in items} == {"not-built"}
     write_texts(data, ["other"] * 3)
-    assert found_by(run, share)[1]["stale"] == held
+    assert found_by(run, part)[1]["stale"] == held
     assert run("verify", cache, "--json").json["part"] == ""
