@@ -411,7 +411,7 @@ class SampleReader:
         for name in ("names", *self.metadata):
             source = METADATA.get(name, name)
             if source == "dims":
-                batch[name] = torch.tensor([self._shapes[bucket].dims]).repeat(count, 1)
+                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims]).repeat(count, axis=0))
             elif source == "keys":
                 batch[name] = {field: self._key_tensor(field, split, variant, count) for field in self.fields}
             elif source == "names" or source in self._parts[0].snapshot.samples.inputs:

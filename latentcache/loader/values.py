@@ -119,10 +119,10 @@ class Affine:
         height, width = stored.shape[2:]
         patch, parts = self.patch, self.patch * self.patch
         for row in range(batch * channels):
-            plane = (
-                flat[row].to(torch.float32, copy=True).numpy().reshape(height // patch, patch, width // patch, patch)
-            )
-            patches = torch.from_numpy(np.ascontiguousarray(plane.transpose(1, 3, 0, 2)).reshape(parts, -1))
+            plane = torch.empty(cells)
+            _in_pieces(flat[row], plane, lambda z: z)
+            folded = plane.numpy().reshape(height // patch, patch, width // patch, patch)
+            patches = torch.from_numpy(np.ascontiguousarray(folded.transpose(1, 3, 0, 2)).reshape(parts, -1))
             target = made[row].view(parts, -1)
             for part in range(parts):
                 channel = (row % channels) * parts + part
@@ -178,7 +178,8 @@ def posterior(
             if noise is None:
                 target[start:end] = mean
                 continue
-            deviation = values[half + start : half + end].to(torch.float32, copy=True).mul_(0.5).exp_()
+            deviation = values[half + start : half + end].to(torch.float32, copy=True).mul_(0.5)
+            np.exp(deviation.numpy(), out=deviation.numpy())  # torch's may start a team, however small the piece
             torch.addcmul(mean, deviation, noise[start:end], out=target[start:end])
 
 
