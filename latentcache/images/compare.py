@@ -7,38 +7,43 @@ answer is None: an import would take seconds.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.protocol import Group
 from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Size
+from latentcache.geometry.sizes import Box, Size
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
 
 
-def same_pixels(
-    data: bytes, recipe: LatentsRecipe, size: Size, wanted: Sequence[tuple[Placement, bytes]]
+def same_input(
+    data: bytes, recipe: LatentsRecipe, group: Group, columns: Mapping[str, Any], same: bytes
 ) -> bool | None:
-    """True if a file gives exactly the pixels that were hashed at encoding.
+    """True if a file gives exactly the pixels that one row was encoded from.
 
     Args:
         data: Bytes of the file now.
         recipe: Of the cache.
-        size: Of the encoded image, after EXIF orientation.
-        wanted: Each upright placement with the hash of its pixels.
+        group: Of the row.
+        columns: Its ``crop`` and ``resize``; of variant 0.
+        same: Hash of its pixels.
 
     Returns:
         None if only torch could tell.
     """
-    resample = recipe.pixels.resample
-    needs_torch = resample == "lanczos-u8" and any(placement.resize != size for placement, _ in wanted)
+    bucket = Size(*group.dims[1:])
+    (top, left), resize = np.asarray(columns["crop"]).tolist(), Size(*np.asarray(columns["resize"]).tolist())
+    placement = Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
     try:
         pixels = decode(data, recipe.pixels)
     except (UnusableSampleError, MemoryError):
         return False
-    if Size(pixels.shape[0], pixels.shape[1]) != size:
-        return False
-    if needs_torch and "torch" not in sys.modules:
+    resizes = pixels.shape[:2] != (resize.height, resize.width)
+    if resizes and recipe.pixels.resample == "lanczos-u8" and "torch" not in sys.modules:
         return None
-    return all(pixel_hash(resize_crop(pixels, placement, resample)) == expected for placement, expected in wanted)
+    return pixel_hash(resize_crop(pixels, placement, recipe.pixels.resample)) == same

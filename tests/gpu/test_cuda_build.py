@@ -10,9 +10,10 @@ import torch
 from diffusers import AutoencoderKL
 from PIL import Image
 
-from latentcache.loader.cache import open_cache
+from latentcache import open_cache
+from latentcache.fields.latents import LatentsSettings
 from latentcache.pipeline.build import build_cache
-from latentcache.pipeline.settings import BuildSettings, RecipeSettings
+from latentcache.pipeline.settings import BuildSettings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, rng = tmp_path_factory.mktemp("cuda") / "data", np.random.default_rng(0)
     folder.mkdir()
     for number, size in enumerate([(256, 256), (192, 320), (320, 192)] * 4):
@@ -46,28 +47,29 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def latents(cache: Path) -> dict[str, torch.Tensor]:
-    batches = open_cache(cache).loader(batch_size=2, scaled=False, dtype=torch.float32)
+    batches = open_cache(cache).read(scaled=False, dtype=torch.float32).loader(batch_size=2)
     return {name: z for batch in batches for name, z in zip(batch["names"], batch["latents"], strict=True)}
 
 
-def build(pictures: Path, out: Path, model: Path, device: str, compute_dtype: str, batch_size: int = 4) -> Path:
-    recipe = RecipeSettings(model=str(model), resolutions=(256,), compute_dtype=compute_dtype)
-    settings = BuildSettings(data=pictures, out=out, recipe=recipe, device=device, batch_size=batch_size)
+def build(images: Path, out: Path, model: Path, device: str, compute_dtype: str, batch_size: int = 4) -> Path:
+    latents = LatentsSettings(model=str(model), resolutions=(256,), compute_dtype=compute_dtype)
+    fields = {"latents": latents}
+    settings = BuildSettings(data=images, out=out, fields=fields, device=device, batch_size=batch_size)
     assert build_cache(settings).encoded == 12
     return out
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "float16", "bfloat16"])
-def test_cuda_and_cpu_agree(pictures: Path, model: Path, tmp_path: Path, compute_dtype: str) -> None:
-    expected = latents(build(pictures, tmp_path / "cpu", model, "cpu", "float32"))
-    found = latents(build(pictures, tmp_path / "cuda", model, "cuda", compute_dtype))
+def test_cuda_and_cpu_agree(images: Path, model: Path, tmp_path: Path, compute_dtype: str) -> None:
+    expected = latents(build(images, tmp_path / "cpu", model, "cpu", "float32"))
+    found = latents(build(images, tmp_path / "cuda", model, "cuda", compute_dtype))
     deviation = torch.stack([z.std() for z in expected.values()]).mean()
     for name, z in expected.items():
         assert (found[name] - z).abs().max() < 5 * TOLERANCE[compute_dtype] * deviation
 
 
-def test_only_the_encoder_half_is_on_the_device(pictures: Path, model: Path, tmp_path: Path) -> None:
+def test_only_the_encoder_half_is_on_the_device(images: Path, model: Path, tmp_path: Path) -> None:
     torch.cuda.reset_peak_memory_stats()
-    build(pictures, tmp_path / "cache", model, "cuda", "float32", batch_size=1)
+    build(images, tmp_path / "cache", model, "cuda", "float32", batch_size=1)
     whole = sum(parameter.nbytes for parameter in AutoencoderKL.from_pretrained(model).parameters())
     assert torch.cuda.memory_allocated() < whole

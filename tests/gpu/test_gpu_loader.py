@@ -7,7 +7,6 @@ import torch
 from small_cache import build, draw
 
 from latentcache.loader.cache import Cache, open_cache
-from latentcache.loader.transfer import CudaLane, Transfer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,8 +29,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Cache:
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 0)])
 def test_all_tensors_arrive_and_are_those_of_the_cpu(opened: Cache, prefetch: int, device: str) -> None:
-    here = list(opened.loader(batch_size=2, dtype=torch.float32))
-    there = list(opened.loader(batch_size=2, dtype=torch.float32, device=device, prefetch=prefetch))
+    here = list(opened.read(dtype=torch.float32).loader(batch_size=2))
+    there = list(opened.read(dtype=torch.float32).loader(batch_size=2, device=device, prefetch=prefetch))
     for one, other in zip(here, there, strict=True):
         assert one["names"] == other["names"]
         for name in ("latents", "original_size", "crop_top_left", "target_size"):
@@ -54,33 +53,12 @@ def test_a_late_device_sees_whole_batches(opened: Cache, on_side_stream: bool) -
     assert [value.item() for value in sums] == pytest.approx(expected)
 
 
-def test_a_slot_waits_for_the_copy_out_of_it() -> None:
-    """The stream of the copies is held up, so that all slots are in use: none is written before its copy ended."""
-    lane = CudaLane(torch.device("cuda", 0))
-    transfer = Transfer("cuda", slots=2, lane=lane)
-    with torch.cuda.stream(lane._stream):
-        torch.cuda._sleep(LATE)
-    sent = [transfer.send({"latents": torch.full((1 << 20,), float(number))}) for number in range(6)]
-    for number, one in enumerate(sent):
-        assert bool((transfer.receive(one)["latents"] == number).all())
-
-
 def test_every_batch_of_an_epoch_may_be_kept(opened: Cache) -> None:
     kept = list(opened.loader(batch_size=2, device="cuda"))
     again = list(opened.loader(batch_size=2, device="cuda"))
     assert all(torch.equal(a["latents"], b["latents"]) for a, b in zip(kept, again, strict=True))
     pointers = {batch["latents"].data_ptr() for batch in kept}
     assert len(pointers) == len(kept)
-
-
-def test_host_memory_is_locked_and_bounded() -> None:
-    transfer = Transfer("cuda", slots=3)
-    for number in range(20):
-        transfer.receive(transfer.send({"latents": torch.full((1000,), float(number))}))
-    torch.cuda.synchronize()
-    slots = list(transfer._staging._free)
-    assert 1 <= len(slots) <= 3
-    assert all(slot.memory.is_pinned() for slot in slots)
 
 
 def test_leaving_an_epoch_in_the_middle_is_clean(opened: Cache) -> None:

@@ -10,7 +10,7 @@ from PIL.PngImagePlugin import PngInfo
 from latentcache.fields.latents import EncoderSpec, GeometrySettings, LatentsRecipe, PixelProfile
 from latentcache.geometry.placement import place_in
 from latentcache.geometry.sizes import Size
-from latentcache.images.compare import same_pixels
+from latentcache.images.compare import same_input
 from latentcache.images.decode import decode
 from latentcache.images.resize import pixel_hash, resize_crop
 
@@ -28,9 +28,12 @@ def folder(tmp_path_factory):
     return made
 
 
-def wanted(folder):
+def row(folder):
+    """Group, own columns and pixel hash of the row that was encoded."""
     pixels = decode((folder / "p0.png").read_bytes(), RECIPE.pixels)
-    return [(PLACEMENT, pixel_hash(resize_crop(pixels, PLACEMENT, "lanczos-pil")))]
+    crop, resize = PLACEMENT.crop, PLACEMENT.resize
+    columns = {"crop": np.array([crop.top, crop.left]), "resize": np.array([resize.height, resize.width])}
+    return RECIPE.group(PLACEMENT.bucket), columns, pixel_hash(resize_crop(pixels, PLACEMENT, "lanczos-pil"))
 
 
 def metadata(source, target):
@@ -66,15 +69,15 @@ def larger(source, target):
 )
 def test_pixels_decide(folder, change, same):
     data = change(folder / "p0.png", folder / "changed.png")
-    assert same_pixels(data, RECIPE, SIZE, wanted(folder)) is same
+    assert same_input(data, RECIPE, *row(folder)) is same
 
 
 def test_without_torch_a_resize_of_torch_is_unknown(folder, monkeypatch):
     recipe = replace(RECIPE, pixels=replace(RECIPE.pixels, resample="lanczos-u8"))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     data = metadata(folder / "p0.png", folder / "changed.png")
-    assert same_pixels(data, recipe, SIZE, wanted(folder)) is None
-    assert same_pixels(b"<html>", recipe, SIZE, wanted(folder)) is False
+    assert same_input(data, recipe, *row(folder)) is None
+    assert same_input(b"<html>", recipe, *row(folder)) is False
 
 
 def test_it_imports_no_torch():
