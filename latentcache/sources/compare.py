@@ -134,13 +134,7 @@ class Compared:
         elif cause:
             expected = "a file that can be used"
         return Found(
-            category=category,
-            reason=reason,
-            path=path,
-            line=line,
-            expected=expected,
-            found=words,
-            hint=hint,
+            category=category, reason=reason, path=path, line=line, expected=expected, found=words, hint=hint
         )
 
     def found_new(self, row: int) -> Found:

@@ -44,7 +44,9 @@ def _take(names: Strings, first: int, last: int) -> list[str]:
 def _equal_front(names: Strings, others: Strings) -> int:
     """How many names are equal from the front, in whole blocks but for the end."""
     least = min(len(names), len(others))
-    differing = (block.start for block in _blocks(least) if not _equal(names, others, block.start, block.start, block))
+    differing = (
+        block.start for block in _blocks(least) if not _equal(names, others, block.start, block.start, block)
+    )
     return next(differing, least)
 
 

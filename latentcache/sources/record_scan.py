@@ -219,14 +219,7 @@ class RecordScan:
         return held
 
     def _file(
-        self,
-        file: int,
-        files: RecordFiles,
-        held: Known,
-        rows: _Rows,
-        kept: _Kept,
-        bad: list[Rejected],
-        notes: Notes,
+        self, file: int, files: RecordFiles, held: Known, rows: _Rows, kept: _Kept, bad: list[Rejected], notes: Notes
     ) -> bool:
         """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
         if self.stopping():

@@ -254,11 +254,7 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
 
 
 def with_contents(
-    samples: SampleTable,
-    name: str,
-    rows: NDArray[np.integer],
-    content: NDArray[np.uint8],
-    stat: NDArray[np.uint64],
+    samples: SampleTable, name: str, rows: NDArray[np.integer], content: NDArray[np.uint8], stat: NDArray[np.uint64]
 ) -> SampleTable:
     """Samples with what reading their files gave.
 
