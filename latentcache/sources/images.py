@@ -38,8 +38,6 @@ READ_EXTENSIONS = frozenset(
 #: Extensions that make a file an image; unsupported ones are rejected later, by content.
 IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
 _BOTH = frozenset((*IMAGE_EXTENSIONS, *CAPTION_EXTENSIONS))
-#: Data formats that people point at and that are not read in a folder of images.
-_NOT_READ = frozenset((".tar", ".parquet", ".jsonl", ".json", ".csv", ".arrow", ".zip", ".mp4", ".tfrecord"))
 _NO_STATS = np.empty((0, 5), dtype=np.uint64)
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
@@ -400,9 +398,6 @@ def _unused_sidecars(table: str, names: Strings, beside: NDArray[np.int64]) -> I
 def _nothing(walk: Walk, notes: Sequence[Rejected]) -> EmptySourceError:
     """What was looked for, and what is there instead."""
     parts = [f"looked for {' '.join(sorted(IMAGE_EXTENSIONS))}", _what_is_there(walk.others, notes)]
-    unread = sorted(_NOT_READ & walk.others.keys())
-    if unread:
-        parts.append(f"a folder of images cannot use {' '.join(unread)}")
     counts = Counter[str]()
     for note in notes:
         counts[note.reason] += note.count

@@ -282,10 +282,10 @@ def _kind(data: Path) -> str:
     if find_table(data) or holds_images(data):
         return IMAGES
     try:
-        find_records(data, datasets=(), text_lines=False, form=None)
+        files = find_records(data, datasets=(), text_lines=False, form=None)
     except EmptySourceError:
         return IMAGES  # its error says what is there
-    return RECORDS
+    return RECORDS if len(files) else IMAGES
 
 
 def _check_folder(data: Path) -> None:

@@ -192,7 +192,7 @@ def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path) == "found no files"
     put(tmp_path, a_txt="x", sub__b_txt="x", c_tar="x", train_parquet="x", README="x")
     files = "found 5 other files (2 .txt, 1 without ending, 1 .parquet, 1 .tar)"
-    assert nothing_in(tmp_path) == f"{files}; a folder of images cannot use .parquet .tar"
+    assert nothing_in(tmp_path) == files
     (tmp_path / "._a.jpg").touch()
     assert nothing_in(tmp_path).endswith("; 1 with names that begin with a dot are not used")
     put(tmp_path, CURRENT="1")
@@ -303,3 +303,27 @@ def test_hashing_stops_in_time(tmp_path):
     put(tmp_path, a_jpg="x", b_jpg="y")
     found = scan(tmp_path, IMAGES, hash_all=True, stopping=lambda: True)
     assert found.unread.tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (("a.jpg", "b.jsonl"), "images"),
+        (("metadata.jsonl", "b.jsonl"), "images"),
+        (("b.jsonl", "c.txt"), "records"),
+        (("c.txt", "README.md"), "records"),
+        (("dataset_info.json", "a.jpg"), "records"),
+    ],
+)
+def test_what_a_folder_is_taken_for(tmp_path, files, kind):
+    for name in files:
+        (tmp_path / name).write_text('{"text": "x", "file_name": "a.jpg"}\n' if "info" not in name else "{}")
+    if "info" in files[0]:
+        with pytest.raises(EmptySourceError, match="no records"):
+            scan(tmp_path)
+    else:
+        assert scan(tmp_path).data_kind == kind
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/x.zip").touch()
+    with pytest.raises(EmptySourceError, match="no images"):
+        scan(tmp_path / "sub")
