@@ -166,6 +166,7 @@ def run_jobs(
     warm: WarmWorker | None = None,
     lock_fd: int | None = None,
     progress: Callable[[Progress], None] = lambda progress: None,
+    failed: Callable[[Job, Failure], None] = lambda job, failure: None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> RunResult:
     """Make the items of all jobs.
@@ -180,6 +181,7 @@ def run_jobs(
         warm: May have a worker ready.
         lock_fd: Lock on the cache, which workers inherit.
         progress: Called ten times a second.
+        failed: Told of each job that gives no item, as soon as that is known.
         warn: Told of batches that were halved and workers that were replaced.
 
     Raises:
@@ -190,6 +192,7 @@ def run_jobs(
         WorkerError: Workers keep dying, and no sample is to blame.
     """
     crew = _Crew(task, total=total, total_cost=total_cost, events=events, warm=warm, lock_fd=lock_fd)
+    crew.on_failed = failed
     work = crew.kind.work
     batch = task.batch_size or work.batch_items
     scheduler = Scheduler(
@@ -270,6 +273,7 @@ class _Crew:
         self._keys: list[bytes] = []
         self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
         self._failed: list[tuple[int, Failure]] = []
+        self.on_failed: Callable[[Job, Failure], None] = lambda job, failure: None
         self._waits: Counter[str] = Counter()
         self._noise: Mapping[str, Any] = {}
 
@@ -398,6 +402,7 @@ class _Crew:
     def failed(self, number: int, job: Job, failure: Failure) -> None:
         """As in ``Crew``."""
         self._failed.append((job.sample, failure))
+        self.on_failed(job, failure)
         self.progress.failed += 1
         self.progress.done += 1
         self.progress.cost_done += job.cost
