@@ -1,1 +1,1 @@
-"""From where? Folders of pictures with captions, and tables beside them."""
+"""Where samples come from: folders of images with captions, tables, files of records."""

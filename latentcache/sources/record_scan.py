@@ -277,7 +277,7 @@ class RecordScan:
     ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
         """Rejected records of trusted files: those with a content are rows, the others stay rejected.
 
-        A file of which they cannot be restored exactly is read again: its records share lines, or none was usable.
+        A file of which they cannot be restored exactly is read again: two of its records are on one line, or none was usable.
         """
         bad = {item.name for item in self.rejected}
         place = (

@@ -4,8 +4,8 @@ A content hash is made of what was mapped and of nothing else: position, other c
 not matter, so a line that moves is tokenized once. Forms and names are those of LLaMA-Factory's
 ``dataset_info.json`` (its ``data/parser.py``), and so are the rules of its converters: an instruction and an input
 are joined by a line end, answers in a history are learned, sharegpt turns alternate strictly. Records that it skips
-with a warning are rejected with the field. Beyond it, ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a
-turn say if it carries loss; tool calls reach the template as objects. No torch, no tokenizer.
+with a warning are rejected with the field. Beyond it, ``weight`` 0 or 1 (OpenAI) and ``train`` true or false
+(axolotl) of a turn say if it carries loss; tool calls reach the template as objects. No torch, no tokenizer.
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
 import json
+from dataclasses import replace
 
 import pytest
 
+from latentcache.errors import UnusableSampleError
 from latentcache.sources.records import (
     ALPACA,
     OPENAI,
     SHAREGPT,
     TEXT,
     Message,
+    RecordFormat,
     chat_record,
     detect_format,
+    map_record,
     record_from_json,
     record_json,
     record_size,
@@ -17,7 +21,7 @@ from latentcache.sources.records import (
 )
 
 
-def turns(**changes):
+def question(**changes):
     asked = Message(role="user", content="2 + 2?")
     said = Message(**{"role": "assistant", "content": "4", "learned": True, **changes})
     return (asked, said)
@@ -25,7 +29,7 @@ def turns(**changes):
 
 def test_where_a_record_stands_is_no_part_of_its_content():
     assert text_record("a.jsonl", 1, "hello").content == text_record("b.jsonl", 9, "hello").content
-    assert chat_record("a", 1, turns()).content == chat_record("b", 2, turns()).content
+    assert chat_record("a", 1, question()).content == chat_record("b", 2, question()).content
 
 
 @pytest.mark.parametrize(
@@ -38,20 +42,20 @@ def test_where_a_record_stands_is_no_part_of_its_content():
     ],
 )
 def test_all_of_a_turn_is_part_of_the_content(other):
-    assert chat_record("a", 1, turns()).content != chat_record("a", 1, turns(**other)).content
+    assert chat_record("a", 1, question()).content != chat_record("a", 1, question(**other)).content
 
 
 def test_tools_and_their_order_are_part_of_the_content():
     one, two = json.dumps([{"a": 1, "b": 2}]), json.dumps([{"b": 2, "a": 1}])
-    contents = {chat_record("a", 1, turns(), tools).content for tools in ("", one, two)}
+    contents = {chat_record("a", 1, question(), tools).content for tools in ("", one, two)}
     assert len(contents) == 3
 
 
 def test_the_size_of_a_record_has_all_that_a_template_may_write():
     assert record_size(text_record("a", 1, "hello")) == 5
-    assert record_size(chat_record("a", 1, turns())) == 7
+    assert record_size(chat_record("a", 1, question())) == 7
     fields = (("reasoning_content", "y" * 20), ("tool_calls", "z" * 300))
-    assert record_size(chat_record("a", 1, turns(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
+    assert record_size(chat_record("a", 1, question(fields=fields), "[4000]")) == 7 + 20 + 300 + 6
 
 
 def test_a_text_is_no_conversation():
@@ -62,11 +66,11 @@ def test_half_a_surrogate_pair_is_rejected():
     with pytest.raises(UnicodeEncodeError):
         text_record("a", 1, "\ud800")
     with pytest.raises(UnicodeEncodeError):
-        chat_record("a", 1, turns(content="\ud800"))
+        chat_record("a", 1, question(content="\ud800"))
 
 
 def test_records_travel_as_json():
-    for record in (text_record("a", 1, ""), chat_record("a", 1, turns(fields=(("x", "1"),)), "[1]")):
+    for record in (text_record("a", 1, ""), chat_record("a", 1, question(fields=(("x", "1"),)), "[1]")):
         assert record_from_json(json.loads(json.dumps(record_json(record)))) == record
 
 
@@ -94,3 +98,254 @@ def test_tags_of_the_other_form_are_taken():
     assert (found.form, found.messages, found.role_tag) == ("sharegpt", "messages", "from")
     found = detect_format({"conversations": [{"role": "user", "content": "a"}]})
     assert (found.form, found.messages, found.role_tag) == ("openai", "conversations", "role")
+
+
+def mapped(record, form):
+    return map_record(record, form, source="a.jsonl", line=7)
+
+
+def turns(record, form):
+    return [(m.role, m.content, m.learned) for m in mapped(record, form).messages]
+
+
+def cause(record, form):
+    with pytest.raises(UnusableSampleError) as caught:
+        mapped(record, form)
+    return caught.value.slug, caught.value.where
+
+
+def test_a_text():
+    record = mapped({"text": "hi", "meta": float("nan")}, TEXT)
+    assert (record.text, record.messages, record.source, record.line) == ("hi", None, "a.jsonl", 7)
+
+
+def test_alpaca_with_history_joins_instruction_and_input_and_learns_old_answers():
+    record = {"instruction": "do", "input": "this", "output": "done", "history": [["q", "a"]], "system": "be kind"}
+    assert turns(record, ALPACA) == [
+        ("system", "be kind", False),
+        ("user", "q", False),
+        ("assistant", "a", True),
+        ("user", "do\nthis", False),
+        ("assistant", "done", True),
+    ]
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_instruction_that_is_empty_adds_no_line(empty):
+    assert turns({"instruction": empty, "input": "this", "output": "x"}, ALPACA)[0] == ("user", "this", False)
+    form = RecordFormat(form="alpaca", prompt="q")
+    assert cause({"input": "this", "output": "x"}, form) == ("record-field", "q")
+
+
+@pytest.mark.parametrize("empty", ["", None])
+def test_an_input_that_is_empty_adds_no_line(empty):
+    assert turns({"instruction": "do", "input": empty, "output": "x"}, ALPACA)[0] == ("user", "do", False)
+
+
+def test_columns_that_are_not_named_are_not_used():
+    form = RecordFormat(form="alpaca", prompt="q", query="", response="a")
+    assert turns({"q": "do", "input": "unused", "a": "x"}, form)[0][1] == "do"
+
+
+def test_sharegpt_with_all_tags():
+    record = {
+        "conversations": [
+            {"from": "system", "value": "s"},
+            {"from": "human", "value": "weather?"},
+            {"from": "function_call", "value": '{"name": "look", "arguments": {"x": 1.5}}'},
+            {"from": "observation", "value": "rain"},
+            {"from": "gpt", "value": "rain"},
+        ],
+        "tools": '[{"name": "look"}]',
+    }
+    assert turns(record, SHAREGPT) == [
+        ("system", "s", False),
+        ("user", "weather?", False),
+        ("assistant", "", True),
+        ("tool", "rain", False),
+        ("assistant", "rain", True),
+    ]
+    made = mapped(record, SHAREGPT)
+    ((name, calls),) = made.messages[2].fields
+    assert (name, json.loads(calls)[0]["function"]) == ("tool_calls", {"name": "look", "arguments": {"x": 1.5}})
+    assert json.loads(made.tools) == [{"name": "look"}]
+
+
+def test_openai_messages():
+    record = {
+        "messages": [
+            {"role": "developer", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": '{"x": 1}'}}],
+            },
+            {"role": "tool", "content": "4", "tool_call_id": "c1"},
+            {"role": "assistant", "content": "4", "reasoning_content": "hm", "weight": 0},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "5", "train": True, "id": "left out"},
+        ]
+    }
+    assert turns(record, OPENAI) == [
+        ("developer", "be kind", False),
+        ("user", "ab", False),
+        ("assistant", "", True),
+        ("tool", "4", False),
+        ("assistant", "4", False),
+        ("user", "more", False),
+        ("assistant", "5", True),
+    ]
+    messages = mapped(record, OPENAI).messages
+    assert json.loads(dict(messages[2].fields)["tool_calls"])[0]["function"]["arguments"] == {"x": 1}
+    assert dict(messages[3].fields) == {"tool_call_id": '"c1"'}
+    assert dict(messages[4].fields) == {"reasoning_content": '"hm"'}
+    assert messages[6].fields == ()
+
+
+def test_openai_turns_by_the_tag_of_functions():
+    form = replace(OPENAI, function_tag="function")
+    call = {"name": "look", "arguments": {"x": 1}}
+    calls = [{"type": "function", "function": call}]
+    for turn in (
+        {"content": json.dumps(call)},
+        {"content": json.dumps([call])},
+        {"content": "", "tool_calls": calls},
+    ):
+        record = said(("user", "weather?"), ("function", ""), ("tool", "rain"), ("assistant", "rain"))
+        record["messages"][1] |= turn
+        assert turns(record, form)[1:] == [
+            ("assistant", "", True),
+            ("tool", "rain", False),
+            ("assistant", "rain", True),
+        ]
+        ((name, spelled),) = mapped(record, form).messages[1].fields
+        assert (name, json.loads(spelled)) == ("tool_calls", calls)
+    assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
+    assert cause(said(("user", "a"), ("function", "{")), OPENAI) == ("role-order", "messages[1].role")
+
+
+def said(*turns_, **more):
+    return {"messages": [{"role": role, "content": content} for role, content in turns_], **more}
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "slug", "where"),
+    [
+        ([], TEXT, "record-field", ""),
+        ({"text": ""}, TEXT, "record-empty", "text"),
+        ({"text": 5}, TEXT, "record-field", "text"),
+        ({"body": "a"}, TEXT, "record-field", "text"),
+        ({"text": "\ud800"}, TEXT, "record-unicode", "text"),
+        ({"instruction": "a", "output": None}, ALPACA, "no-answer", "output"),
+        ({"instruction": "a", "output": ["x", "y"]}, ALPACA, "no-answer", "output"),
+        ({"instruction": ["a"], "output": "b"}, ALPACA, "record-field", "instruction"),
+        ({"instruction": "a", "output": "b", "history": [["q"]]}, ALPACA, "record-field", "history[0]"),
+        ({"instruction": "a", "output": "b", "history": "q"}, ALPACA, "record-field", "history"),
+        ({"messages": []}, OPENAI, "record-empty", "messages"),
+        ({"messages": "a"}, OPENAI, "record-field", "messages"),
+        ({"messages": ["a"]}, OPENAI, "record-field", "messages[0]"),
+        ({"messages": [{"content": "a"}]}, OPENAI, "record-field", "messages[0].role"),
+        (said(("user", "a")), OPENAI, "no-answer", "messages"),
+        (said(("user", "a"), ("assistant", "b"), ("user", "c")), OPENAI, "no-answer", "messages"),
+        (said(("system", "a")), OPENAI, "no-answer", "messages"),
+        (said(("user", "a"), ("system", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
+        (said(("tool", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
+        (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
+        (
+            said(("user", [{"type": "image_url", "image_url": {}}]), ("assistant", "c")),
+            OPENAI,
+            "record-field",
+            "messages[0].content[0]",
+        ),
+        (said(("user", "a"), ("assistant", "b"), tools={"a": 1}), OPENAI, "record-field", "tools"),
+        (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "record-field", "tools"),
+        ({"conversations": [{"from": "gpt", "value": "a"}]}, SHAREGPT, "role-order", "conversations[0].from"),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "a"}]},
+            SHAREGPT,
+            "role-order",
+            "conversations[1].from",
+        ),
+        ({"conversations": [{"from": "system", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
+    ],
+)
+def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
+    assert cause(record, form) == (slug, where)
+
+
+@pytest.mark.parametrize(
+    ("turn", "where"),
+    [
+        ({"weight": 0.5}, "messages[1].weight"),
+        ({"train": "no"}, "messages[1].train"),
+        ({"tool_calls": {}}, "messages[1].tool_calls"),
+        ({"tool_calls": [{"function": {}}]}, "messages[1].tool_calls[0]"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "{bad"}}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ({"reasoning_content": float("inf")}, "messages[1]"),
+    ],
+)
+def test_fields_of_a_turn_are_checked(turn, where):
+    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **turn}]}
+    assert cause(record, OPENAI) == ("record-field", where)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("not json", "conversations[1].value"),
+        ('{"name": "f", "arguments": "{bad"}', "conversations[1].value[0].arguments"),
+        ('[{"name": "f"}, {"name": 5}]', "conversations[1].value[1]"),
+    ],
+)
+def test_a_call_that_is_none_is_refused_with_its_field(value, where):
+    record = {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": value}]}
+    assert cause(record, SHAREGPT) == ("record-field", where)
+
+
+def test_what_is_wrong_with_json_in_a_field_is_said():
+    with pytest.raises(UnusableSampleError, match="expected JSON as text: Expecting value at column 2"):
+        mapped(said(("user", "a"), ("assistant", "b"), tools="["), OPENAI)
+
+
+HALF = "\ud800"
+CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udfff"}'}}
+
+
+@pytest.mark.parametrize(
+    ("record", "form", "where"),
+    [
+        (said(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "messages[1].content"),
+        (said(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI, "tools[0]"),
+        (said(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI, "tools"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]},
+            OPENAI,
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "history[0][1]"),
+    ],
+)
+def test_the_field_of_half_a_surrogate_pair(record, form, where):
+    assert cause(record, form) == ("record-unicode", where)
+
+
+def test_a_user_cannot_be_learned():
+    record = {"messages": [{"role": "user", "content": "a", "train": True}, {"role": "assistant", "content": "b"}]}
+    assert cause(record, OPENAI) == ("record-field", "messages[0]")
+
+
+def test_the_spelling_of_a_line_and_its_other_columns_do_not_matter():
+    one = mapped(json.loads('{"instruction": "a", "output": "\\u00e4", "id": 1}'), ALPACA)
+    two = mapped({"output": "ä", "input": "", "instruction": "a"}, ALPACA)
+    assert one.content == two.content
