@@ -195,7 +195,7 @@ class Catalog:
                 if key != self.keys(np.array([place])).tobytes():
                     return None
                 array = header.item(memoryview(payload), number)
-                same = header.same[number].tobytes()
+                same = header.same[number].tobytes() if header.same[number].any() else b""
                 return Item(key=key, array=array, same=same, columns=columns, ragged_columns=ragged)
         except (CorruptEntryError, CacheDamagedError, CacheFormatError, OSError):
             pass

@@ -1,3 +1,12 @@
-from small_cache import open_folder
+import made_entries
+import pytest
 
-__all__ = ["open_folder"]
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    made_entries.install(monkeypatch)
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return made_entries.make_cache(tmp_path / "cache")

@@ -1,146 +1,198 @@
-"""Entries and small caches for the tests of the store: real LMDB files, made in milliseconds."""
+"""Two kinds of a cache and items of them, for tests of the store; and small caches made with the store alone."""
 
 import contextlib
-import math
 import random
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latentcache.geometry.placement import place_in
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import checksum, content_hash
+from latentcache.fields import registry
+from latentcache.fields.protocol import FieldKind, FieldSpec, Group
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
-from latentcache.identity.stat import StatMemo
-from latentcache.recipe import DTYPES, EncoderSpec, GeometrySettings, PixelProfile, Recipe
+from latentcache.store.atomic_io import make_folder
+from latentcache.store.blocks import Item, pack_items
 from latentcache.store.catalog import load_catalog
-from latentcache.store.columns import StringColumn
-from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
-from latentcache.store.generation import Rows, Samples, pack_memo, publish
-from latentcache.store.layout import CacheLayout
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
-ENCODER = EncoderSpec(family="stub", fingerprint="ab" * 16, config="cd" * 16, channels=4, factor=8, multiple=8)
-RECIPE = Recipe(geometry=GeometrySettings(resolutions=(64,)), pixels=PixelProfile(), encoder=ENCODER)
-SQUARE = Size(64, 64)
+
+@dataclass(frozen=True)
+class ToyRecipe:
+    spec: FieldSpec
+    recipe_id: bytes = b"recipe-of-16-byt"
+
+    def as_json(self):
+        return {"dtype": self.spec.dtype, "ratio": 0.25}
 
 
-def key_of(number, bucket=SQUARE):
-    return EntryKey(content=content_of(number), bucket=bucket, recipe=RECIPE.key_part).pack()
+class Plane(FieldKind):
+    """One float16 array of a group's shape per entry, with a same-hash and a crop."""
+
+    name, kind, packing, inputs = "plane", 200, "entry", ("image",)
+    columns = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}  # noqa: RUF012
+
+    def recipe_from_json(self, data):
+        return PLANE_RECIPE
+
+
+class Words(FieldKind):
+    """Ragged uint16, many in a block, with spans."""
+
+    name, kind, packing, inputs = "words", 201, "block", ("image",)
+    columns = {"control": ("<u4", ())}  # noqa: RUF012
+    ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012
+
+    def recipe_from_json(self, data):
+        return WORDS_RECIPE
+
+
+class Vector(FieldKind):
+    """One float32 vector each, many in a block."""
+
+    name, kind, packing, inputs = "vector", 202, "block", ("image",)
+
+    def recipe_from_json(self, data):
+        return VECTOR_RECIPE
+
+
+PLANE, WORDS, VECTOR = Plane(), Words(), Vector()
+PLANE_RECIPE = ToyRecipe(FieldSpec(dtype="float16", dims=("C", "h", "w")))
+WORDS_RECIPE = ToyRecipe(FieldSpec(dtype="uint16", dims=("n",), ragged=True, collate="pack"))
+VECTOR_RECIPE = ToyRecipe(FieldSpec(dtype="float32", dims=("d",)))
+RECIPES = {"plane": PLANE_RECIPE, "words": WORDS_RECIPE, "vector": VECTOR_RECIPE}
+KINDS = {"plane": PLANE, "words": WORDS, "vector": VECTOR}
+GROUPS = {
+    "plane": tuple(Group(label=f"64x{w}", shape=(4, 8, w // 8), dims=(1, 64, w)) for w in (64, 128, 256)),
+    "words": (Group(label="", shape=(-1,)),),
+    "vector": (Group(label="", shape=(48,)),),
+}
 
 
 def content_of(number):
-    return content_hash(f"picture {number}".encode())
+    return content_hash(b"content %d" % number)
 
 
-def payload_of(number, size):
-    return random.Random(number).randbytes(size)
+def group_of(name, number):
+    return number % len(GROUPS[name])
 
 
-def header_of(number, payload, shape=(4, 8, 8), dtype="float16"):
-    return EntryHeader(
-        kind=1,
-        dtype=dtype,
-        shape=tuple(shape),
-        payload_checksum=checksum(payload),
-        content=content_of(number),
-        recipe_id=RECIPE.recipe_id,
-        original_size=Size(70 + number % 50, 90),
-    )
+def item_of(name, number):
+    """The item number ``number`` of a kind."""
+    rng, group = np.random.default_rng(number), GROUPS[name][group_of(name, number)]
+    key = EntryKey(kind=KINDS[name].kind, content=content_of(number), recipe=b"recipe-o", dims=group.dims).pack()
+    if name == "plane":
+        array = rng.standard_normal(group.shape).astype("<f2")
+        columns = {"crop": (number % 7, number % 300), "resize": (64, 64 + number % 1000)}
+        return Item(key=key, array=array, same=content_hash(array.tobytes()), columns=columns)
+    if name == "vector":
+        return Item(key=key, array=rng.standard_normal(48).astype("<f4"))
+    array = rng.integers(0, 60_000, rng.integers(1, 2000)).astype("<u2")
+    spans = np.array([[0, 1], [2, number % 5 + 1], [9, 4]])[: number % 4]
+    return Item(key=key, array=array, columns={"control": number % 3}, ragged_columns={"spans": spans})
 
 
-def facts_of(number, bucket=SQUARE):
-    placement = place_in(Size(70 + number % 50, 90), bucket)
-    return EntryFacts(pixel_hash=content_hash(f"pixels {number}".encode()), placement=placement)
+def items_of(name, numbers):
+    return [item_of(name, number) for number in numbers]
 
 
-def new_entry(number, shape=(4, 8, 8), dtype="float16", bucket=SQUARE):
-    """Entry ``number``: the same bytes whenever and wherever it is made."""
-    payload = payload_of(number, math.prod(shape) * DTYPES[dtype][1])
-    key = key_of(number, bucket)
-    value = pack_header(header_of(number, payload, shape, dtype), key) + payload
-    return NewEntry(key=key, value=value, facts=pack_facts(facts_of(number, bucket)))
+def entries_of(name, numbers):
+    return pack_items(items_of(name, numbers), RECIPES[name], KINDS[name])
 
 
 def flat_entry(number, size):
-    """An entry whose payload has any number of bytes."""
-    return new_entry(number, shape=(size,), dtype="uint8")
+    """An entry whose payload has about ``size`` bytes."""
+    array = np.frombuffer(random.Random(number).randbytes(max(size, 2) // 2 * 2), dtype="<f2").reshape(1, 1, -1)
+    key = EntryKey(kind=200, content=content_of(number), recipe=b"recipe-o").pack()
+    return pack_items([Item(key=key, array=array)], PLANE_RECIPE, PLANE)[0]
 
 
-def make_shard(folder, entries, **options):
-    """A sealed shard; returns its folder."""
-    writer = ShardWriter(folder.with_name(folder.name + ".open"), **options)
-    writer.write(entries)
-    return writer.seal()
+def make_shard(folder, entries):
+    """A sealed shard with these entries."""
+    with contextlib.closing(ShardWriter(folder.with_name(f"{folder.name}.open"))) as writer:
+        writer.write(entries)
+        return writer.seal()
 
 
-def make_cache(root, count=6, shard="one", **more):
-    """A finished cache of ``count`` entries, 4 x 8 x 8 float16, one bucket."""
-    layout = CacheLayout(root)
-    make_shard(layout.shards / shard, [new_entry(number) for number in range(count)])
-    publish_entries(layout, range(count), **more)
-    return layout
-
-
-def publish_entries(layout, numbers, *, names=None, captions=None, refused=(), notes=(), facts=None):
-    """Publish a generation of the given entries, which are in the cache's shards."""
-    numbers = list(numbers)
-    catalog = load_catalog(layout)
-    found = [catalog.locate(key_of(number)) for number in numbers]
-    shards = sorted({entry.shard for entry in found})
-    placements = [entry.facts.placement for entry in found]
-    count = len(numbers)
-    rows = Rows(
-        key=np.frombuffer(b"".join(entry.key for entry in found), np.uint8).reshape(-1, 32),
-        shard=np.array([shards.index(entry.shard) for entry in found], np.int32),
-        offset=np.array([entry.offset for entry in found], np.uint64),
-        bucket=np.zeros(count, np.int32),
-        sample=np.arange(count, dtype=np.int32),
-        crop=np.array([(p.crop.top, p.crop.left) for p in placements], np.uint32).reshape(-1, 2),
-        resize=np.array([(p.resize.height, p.resize.width) for p in placements], np.uint32).reshape(-1, 2),
-        pixel_hash=np.frombuffer(b"".join(e.facts.pixel_hash for e in found), np.uint8).reshape(-1, 16),
-    )
-    samples = Samples(
-        names=StringColumn.of(names or [f"picture_{number:04d}.png" for number in numbers]),
-        captions=StringColumn.of(captions or [f"caption {number}" for number in numbers]),
-        content=np.frombuffer(b"".join(content_of(n) for n in numbers), np.uint8).reshape(-1, 16),
-        original_size=np.array([(70 + n % 50, 90) for n in numbers], np.uint32).reshape(-1, 2),
-        stat=np.array([pack_memo(memo_of(n)) for n in numbers], np.uint64).reshape(-1, 6),
-    )
-    return publish(
-        layout,
-        recipe=RECIPE,
-        rows=rows,
-        samples=samples,
-        buckets=[SQUARE],
-        shards=shards,
-        refused=refused,
-        notes=notes,
-        facts=facts or {"source": {"root": "pictures"}, "demo": False, "provenance": {"model": "stub"}},
-    )
-
-
-def memo_of(number):
-    return StatMemo(size=1000 + number, mtime_ns=-5, ctime_ns=7, inode=2**64 - 1 - number, device=3, seen_ns=9)
-
-
-def flip(path, offset, mask=0x10):
-    """Flip bits of one byte, also of a sealed file."""
-    with contextlib.suppress(OSError):
-        path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ mask]))
-
-
-def payload_offset(located):
-    return located.offset + HEADER_BYTES
-
-
-def open_shard(folder, count=30):
-    """A shard as a dead builder leaves it, with values of 3112 bytes; returns its file."""
-    writer = ShardWriter(folder)
-    writer.write([flat_entry(number, 3000) for number in range(count)])
-    writer.close()
+def open_shard(folder, entries):
+    """A shard as a killed build leaves it; returns its data file."""
+    with contextlib.closing(ShardWriter(folder)) as writer:
+        writer.write(entries)
     return folder / "data.mdb"
+
+
+def flip(path, place):
+    """Flip one bit of a file."""
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+def keys_of(items):
+    return np.frombuffer(b"".join(item.key for item in items), dtype=np.uint8).reshape(-1, 32)
+
+
+def samples_of(numbers):
+    contents = np.frombuffer(b"".join(map(content_of, numbers)), dtype=np.uint8).reshape(-1, 16)
+    names = Strings.of([f"im\u00e4ge-{number:04d}.png" for number in numbers])
+    count = len(contents)
+    files = Files(names=names, stat=np.arange(6 * count, dtype=np.uint64).reshape(-1, 6), content=contents)
+    image = Input(content=contents, file=np.arange(count, dtype=np.int32))
+    text = Strings.of([f"caption {number}" for number in numbers])
+    caption = Input(content=np.zeros((count, 16), np.uint8), file=np.full(count, -1, np.int32), text=text)
+    size = np.stack([np.arange(count), np.full(count, 512)], axis=1).astype(np.uint32)
+    return SampleTable(names=names, files=files, inputs={"image": image, "caption": caption}).with_columns(
+        original_size=size
+    )
+
+
+def draft_of_field(catalog, name, numbers, **more):
+    count = len(numbers)
+    return field_draft(
+        catalog,
+        kind=KINDS[name],
+        recipe=RECIPES[name],
+        groups=GROUPS[name],
+        sample=np.arange(count),
+        group=np.array([group_of(name, number) for number in numbers], dtype=np.int32),
+        variant=np.zeros(count, dtype=np.uint8),
+        place=catalog.find(keys_of(items_of(name, numbers))),
+        **more,
+    )
+
+
+def publish(paths, numbers, fields=("plane", "words", "vector"), **more):
+    """Publish a snapshot of samples whose items are committed."""
+    catalog = load_catalog(paths)
+    known = more.pop("known", None)
+    drafts = [draft_of_field(catalog, name, numbers, known=known and known.fields[name]) for name in fields]
+    draft = SnapshotDraft(
+        samples=samples_of(numbers),
+        fields=tuple(drafts),
+        shards=catalog.shards,
+        source={"root": "/data", "data_kind": "images"},
+        rejected=[Rejected(name="bad.png", reason="truncated", content=b"c" * 16, stat=(1, 2, 3, 4, 5, 6))],
+        notes=[Rejected(name="a.txt", reason="unlisted", line=3)],
+    )
+    return publish_snapshot(paths, replace(draft, **more))
+
+
+def make_cache(root, numbers=range(12), shards=2):
+    """A cache of three fields with its items in some shards; returns its paths."""
+    paths, numbers = CachePaths(root), list(numbers)
+    make_folder(paths.shards)
+    for number in range(shards):
+        some = numbers[number::shards]
+        entries = [entry for name in KINDS for entry in entries_of(name, some)]
+        make_shard(paths.shard(f"shard-{number}"), entries)
+    publish(paths, numbers)
+    return paths
+
+
+def install(monkeypatch):
+    """Make the three kinds known, as an installed package would."""
+    monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)

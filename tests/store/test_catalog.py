@@ -1,100 +1,154 @@
+import contextlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
-from made_entries import RECIPE, SQUARE, content_of, facts_of, flip, key_of, make_shard, new_entry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_entries import KINDS, RECIPES, entries_of, flip, item_of, items_of, keys_of, make_shard, open_shard
 
-from latentcache.errors import StoreError
-from latentcache.geometry.sizes import Size
-from latentcache.store.catalog import Catalog, index_or_none, load_catalog
-from latentcache.store.entry import HEADER_BYTES, unpack_header
-from latentcache.store.layout import CacheLayout
-
-OTHER = Size(32, 96)
-
-
-@pytest.fixture
-def layout(tmp_path):
-    layout = CacheLayout(tmp_path)
-    make_shard(layout.shards / "a", [new_entry(number) for number in range(5)])
-    make_shard(layout.shards / "b", [new_entry(number) for number in range(4, 9)])
-    return layout
+from latentcache.errors import CacheDamagedError, StoreError
+from latentcache.identity.key import EntryKey
+from latentcache.store.atomic_io import make_folder
+from latentcache.store.blocks import pack_items
+from latentcache.store.catalog import load_catalog, open_lookup
+from latentcache.store.index import INDEX, load_index
+from latentcache.store.paths import CachePaths
 
 
-def test_every_entry_is_found_once(layout):
-    catalog = load_catalog(layout)
-    assert (len(catalog), catalog.damaged) == (9, ())
-    assert sorted(catalog.keys()) == sorted(key_of(number) for number in range(9))
-    for number in range(9):
-        made, found = new_entry(number), catalog.locate(key_of(number))
-        assert made.key in catalog
-        assert (found.key, found.shard) == (made.key, "a" if number < 5 else "b")
-        assert found.header == unpack_header(made.value, made.key)
-        assert found.facts == facts_of(number)
-        assert catalog.payload(found) == made.value[HEADER_BYTES:]
+def bytes_at(paths, catalog, place):
+    """The bytes of an item, by its row and its header alone."""
+    rows = catalog.places(np.array([place]))
+    data = paths.data(catalog.shards[int(rows.shard[0])]).read_bytes()
+    payload = data[int(rows.offset[0]) :][: int(rows.bytes[0])]
+    ((_, position, header),) = catalog.headers(np.array([place]))
+    return header.item(memoryview(payload), int(position[0])).tobytes()
 
 
-def test_a_key_that_is_not_there_is_none(layout):
-    catalog = load_catalog(layout)
-    assert key_of(99) not in catalog
-    assert catalog.locate(key_of(99)) is None
+@settings(max_examples=12)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=60), st.integers(1, 4), st.integers(0, 2**31))
+def test_every_committed_item_is_found_and_no_other(tmp_path_factory, numbers, shards, seed):
+    paths = CachePaths(tmp_path_factory.mktemp("catalog"))
+    make_folder(paths.shards)
+    for shard in range(shards):
+        for name in KINDS:  # the same item may be in several shards
+            some = sorted({*numbers[shard::shards], numbers[0]})
+            make_shard(paths.shard(f"{name}-{shard}"), entries_of(name, some))
+    catalog = load_catalog(paths)
+    wanted = [item for name in KINDS for item in items_of(name, sorted({*numbers}))]
+    np.random.default_rng(seed).shuffle(wanted)
+    absent = [item for name in KINDS for item in items_of(name, range(61, 66))]
+    place = catalog.find(keys_of(wanted + absent))
+    assert (place[len(wanted) :] == -1).all()
+    assert sorted({*place[: len(wanted)].tolist()}) == list(range(len(catalog)))
+    np.testing.assert_array_equal(catalog.keys(place[: len(wanted)]), keys_of(wanted))
+    for item, where in zip(wanted, place.tolist(), strict=False):
+        found = catalog.item(where)
+        assert (found.key, found.array.tobytes(), found.same) == (item.key, item.array.tobytes(), item.same)
+        assert bytes_at(paths, catalog, where) == item.array.tobytes()
+
+
+def test_an_item_is_copied_under_another_key(paths):
+    item = load_catalog(paths).item(int(load_catalog(paths).find(keys_of(items_of("words", [7])))[0]))
+    key = replace(EntryKey.unpack(item.key), content=b"n" * 16).pack()
+    both = (replace(each, key=key) for each in (item_of("words", 7), item))
+    one, two = (pack_items([each], RECIPES["words"], KINDS["words"])[0] for each in both)
+    assert (one.key, bytes(one.value)) == (two.key, bytes(two.value))
+
+
+def test_equal_pixels_are_found_within_their_group_only(paths):
+    catalog, items = load_catalog(paths), items_of("plane", range(12))
+    same = np.frombuffer(b"".join(item.same for item in items), dtype=np.uint8).reshape(-1, 16)
+    keys = keys_of(items).copy()
+    keys[:, 8:24] = 7  # another file with the same pixels
+    found = catalog.find_same(same, keys)
+    np.testing.assert_array_equal(catalog.keys(found), keys_of(items))
+    for byte in (0, 1, 7, 24):  # another kind, variant, width or recipe
+        other = keys.copy()
+        other[:, byte] ^= 0x40
+        assert (catalog.find_same(same, other) == -1).all()
+    assert (catalog.find_same(same ^ 1, keys) == -1).all()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_workers_open_the_columns_of_the_build(paths, monkeypatch, memory):
+    if not memory:
+        monkeypatch.delattr("os.memfd_create")
+    catalog, items = load_catalog(paths), items_of("plane", range(12))
+    before = catalog.find(keys_of(items))
+    with catalog.shared_lookup(paths) as path:
+        other = open_lookup(Path(path))
+        np.testing.assert_array_equal(other.find(keys_of(items)), before)
+        same = np.frombuffer(items[3].same, dtype=np.uint8)[None]
+        assert other.find_same(same, keys_of(items[3:4])) == before[3]
+        assert other.item(int(before[3])).array.tobytes() == items[3].array.tobytes()
+        assert not any(column.flags.writeable for column in other._columns.values())
+    np.testing.assert_array_equal(catalog.find(keys_of(items)), before)
+    assert not paths.scratch.exists()
+    with pytest.raises(CacheDamagedError):
+        open_lookup(paths.root / "none")
 
 
 def test_an_empty_cache_has_an_empty_catalog(tmp_path):
-    catalog = load_catalog(CacheLayout(tmp_path))
-    assert (len(catalog), catalog.keys()) == (0, [])
-    assert catalog.with_pixels(bytes(16), SQUARE, RECIPE.key_part) is None
+    catalog = load_catalog(CachePaths(tmp_path))
+    assert (len(catalog), catalog.shards, catalog.damaged) == (0, (), ())
+    keys = keys_of(items_of("plane", range(3)))
+    assert (catalog.find(keys) == -1).all()
+    assert (catalog.find_same(keys[:, :16], keys) == -1).all()
+    with catalog.shared_lookup(CachePaths(tmp_path)) as path:
+        assert len(open_lookup(Path(path))) == 0
 
 
-def test_entries_are_found_by_their_pixels(layout):
-    catalog = load_catalog(layout)
-    pixels = facts_of(7).pixel_hash
-    assert catalog.with_pixels(pixels, SQUARE, RECIPE.key_part).header.content == content_of(7)
-    assert catalog.with_pixels(pixels, OTHER, RECIPE.key_part) is None
-    assert catalog.with_pixels(pixels, SQUARE, bytes(8)) is None
-    assert catalog.with_pixels(bytes(16), SQUARE, RECIPE.key_part) is None
+def test_open_shards_count_if_asked_for(paths):
+    open_shard(paths.shards / "left.open", entries_of("plane", range(20, 25)))
+    assert len(load_catalog(paths, open_shards=True)) == len(load_catalog(paths)) + 5
 
 
-def test_an_entry_of_another_bucket_is_placed_in_it(tmp_path):
-    make_shard(tmp_path / "shards" / "a", [new_entry(1, bucket=OTHER, shape=(4, 4, 12))])
-    found = load_catalog(CacheLayout(tmp_path)).locate(key_of(1, OTHER))
-    assert found.facts.placement.bucket == OTHER
-    assert found.facts == facts_of(1, OTHER)
+@pytest.mark.parametrize("spoil", [
+    lambda folder: (folder / INDEX).unlink(),
+    lambda folder: flip(folder / INDEX, (folder / INDEX).stat().st_size // 2),
+    lambda folder: flip(folder / INDEX, 100),
+    lambda folder: (folder / "data.mdb").unlink(),
+    lambda folder: os.truncate(folder / "data.mdb", 20_000),
+])  # fmt: skip
+def test_a_damaged_shard_is_named_and_the_others_are_used(paths, spoil):
+    spoil(paths.shard("shard-0"))
+    catalog = load_catalog(paths)
+    assert (catalog.damaged, catalog.shards) == (("shard-0",), ("shard-1",))
+    assert (catalog.find(keys_of(items_of("words", range(12)))) >= 0).sum() == 6
 
 
-def test_a_damaged_payload_is_none(layout):
-    catalog = load_catalog(layout)
-    entry = catalog.locate(key_of(2))
-    flip(layout.shards / "a" / "data.mdb", entry.offset + HEADER_BYTES + 17)
-    assert catalog.payload(entry) is None
-    assert catalog.payload(catalog.locate(key_of(3))) is not None
-    (layout.shards / "a" / "data.mdb").unlink()
-    assert catalog.payload(catalog.locate(key_of(3))) is None
+def test_a_shard_that_may_not_be_read_is_not_called_damaged(paths, monkeypatch):
+    def refuse(folder, **_):
+        raise CacheDamagedError("a shard cannot be read") from PermissionError(13, "no")
+
+    monkeypatch.setattr("latentcache.store.catalog.load_index", refuse)
+    with pytest.raises(StoreError, match="refuses to read"):
+        load_catalog(paths)
 
 
-@pytest.mark.parametrize("name", ["data.mdb", "index.npy", "shard.json"])
-def test_a_damaged_shard_is_named_and_the_others_serve(layout, name):
-    (layout.shards / "a" / name).chmod(0o644)
-    (layout.shards / "a" / name).write_bytes(b"")
-    catalog = load_catalog(layout)
-    assert (catalog.damaged, len(catalog)) == (("a",), 5)
-    assert catalog.locate(key_of(4)).shard == "b"
-    assert index_or_none(layout.shards / "a") is None
-    assert len(index_or_none(layout.shards / "b").rows) == 5
+def test_an_item_whose_entry_is_damaged_is_not_given(paths):
+    catalog = load_catalog(paths)
+    place = int(catalog.find(keys_of(items_of("plane", [4])))[0])
+    rows = catalog.places(np.array([place]))
+    data = paths.data(catalog.shards[int(rows.shard[0])])
+    flip(data, int(rows.offset[0]) + 3)
+    assert catalog.item(place) is None
+    flip(data, int(rows.offset[0]) + 3)
+    assert catalog.read(place) is not None
+    flip(data, int(rows.offset[0]) - 10)
+    assert catalog.item(place) is None
 
 
-@pytest.mark.parametrize("name", ["data.mdb", "index.npy", "shard.json"])
-def test_a_shard_that_the_system_refuses_to_read_is_not_taken_for_damaged(layout, name):
-    """All of it would be encoded again. A link to itself is refused to root too."""
-    (layout.shards / "a" / name).unlink()
-    (layout.shards / "a" / name).symlink_to(name)
-    with pytest.raises(StoreError, match="refuses to read") as caught:
-        load_catalog(layout)
-    assert type(caught.value) is StoreError
-
-
-def test_open_shards_do_not_count(layout):
-    (layout.shards / "c.open").mkdir()
-    assert load_catalog(layout).damaged == ()
-
-
-def test_a_catalog_of_chosen_shards(layout):
-    index = index_or_none(layout.shards / "b")
-    assert sorted(Catalog([index]).keys()) == index.keys()
+def test_two_entries_with_one_key_count_once(tmp_path):
+    paths = CachePaths(tmp_path)
+    make_folder(paths.shards)
+    for name in ("a", "b"):
+        make_shard(paths.shard(name), entries_of("words", range(9)))
+    catalog = load_catalog(paths)
+    assert len(catalog) == 9
+    assert sum(load_index(folder).items for folder in paths.sealed_shards()) == 18
+    with contextlib.suppress(StopIteration):
+        assert set(catalog.places(np.arange(9)).shard.tolist()) == {0}

@@ -1,202 +1,205 @@
-import os
+"""Columns come back as they were written, whatever their encoding, whole or by position; damage is named."""
+
+import json
 import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
+from hypothesis.extra import numpy as hnp
+from made_entries import flip
+from safetensors.numpy import load_file
 
 from latentcache.errors import CacheDamagedError
-from latentcache.identity.content import checksum
-from latentcache.store.columns import (
-    ROW_SHAPES,
-    SAMPLE_SHAPES,
-    StringColumn,
-    check_columns,
-    checked_bytes,
-    load_columns,
-    npy_array,
-    npy_bytes,
-    save_columns,
+from latentcache.fields.strings import Strings
+from latentcache.store import columns as columns_module
+from latentcache.store.columns import ColumnFile, write_columns
+
+TYPES = ["<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"]
+
+
+def written(path, **columns):
+    return ColumnFile(path, write_columns(path, columns, {"of": "tests"}, sums=("rising",)))
+
+
+arrays = st.sampled_from(TYPES).flatmap(
+    lambda dtype: hnp.arrays(dtype, st.tuples(st.integers(0, 60)) | st.tuples(st.integers(0, 40), st.just(3)))
+)
+runs = st.tuples(st.integers(0, 1), st.lists(st.tuples(st.integers(-9, 9), st.integers(1, 40)), min_size=1)).map(
+    lambda made: np.concatenate([value + made[0] * np.arange(count) for value, count in made[1]]).astype("<i4")
 )
 
-any_bytes = st.lists(st.binary(max_size=40), max_size=30)
-columns = st.dictionaries(
-    st.sampled_from(["key", "shard", "names_bytes", "stat"]),
-    arrays.arrays(st.sampled_from(["<u1", "<i4", "<u8", "<f4"]), arrays.array_shapes(max_dims=2, min_side=0)),
-)
+
+@settings(max_examples=150)
+@given(arrays | runs, st.data())
+def test_any_column_comes_back(tmp_path_factory, values, data):
+    path = tmp_path_factory.mktemp("columns") / "one.safetensors"
+    column = written(path, one=values)["one"]
+    assert (column.dtype, column.shape, len(column), column.ndim) == (
+        values.dtype, values.shape, len(values), values.ndim,
+    )  # fmt: skip
+    np.testing.assert_array_equal(np.asarray(column), values)
+    begin, stop = (data.draw(st.integers(-3, len(values) + 3)) for _ in range(2))
+    np.testing.assert_array_equal(column[begin:stop], values[begin:stop])
+    np.testing.assert_array_equal(column[::3], values[::3])
+    if len(values):
+        positions = np.array(data.draw(st.lists(st.integers(-len(values), len(values) - 1), max_size=9)), dtype=int)
+        np.testing.assert_array_equal(column[positions], values[positions])
+        np.testing.assert_array_equal(column[-1], values[-1])
+        mask = np.arange(len(values)) % 2 == 0
+        np.testing.assert_array_equal(column[mask], values[mask])
+    column.check()
+    copy = pickle.loads(pickle.dumps(column))
+    np.testing.assert_array_equal(np.asarray(copy), values)
 
 
-@given(any_bytes)
-def test_names_come_back_to_the_byte(raw):
-    column = StringColumn.of(os.fsdecode(name) for name in raw)
-    assert [os.fsencode(name) for name in column] == raw
-    assert [os.fsencode(column[position]) for position in range(len(column))] == raw
-    assert [os.fsencode(name) for name in column[:]] == raw
+@pytest.mark.parametrize(("values", "most"), [
+    (np.arange(10_000, dtype="<i4"), 16),
+    (np.full(10_000, 7, dtype="<u8"), 16),
+    (np.zeros((10_000, 16), dtype="<u1"), 20),
+    (np.repeat(np.arange(100), 100).astype("<i4"), 400),
+    (np.arange(10_000, dtype="<u8") * 37 + (1 << 40), 40_000),
+    (np.random.default_rng(0).integers(0, 200, 10_000).astype("<i4"), 10_000),
+])  # fmt: skip
+def test_what_can_be_derived_takes_no_room(tmp_path, values, most):
+    column = written(tmp_path / "one", one=values)["one"]
+    assert column.stored_bytes <= most
+    np.testing.assert_array_equal(np.asarray(column), values)
 
 
-@given(st.lists(st.text(), min_size=1, max_size=30), st.data())
-def test_a_column_is_a_sequence_of_its_strings(strings, data):
-    encodable = [text.encode("utf-8", "replace").decode() for text in strings]
-    column = StringColumn.of(encodable)
-    assert len(column) == len(encodable)
-    position = data.draw(st.integers(-len(encodable), len(encodable) - 1))
-    assert column[position] == encodable[position]
-    assert column[np.int64(position)] == encodable[position]
-    assert column[position::2] == encodable[position::2]
-    assert encodable[position] in column
-    for outside in (len(encodable), -len(encodable) - 1):
-        with pytest.raises(IndexError):
-            column[outside]
+def test_rising_columns_are_stored_as_differences(tmp_path):
+    values = np.cumsum(np.random.default_rng(0).integers(0, 9, 5000)).astype("<i8")
+    file = written(tmp_path / "one", rising=values, other=values)
+    assert (file["rising"].stored_bytes, file["other"].stored_bytes) == (5000, 10_000)
+    for name in file:
+        np.testing.assert_array_equal(file[name][17:90], values[17:90])
+        np.testing.assert_array_equal(file[name][np.array([4999, 3])], values[[4999, 3]])
 
 
-@pytest.mark.parametrize(
-    "strings", [["a", "", "bc"], ["a", "", "é"], ["a", "", "\udcff"]], ids=["ascii", "utf-8", "raw"]
-)
-def test_the_bytes_and_a_copy_are_the_same_with_any_text(strings):
-    column = StringColumn.of(strings)
-    again = pickle.loads(pickle.dumps(column))
-    assert column.data.tobytes() == again.data.tobytes() == os.fsencode("".join(strings))
-    assert list(again) == [again[place] for place in range(3)] == strings
-    assert not column.data.flags.writeable
+def test_an_equal_column_is_stored_once(tmp_path):
+    values = np.random.default_rng(0).integers(0, 255, (1000, 16)).astype("u1")
+    one, two = (tmp_path / name for name in ("one", "two"))
+    write_columns(one, {"a": values})
+    file = ColumnFile(two, write_columns(two, {"a": values, "b": values.copy()}))
+    assert two.stat().st_size < one.stat().st_size + 200
+    np.testing.assert_array_equal(np.asarray(file["b"]), values)
 
 
-def test_no_strings_at_all():
-    column = StringColumn.of([])
-    assert (len(column), list(column), column[:]) == (0, [], [])
+@given(st.lists(st.text() | st.just("n\udcff"), max_size=40), st.data())
+def test_strings_come_back(tmp_path_factory, strings, data):
+    made = Strings.of(strings)
+    found = written(tmp_path_factory.mktemp("strings") / "one", names=made).strings("names")
+    assert (list(found), len(found), found == made) == (strings, len(strings), True)
+    assert pickle.loads(pickle.dumps(found)) == made
+    assert found[2:9] == strings[2:9]
+    if strings:
+        positions = data.draw(st.lists(st.integers(0, len(strings) - 1)))
+        assert found.take(positions) == [strings[position] for position in positions]
+        assert found[-1] == strings[-1]
 
 
-@given(columns)
-def test_columns_come_back(tmp_path_factory, made):
-    folder = tmp_path_factory.mktemp("columns")
-    facts = save_columns(folder, made)
-    found = load_columns(folder, facts)
-    assert set(found) == set(made)
-    for name, array in made.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        assert found[name].tobytes() == array.tobytes()
-        assert facts[name]["bytes"] == (folder / facts[name]["file"]).stat().st_size
+def test_strings_far_apart_are_read_one_by_one(tmp_path, monkeypatch):
+    made = [f"name {number}" for number in range(50_000)]
+    found, read = written(tmp_path / "one", names=Strings.of(made)).strings("names"), []
+    original = ColumnFile.read
+    monkeypatch.setattr(ColumnFile, "read", lambda *args: read.append(args) or original(*args))
+    assert found.take([3, 49_999, 20_000]) == [made[3], made[49_999], made[20_000]]
+    assert len(read) <= 6
 
 
-def test_every_changed_byte_of_a_column_is_refused(tmp_path):
-    facts = save_columns(tmp_path, {"shard": np.arange(5, dtype=np.int32)})
-    path = tmp_path / "shard.npy"
-    good = path.read_bytes()
-    for position in range(len(good)):
-        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
-        with pytest.raises(CacheDamagedError, match="damaged") as caught:
-            load_columns(tmp_path, facts)
-        assert caught.value.where == str(path)
-    path.write_bytes(good[:-1])
+def test_few_positions_read_little(tmp_path, monkeypatch):
+    values = np.random.default_rng(0).integers(0, 1 << 60, 100_000).astype("<u8")
+    column, sizes = written(tmp_path / "one", one=values)["one"], []
+    original = ColumnFile.read
+    monkeypatch.setattr(
+        ColumnFile, "read", lambda self, at, dtype, shape: sizes.append(shape[0]) or original(self, at, dtype, shape)
+    )
+    np.testing.assert_array_equal(column[np.array([99_999, 5, 6, 50_000])], values[[99_999, 5, 6, 50_000]])
+    assert sum(sizes) < 100
+
+
+def test_any_program_that_knows_safetensors_reads_the_file(tmp_path):
+    written(tmp_path / "one", key=np.arange(12, dtype="u1").reshape(3, 4), far=np.array([5, 1 << 40], dtype="<u8"))
+    tensors = load_file(tmp_path / "one")
+    np.testing.assert_array_equal(tensors["key"], np.arange(12).reshape(3, 4))
+    assert set(tensors) == {"key", "far", "header_checksum"}
+
+
+class Collected:
+    failed = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.failed = isinstance(error, CacheDamagedError)
+        return self.failed
+
+
+def test_damage_is_found_when_a_column_is_read_whole(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "plain": rng.integers(0, 1 << 60, 500).astype("<u8"),
+        "runs": np.repeat(np.arange(9), 90).astype("<i4"),
+        "rising": np.cumsum(rng.integers(0, 9, 500)).astype("<i8"),
+    }
+    path = tmp_path / "one"
+    size = written(path, **columns)
+    whole = path.read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    for place in [*range(begin, len(whole) - 8, 97), len(whole) - 9]:
+        flip(path, place)
+        file, damaged = ColumnFile(path), 0
+        for name in columns:
+            with Collected() as caught:
+                np.asarray(file[name])
+            damaged += caught.failed
+            with Collected() as again:
+                file[name].check()
+            assert again.failed == caught.failed
+        assert damaged == 1
+        path.write_bytes(whole)
+    assert size.num_bytes == len(whole)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_damaged_header_is_one_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("header") / "one"
+    written(path, one=np.arange(99, dtype="<u8") ** 3, names=Strings.of(["a", "b"]))
+    whole = bytearray(path.read_bytes())
+    length = 8 + int.from_bytes(whole[:8], "little")
+    if data.draw(st.booleans()):
+        whole = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        at = data.draw(st.integers(0, length - 1))
+        whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(whole)
     with pytest.raises(CacheDamagedError):
-        load_columns(tmp_path, facts)
-    path.unlink()
+        ColumnFile(path)
+
+
+def test_a_crafted_header_is_refused(tmp_path):
+    path = tmp_path / "one"
+    written(path, one=np.arange(99, dtype="<u8") ** 3)
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    for change in ({"shape": [1 << 40]}, {"dtype": "F9"}, {"data_offsets": [-8, 0]}, {"data_offsets": [1 << 50, 0]}):
+        header = json.loads(whole[8 : 8 + length])
+        header["one"] |= change
+        text = json.dumps(header).encode()
+        signed = columns_module.checksum(text).to_bytes(8, "little")
+        path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length : -8] + signed)
+        with pytest.raises(CacheDamagedError):
+            ColumnFile(path)
+
+
+def test_another_file_than_the_expected_one_is_refused(tmp_path):
+    write_columns(tmp_path / "one", {"a": np.arange(3)})
+    with pytest.raises(CacheDamagedError, match="header checksum"):
+        ColumnFile(tmp_path / "one", 5)
+    with pytest.raises(CacheDamagedError, match="column b is missing"):
+        ColumnFile(tmp_path / "one")["b"]
     with pytest.raises(CacheDamagedError, match="cannot be read"):
-        load_columns(tmp_path, facts)
-
-
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "sub/column"])
-def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path, name):
-    inside = tmp_path / "generation"
-    inside.mkdir()
-    save_columns(tmp_path, {"outside": np.zeros(3)})
-    fact = {"file": f"{name}.npy", "checksum": f"{checksum((tmp_path / 'outside.npy').read_bytes()):016x}"}
-    with pytest.raises(CacheDamagedError, match="no column"):
-        load_columns(inside, {name: fact})
-    with pytest.raises(CacheDamagedError, match="no column"):
-        load_columns(inside, {"key": fact})
-
-
-def test_pickles_are_never_loaded(tmp_path):
-    path = tmp_path / "key.npy"
-    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    fact = {"file": "key.npy", "checksum": f"{checksum(path.read_bytes()):016x}"}
-    with pytest.raises(CacheDamagedError, match="no column"):
-        load_columns(tmp_path, {"key": fact})
-
-
-@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00{'descr': '<u1'}", b"x" * 200])
-def test_what_is_no_array_is_refused(tmp_path, data):
-    with pytest.raises(CacheDamagedError, match="is no column"):
-        npy_array(data, tmp_path / "key.npy")
-
-
-def test_a_header_that_promises_too_much_is_refused(tmp_path):
-    data = npy_bytes(np.zeros(4, np.uint8)).replace(b"(4,)", b"(9" + b"0" * 13 + b",)").replace(b" " * 12, b"", 1)
-    with pytest.raises(CacheDamagedError, match="is no column"):
-        npy_array(data, tmp_path / "key.npy")
-
-
-def test_checked_bytes_compares_the_whole_file(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"content")
-    assert checked_bytes(path, f"{checksum(b'content'):016x}") == b"content"
-    for expected in ("0" * 16, None, 5):
-        with pytest.raises(CacheDamagedError, match="file is damaged"):
-            checked_bytes(path, expected)
-
-
-def sound(rows=3, samples=2):
-    """Columns of a generation in which everything fits."""
-    shapes = {name: (rows, *shape) for name, shape in ROW_SHAPES.items()}
-    shapes |= {name: (samples, *shape) for name, shape in SAMPLE_SHAPES.items()}
-    made = {name: np.zeros((n, width) if width else n, dtype) for name, (n, dtype, width) in shapes.items()}
-    for name in ("names", "captions"):
-        column = StringColumn.of("ab" for _ in range(samples))
-        made |= {f"{name}_bytes": column.data, f"{name}_ends": column.ends}
-    return made
-
-
-LIMITS = {"shard": 1, "bucket": 1}
-
-
-def test_sound_columns_pass():
-    check_columns(sound(), LIMITS)
-    check_columns(sound(0, 0), LIMITS)
-
-
-@pytest.mark.parametrize("name", [*ROW_SHAPES, *SAMPLE_SHAPES])
-def test_columns_of_another_shape_or_type_are_refused(name):
-    for spoil in (lambda c: c[:-1], lambda c: c[..., None], lambda c: c.astype(np.float64)):
-        made = sound()
-        made[name] = spoil(made[name])
-        with pytest.raises(ValueError, match="expected"):
-            check_columns(made, LIMITS)
-    made = sound()
-    del made[name]
-    with pytest.raises(KeyError):
-        check_columns(made, LIMITS)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("shard", 1), ("shard", -1), ("bucket", 1), ("sample", 2), ("sample", -1), ("offset", 1 << 63)],
-)
-def test_positions_that_point_nowhere_are_refused(name, value):
-    made = sound()
-    made[name][1] = value
-    with pytest.raises(ValueError, match=name):
-        check_columns(made, LIMITS)
-
-
-@pytest.mark.parametrize("ends", [[2, 5], [2, 3], [3, 2], [5, 4], [0, 0]])
-def test_strings_that_do_not_fit_their_bytes_are_refused(ends):
-    made = sound()
-    made["captions_ends"] = np.array(ends, np.uint64)
-    with pytest.raises(ValueError, match="captions"):
-        check_columns(made, LIMITS)
-
-
-@given(st.lists(st.text()), st.data())
-def test_many_strings_at_once_are_those_one_by_one(strings, data):
-    column = StringColumn.of(strings)
-    chosen = data.draw(st.lists(st.sampled_from(range(len(strings))))) if strings else []
-    assert column.take(chosen) == [strings[position] for position in chosen]
-    assert StringColumn.of(["a", "\udcff", ""]).take([2, 1, 0, 1]) == ["", "\udcff", "a", "\udcff"]
-
-
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
-def test_many_strings_come_back_in_order(count):
-    strings = [f"{number}{'é' * (number % 3)}" for number in range(count)]
-    assert list(StringColumn.of(strings)) == strings
+        ColumnFile(tmp_path / "two")

@@ -1,256 +1,186 @@
-import re
-import struct
+"""A head proves itself; blocks hold their items; nothing is believed that is not proven."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import facts_of, header_of, key_of, new_entry
+from made_entries import (
+    KINDS,
+    PLANE,
+    PLANE_RECIPE,
+    RECIPES,
+    VECTOR,
+    VECTOR_RECIPE,
+    WORDS,
+    WORDS_RECIPE,
+    content_of,
+    item_of,
+    items_of,
+)
 
 from latentcache.errors import CacheFormatError, CorruptEntryError
-from latentcache.geometry.placement import Placement
-from latentcache.geometry.sizes import Box, Size
-from latentcache.identity.content import checksum
-from latentcache.recipe import DTYPES
+from latentcache.identity.content import checksum, content_hash
 from latentcache.store import entry as entry_module
+from latentcache.store.blocks import BLOCK_BYTES, Item, pack_items
 from latentcache.store.entry import (
-    FACTS_BYTES,
-    HEADER_BYTES,
-    RECORD_BYTES,
-    EntryFacts,
-    EntryHeader,
-    numpy_dtype,
-    pack_facts,
-    pack_header,
-    pack_record,
-    payload_array,
-    unpack_facts,
-    unpack_header,
-    unpack_record,
+    CHECKSUM_BYTES,
+    FIXED_BYTES,
+    head_intact,
+    head_length,
+    pack_entry,
+    read_header,
 )
 
-u8, u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
-hashes = st.binary(min_size=16, max_size=16)
-keys = st.binary(min_size=32, max_size=32)
-sides = st.integers(1, 2**32 - 1)
-headers = st.builds(
-    EntryHeader,
-    kind=u8,
-    dtype=st.sampled_from(sorted(DTYPES)),
-    shape=st.lists(st.integers(1, 200), min_size=1, max_size=8).map(tuple),
-    payload_checksum=u64,
-    content=hashes,
-    recipe_id=hashes,
-    original_size=st.builds(Size, sides, sides),
-    true_length=u32,
-    flags=u16,
-)
-headers = headers.filter(lambda header: header.payload_bytes < 2**64)
-#: Where a crafted header lies: (offset, format, value).
-LIES = {
-    "no dimension": (7, "<B", 0),
-    "nine dimensions": (7, "<B", 9),
-    "255 dimensions": (7, "<B", 255),
-    "unknown type": (6, "<B", 200),
-    "type zero": (6, "<B", 0),
-    "other type": (6, "<B", 4),
-    "header of 64 bytes": (8, "<H", 64),
-    "length too small": (16, "<Q", 511),
-    "length too large": (16, "<Q", 2**63),
-    "no rows": (32, "<I", 0),
-    "a shape beyond memory": (32, "<I", 2**32 - 1),
-    "a fourth dimension": (44, "<I", 1),
-    "source of no height": (96, "<I", 0),
-    "source of no width": (100, "<I", 0),
-}
+
+def resigned(value, head_bytes):
+    """A changed head with a right checksum."""
+    stop = head_bytes - CHECKSUM_BYTES
+    value[stop:head_bytes] = checksum(bytes(value[:stop])).to_bytes(8, "little")
+    return value
 
 
-@given(headers, keys)
-def test_unpack_undoes_pack(header, key):
-    packed = pack_header(header, key)
-    assert len(packed) == HEADER_BYTES
-    assert unpack_header(packed, key) == header
-    assert unpack_header(packed + b"payload", key) == header
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=25)
+@given(numbers=st.lists(st.integers(0, 10_000), min_size=1, max_size=300, unique=True))
+def test_items_come_back_from_their_entries(name, numbers):
+    items, found = items_of(name, numbers), []
+    for entry in pack_items(items, RECIPES[name], KINDS[name]):
+        header = read_header(entry.value, entry.key)
+        payload = memoryview(entry.value)[header.head_bytes :]
+        assert header.head_bytes % 64 == 48
+        assert checksum(payload) == header.payload_checksum
+        assert head_length(entry.value) == header.head_bytes
+        assert head_intact(memoryview(entry.value)[: header.head_bytes], entry.key)
+        assert [key.tobytes() for key in header.item_keys()] == list(entry.item_keys)
+        assert header.recipe_id == RECIPES[name].recipe_id
+        found += [(header, payload, position) for position in range(header.items)]
+        if header.packed and header.items > 1:
+            assert len(entry.value) <= BLOCK_BYTES
+    for item, (header, payload, position) in zip(items, found, strict=True):
+        assert header.item(payload, position).tobytes() == item.array.tobytes()
+        assert header.item(payload, position).shape == item.array.shape
+        assert header.same[position].tobytes() == (item.same or bytes(16))
+        columns, ragged = header.item_columns(position)
+        for column in KINDS[name].columns:
+            expected = item.columns[column]
+            np.testing.assert_array_equal(columns.get(column, np.zeros_like(expected)), expected)
+        for column in KINDS[name].ragged_columns:
+            np.testing.assert_array_equal(ragged.get(column, np.zeros((0, 2))), item.ragged_columns[column])
 
 
-@settings(max_examples=5)
-@given(headers, keys, st.integers(1, 255))
-def test_every_changed_byte_is_refused(header, key, mask):
-    packed = pack_header(header, key)
-    for position in range(HEADER_BYTES):
-        lying = bytearray(packed)
-        lying[position] ^= mask
-        with pytest.raises(CorruptEntryError):
-            unpack_header(bytes(lying), key)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_items_give_the_same_entries(name):
+    made = [
+        [bytes(entry.value) for entry in pack_items(items_of(name, range(300)), RECIPES[name], KINDS[name])]
+        for _ in range(2)
+    ]
+    assert made[0] == made[1]
 
 
-@given(headers, keys, keys)
-def test_a_header_under_another_key_is_refused(header, key, other):
-    packed = pack_header(header, key)
-    if key == other:
+def test_overhead_stays_small():
+    (plane,) = pack_items([item_of("plane", 1)], PLANE_RECIPE, PLANE)
+    assert read_header(plane.value).head_bytes <= 176
+    for name, most in (("words", 32), ("vector", 20)):
+        for entry in pack_items(items_of(name, range(2000)), RECIPES[name], KINDS[name])[:-1]:
+            header = read_header(entry.value)
+            assert header.head_bytes / header.items <= most + 192 / header.items
+
+
+@pytest.mark.parametrize("size", [1024, 2048, 4096])
+def test_blocks_bring_small_items_under_15_percent(tmp_path, size):
+    from made_entries import make_shard
+
+    items = [
+        Item(key=item_of("vector", n).key, array=np.full(size // 4, n, dtype="<f4")) for n in range(2000)
+    ]
+    folder = make_shard(tmp_path / "one", pack_items(items, VECTOR_RECIPE, VECTOR))
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    assert total / (2000 * size) < 1.15
+
+
+def test_keys_of_blocks_depend_on_every_item():
+    items = items_of("vector", range(5))
+    keys = [pack_items(some, VECTOR_RECIPE, VECTOR)[0].key for some in (items, items[:4], items[::-1], items[:1])]
+    assert len({*keys}) == 4
+    assert keys[0][8:24] == content_hash(b"".join(content_of(n) for n in range(5)))
+    assert keys[3] != items[0].key
+
+
+def test_items_of_another_group_begin_a_block():
+    two = [Item(key=item_of("plane", n).key, array=item_of("plane", n).array) for n in (0, 3, 1, 4)]
+    blocks = pack_items(two, PLANE_RECIPE, PLANE, packing="block")
+    assert [len(block.item_keys) for block in blocks] == [2, 2]
+    assert read_header(blocks[0].value).shape == (2, *two[0].array.shape)
+
+
+@pytest.mark.parametrize("item", [
+    Item(key=b"short", array=np.zeros(3, "<u2")),
+    Item(key=bytes(32), array=np.zeros(0, "<u2")),
+    Item(key=bytes(32), array=np.zeros(3, "<i8")),
+])  # fmt: skip
+def test_an_item_that_cannot_be_stored_is_refused(item):
+    for packing in ("entry", "block"):
+        with pytest.raises(ValueError, match=r"."):
+            pack_items([item], WORDS_RECIPE, WORDS, packing)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_flipped_bit_of_a_head_is_found(name):
+    (entry, *_) = pack_items(items_of(name, range(40)), RECIPES[name], KINDS[name])
+    size = read_header(entry.value).head_bytes
+    for place in range(size):
+        value = bytearray(entry.value)
+        value[place] ^= 1 << place % 8
+        with pytest.raises((CorruptEntryError, CacheFormatError)):
+            read_header(value, entry.key)
+        assert not head_intact(memoryview(value)[:size], entry.key)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(KINDS)), st.data())
+def test_a_crafted_head_is_refused_or_harmless(name, data):
+    """With a right checksum: every number is checked before memory is taken."""
+    (entry, *_) = pack_items(items_of(name, range(30)), RECIPES[name], KINDS[name])
+    size = read_header(entry.value).head_bytes
+    value = bytearray(entry.value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(4, size - CHECKSUM_BYTES - 1))
+        value[at] = data.draw(st.integers(0, 255))
+    if head_length(value) != size:
         return
-    with pytest.raises(CorruptEntryError, match="header checksum"):
-        unpack_header(packed, other)
-
-
-@given(headers, keys, st.integers(0, HEADER_BYTES - 1))
-def test_a_short_header_is_refused(header, key, length):
-    with pytest.raises(CorruptEntryError, match="112 bytes"):
-        unpack_header(pack_header(header, key)[:length], key)
-
-
-@given(st.binary(min_size=0, max_size=300), keys)
-def test_noise_is_refused(data, key):
-    with pytest.raises(CorruptEntryError):
-        unpack_header(data, key)
-
-
-def signed(packed, key):
-    """A header whose checksum holds, whatever it says."""
-    return bytes(packed[:104]) + struct.pack("<Q", checksum(key + bytes(packed[:104])))
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lying_header_is_refused_although_its_checksum_holds(lie):
-    key = key_of(1)
-    packed = bytearray(new_entry(1).value[:HEADER_BYTES])
-    offset, form, value = LIES[lie]
-    struct.pack_into(form, packed, offset, value)
-    with pytest.raises(CorruptEntryError) as caught:
-        unpack_header(signed(packed, key), key)
-    assert caught.value.key == key.hex()
-    assert caught.value.why
-
-
-@settings(max_examples=500)
-@given(st.binary(min_size=HEADER_BYTES - 13, max_size=HEADER_BYTES - 13), keys)
-def test_a_crafted_header_is_refused_or_agrees_with_itself(noise, key):
-    crafted = signed(b"LCE1\x01" + noise, key)
     try:
-        header = unpack_header(crafted, key)
-    except CorruptEntryError:
+        header = read_header(resigned(value, size))
+    except (CorruptEntryError, CacheFormatError):
         return
-    assert pack_header(header, key) == crafted
+    payload = memoryview(entry.value)[size:]
+    if header.payload_bytes == len(payload):
+        for position in range(header.items):
+            header.item(payload, position)
+            header.item_columns(position)
 
 
-def test_a_newer_header_is_no_damage():
-    key = key_of(1)
-    packed = bytearray(new_entry(1).value[:HEADER_BYTES])
-    packed[4] = 2
-    with pytest.raises(CacheFormatError, match="entry format 2") as caught:
-        unpack_header(signed(packed, key), key)
-    assert caught.value.slug == "cache-format"
-    assert "upgrade" in caught.value.fix
+def test_a_newer_entry_is_not_called_damaged():
+    (entry,) = pack_items([item_of("plane", 1)], PLANE_RECIPE, PLANE)
+    value, size = bytearray(entry.value), read_header(entry.value).head_bytes
+    value[3:4] = b"2"
+    with pytest.raises(CacheFormatError, match="newer"):
+        read_header(resigned(value, size))
 
 
-@pytest.mark.parametrize("shape", [(), (1,) * 9, (4, 0, 8)])
-def test_an_impossible_shape_is_not_packed(shape):
-    with pytest.raises(ValueError, match=re.escape(str(shape))):
-        pack_header(header_of(1, b"", shape), key_of(1))
+def test_a_swapped_entry_is_found():
+    one, two = pack_items(items_of("plane", (1, 2)), PLANE_RECIPE, PLANE)
+    with pytest.raises(CorruptEntryError, match=r"it is that of") as caught:
+        read_header(one.value, two.key)
+    assert caught.value.key == two.key.hex()
 
 
-def test_the_layout_is_pinned():
-    key = bytes(range(32))
-    header = EntryHeader(
-        kind=1,
-        dtype="bfloat16",
-        shape=(16, 32, 48),
-        payload_checksum=0x1122334455667788,
-        content=b"c" * 16,
-        recipe_id=b"r" * 16,
-        original_size=Size(0x0A0B0C0D, 0x01020304),
-        true_length=7,
-        flags=0x8001,
-    )
-    front = "4c434531 01 01 03 03 7000 0180 07000000 00c0000000000000 8877665544332211"
-    shape = "10000000 20000000 30000000" + "00000000" * 5
-    expected = bytes.fromhex(front + shape) + b"c" * 16 + b"r" * 16 + bytes.fromhex("0d0c0b0a 04030201")
-    packed = pack_header(header, key)
-    assert packed[:104] == expected
-    assert packed[104:] == struct.pack("<Q", checksum(key + expected))
+@pytest.mark.parametrize("shape", [(), (0,), (1,) * 9])
+def test_a_payload_has_one_to_eight_dimensions(shape):
+    with pytest.raises(ValueError, match="dimensions"):
+        pack_entry(key=bytes(32), recipe_id=bytes(16), dtype="uint8", shape=shape, payload=b"")
+    with pytest.raises(ValueError, match="needs"):
+        pack_entry(key=bytes(32), recipe_id=bytes(16), dtype="uint8", shape=(3,), payload=b"xx")
 
 
-placements = st.builds(
-    lambda bucket, top, left, more: Placement(
-        bucket=bucket,
-        resize=Size(bucket.height + top + more, bucket.width + left + more),
-        crop=Box(top=top, left=left, size=bucket),
-    ),
-    st.builds(Size, st.integers(1, 65_535), st.integers(1, 65_535)),
-    st.integers(0, 10**6),
-    st.integers(0, 10**6),
-    st.integers(0, 3),
-)
-facts_made = st.builds(EntryFacts, pixel_hash=hashes, placement=placements)
-
-
-@given(facts_made)
-def test_facts_come_back(facts):
-    packed = pack_facts(facts)
-    assert len(packed) == FACTS_BYTES
-    assert unpack_facts(packed, facts.placement.bucket) == facts
-
-
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_facts_of_another_length_are_refused(length):
-    with pytest.raises(ValueError, match=str(length)):
-        unpack_facts(bytes(length), Size(8, 8))
-
-
-def test_a_crop_outside_the_picture_is_refused():
-    with pytest.raises(ValueError, match="64x64 at 0, 1"):
-        unpack_facts(bytes(16) + struct.pack("<4I", 64, 64, 0, 1), Size(64, 64))
-
-
-def test_every_changed_byte_of_a_record_is_refused():
-    made = new_entry(3)
-    record = pack_record(made.value[:HEADER_BYTES], made.facts, made.key)
-    assert len(record) == RECORD_BYTES
-    header, facts = unpack_record(record, made.key)
-    assert (header.content, facts) == (unpack_header(made.value, made.key).content, pack_facts(facts_of(3)))
-    for position in range(RECORD_BYTES):
-        lying = bytearray(record)
-        lying[position] ^= 4
-        with pytest.raises(CorruptEntryError):
-            unpack_record(bytes(lying), made.key)
-
-
-def test_a_record_of_another_length_is_refused():
-    made = new_entry(3)
-    record = pack_record(made.value[:HEADER_BYTES], made.facts, made.key)
-    for data in (record[:-1], record + b"\0", record[:HEADER_BYTES]):
-        with pytest.raises(CorruptEntryError):
-            unpack_record(data, made.key)
-
-
-def test_a_record_of_impossible_facts_is_refused_although_its_checksum_holds():
-    made = new_entry(3)
-    record = pack_record(made.value[:HEADER_BYTES], bytes(FACTS_BYTES), made.key)
-    with pytest.raises(CorruptEntryError):
-        unpack_record(record, made.key)
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_every_type_has_its_size(dtype):
-    code, size = DTYPES[dtype]
-    assert numpy_dtype(dtype).itemsize == size
-    assert numpy_dtype(dtype).byteorder in "<|="
-    made = new_entry(1, shape=(2, 3), dtype=dtype)
-    header = unpack_header(made.value, made.key)
-    assert (header.dtype, header.payload_bytes, made.value[6]) == (dtype, 6 * size, code)
-    array = payload_array(header, made.value[HEADER_BYTES:])
-    assert array.shape == (2, 3)
-    assert array.tobytes() == made.value[HEADER_BYTES:]
-
-
-def test_an_array_is_a_view_of_the_payload():
-    memory = bytearray(new_entry(1).value)
-    array = payload_array(unpack_header(bytes(memory), key_of(1)), memoryview(memory)[HEADER_BYTES:])
-    array[0, 0, 0] = np.float16(5)
-    assert memory[HEADER_BYTES : HEADER_BYTES + 2] == np.float16(5).tobytes()
-
-
-def test_the_header_ends_where_a_payload_is_aligned():
-    first_byte_in_page = 16
-    assert (first_byte_in_page + HEADER_BYTES) % 64 == 0
-    assert entry_module._LAYOUT.size == HEADER_BYTES
+def test_the_fixed_part_for_numpy_is_the_one_for_struct():
+    assert entry_module.FIXED_DTYPE.itemsize == entry_module._FIXED.size == FIXED_BYTES

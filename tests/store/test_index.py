@@ -1,199 +1,256 @@
-import json
+"""The walk finds what LMDB finds, and damage is an error of this package and never more."""
+
+import contextlib
+import os
+import random
+import struct
 
 import lmdb
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import flip, key_of, make_shard, new_entry, payload_of
+from made_entries import KINDS, entries_of, flat_entry, flip, items_of, keys_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
-from latentcache.store.entry import HEADER_BYTES, pack_record
-from latentcache.store.index import INDEX_DTYPE, collect_rows, load_index, load_rows, write_index
-from latentcache.store.pages import read_meta
+from latentcache.store.index import (
+    INDEX,
+    Keys,
+    collect_index,
+    load_index,
+    open_shard_index,
+    read_meta,
+    split_keys,
+    walk,
+)
+
+PAGE = os.sysconf("SC_PAGESIZE")
 
 
-@pytest.fixture
-def shard(tmp_path):
-    return make_shard(tmp_path / "one", [new_entry(number) for number in range(20)])
+def opened(folder):
+    return lmdb.open(str(folder), readonly=True, lock=False, create=False)
 
 
-def raw_shard(folder, pairs):
-    """A closed shard with whatever lies in its databases: ``(database, key, value)``."""
-    with lmdb.open(str(folder), max_dbs=4, lib_version=0, map_size=1 << 26) as environment:
-        databases = {name: environment.open_db(name) for name in (b"head", b"blob")}
-        with environment.begin(write=True) as transaction:
-            for name, key, value in pairs:
-                transaction.put(key, value, db=databases[name])
-    return folder
+def pairs(folder):
+    """What LMDB itself says is in a file."""
+    with opened(folder) as environment, environment.begin() as transaction:
+        return list(transaction.cursor())
 
 
-def parts(number):
-    """Record and value of an entry."""
-    made = new_entry(number)
-    return made.key, pack_record(made.value[:HEADER_BYTES], made.facts, made.key), made.value
+def walked(data, meta=None):
+    file, found = data.read_bytes(), []
+    descriptor = os.open(data, os.O_RDONLY)
+    try:
+        for values in walk(descriptor, meta or read_meta(data)):
+            spans = zip(values.keys, values.offsets.tolist(), values.lengths.tolist(), strict=True)
+            found += [(key.tobytes(), file[offset : offset + length]) for key, offset, length in spans]
+    finally:
+        os.close(descriptor)
+    return found
 
 
-@settings(max_examples=10)
-@given(st.sets(st.integers(0, 10**6), min_size=1, max_size=80))
-def test_the_index_holds_every_entry_in_the_order_of_keys(tmp_path_factory, numbers):
-    entries = {key_of(number): new_entry(number) for number in numbers}
-    folder = make_shard(tmp_path_factory.mktemp("index") / "one", list(entries.values()))
+def environment_of(folder, values, batches=1):
+    """An LMDB file that got its values in several transactions."""
+    with lmdb.open(str(folder), map_size=1 << 30, lib_version=0, sync=False) as environment:
+        for start in range(batches):
+            with environment.begin(write=True) as transaction:
+                for number in range(start, len(values), batches):
+                    transaction.put(b"%032d" % number, values[number])
+    return folder / "data.mdb"
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 3000), st.integers(0, 2**32), st.integers(1, 4))
+def test_the_walk_finds_what_lmdb_finds(tmp_path_factory, count, seed, batches):
+    rng = random.Random(seed)
+    most = min(300_000, 6_000_000 // count)
+    values = [rng.randbytes(rng.randint(1, max(most, 200))) for _ in range(count)]
+    data = environment_of(tmp_path_factory.mktemp("walk"), values, batches)
+    assert walked(data) == pairs(data.parent)
+    with opened(data.parent) as environment:
+        facts, meta = environment.info(), read_meta(data)
+        assert (meta.last_page, meta.transaction) == (facts["last_pgno"], facts["last_txnid"])
+        assert meta.page_size == environment.stat()["psize"]
+    assert meta.file_bytes <= data.stat().st_size
+
+
+@pytest.mark.parametrize("size", [1, 99, 2019, 2020, 2021, 4079, 4080, 4081, 8176, 8177, 70_000])
+def test_sizes_at_the_edges_of_pages(tmp_path, size):
+    data = environment_of(tmp_path, [random.Random(number).randbytes(size) for number in range(20)])
+    assert walked(data) == pairs(tmp_path)
+
+
+def test_uncommitted_and_replaced_pages_are_not_walked(tmp_path):
+    """LMDB leaves them in the file; a walk by page order would take them."""
+    with lmdb.open(str(tmp_path), map_size=1 << 30, lib_version=0) as environment:
+        for generation in range(3):
+            with environment.begin(write=True) as transaction:
+                for number in range(300):
+                    transaction.put(b"%032d" % number, b"%d" % generation * 3000)
+        with contextlib.suppress(ZeroDivisionError), environment.begin(write=True) as transaction:
+            for number in range(300, 600):
+                transaction.put(b"%032d" % number, b"uncommitted" * 300)
+            raise ZeroDivisionError
+    found = walked(tmp_path / "data.mdb")
+    assert found == pairs(tmp_path)
+    assert len(found) == 300
+
+
+def test_a_payload_begins_on_a_64_byte_boundary(tmp_path):
+    sizes = [2048, 2049, 3000, 4096, 8192, 32_768, 65_536, 131_072, 262_144, 1 << 20, 2 << 20]
+    index = load_index(make_shard(tmp_path / "aligned", [flat_entry(n, size) for n, size in enumerate(sizes)]))
+    assert (np.asarray(index.offset) % 64 == 0).all()
+    assert sorted(np.asarray(index.bytes).tolist()) == sorted(size // 2 * 2 for size in sizes)
+
+
+@pytest.mark.parametrize("names", [("plane",), ("words",), ("vector",), ("plane", "words", "vector")])
+def test_an_index_says_where_every_item_is(tmp_path, names):
+    """Items and entries of one kind, and of several in one shard."""
+    numbers = range(700)
+    folder = make_shard(tmp_path / "one", [entry for name in names for entry in entries_of(name, numbers)])
     index = load_index(folder)
-    assert index.keys() == sorted(entries)
-    assert index.rows.dtype == INDEX_DTYPE
-    file = index.data.read_bytes()
-    for row, key in zip(index.rows, index.keys(), strict=True):
-        start = int(row["offset"])
-        assert file[start : start + len(entries[key].value)] == entries[key].value
-        assert row["header"].tobytes() == entries[key].value[:HEADER_BYTES]
-        assert row["facts"].tobytes() == entries[key].facts
+    made = {item.key: item for name in names for item in items_of(name, numbers)}
+    keys, (start, length), entry = index.keys(), index.lengths(), index.entry_of_items()
+    assert index.items == len(keys) == len(made)
+    data = (folder / "data.mdb").read_bytes()
+    offset, size = np.asarray(index.offset).astype(int), np.asarray(index.bytes).astype(int)
+    same = index.item_columns()["same"]
+    for row, key in enumerate(keys):
+        item = made[key.tobytes()]
+        payload = data[offset[entry[row]] : offset[entry[row]] + size[entry[row]]]
+        array = np.frombuffer(payload, dtype=item.array.dtype)
+        unit = 1 if length[row] else item.array.size
+        begin = int(start[row]) * unit
+        assert array[begin : begin + item.array.size].tobytes() == item.array.tobytes()
+        assert same[row].tobytes() == (item.same or bytes(16))
+    assert [key.tobytes() for key in index.entry_keys()] == sorted(key.tobytes() for key in index.entry_keys())
 
 
-def test_the_facts_of_a_shard_are_its_own(shard):
-    facts, meta = json.loads((shard / "shard.json").read_text()), read_meta(shard / "data.mdb")
-    found = {name: facts[name] for name in ("schema", "entries", "data_bytes", "page_size", "transaction")}
-    assert found == {
-        "schema": 1,
-        "entries": 20,
-        "data_bytes": meta.file_bytes,
-        "page_size": meta.page_size,
-        "transaction": meta.transaction,
-    }
-    assert load_index(shard).transaction == meta.transaction
+def test_an_open_shard_is_indexed_without_writing(tmp_path):
+    data = open_shard(tmp_path / "one.open", entries_of("words", range(50)))
+    before = sorted(path.name for path in data.parent.iterdir())
+    index = open_shard_index(data.parent)
+    assert {key.tobytes() for key in np.asarray(index.keys())} == {item.key for item in items_of("words", range(50))}
+    assert sorted(path.name for path in data.parent.iterdir()) == before
 
 
-def test_indexing_again_changes_nothing(shard):
-    before = (shard / "index.npy").read_bytes()
-    assert write_index(shard) == 20
-    assert (shard / "index.npy").read_bytes() == before
-
-
-def test_every_changed_byte_of_an_index_is_refused(tmp_path):
-    shard = make_shard(tmp_path / "one", [new_entry(1)])
-    path = shard / "index.npy"
-    good = path.read_bytes()
-    for position in range(len(good)):
-        path.write_bytes(good[:position] + bytes([good[position] ^ 8]) + good[position + 1 :])
-        with pytest.raises(CacheDamagedError, match=r"index\.npy is damaged"):
-            load_index(shard)
-
-
-@pytest.mark.parametrize("name", ["data_bytes", "page_size", "transaction", "index_checksum", "entries"])
-def test_an_index_of_another_shard_is_refused(shard, name):
-    path = shard / "shard.json"
-    facts = json.loads(path.read_text())
-    for value in (None, 1, "x"):
-        path.write_text(json.dumps(facts | {name: value}))
-        with pytest.raises(CacheDamagedError) as caught:
-            load_index(shard)
-        assert str(shard) in caught.value.where
-
-
-@pytest.mark.parametrize("name", ["data.mdb", "index.npy", "shard.json"])
-def test_a_missing_file_is_damage(shard, name):
-    (shard / name).unlink()
-    with pytest.raises(CacheDamagedError, match="cannot be read"):
-        load_index(shard)
-
-
-def test_a_shard_that_was_written_after_sealing_is_refused(shard):
-    (shard / "data.mdb").chmod(0o644)
-    with lmdb.open(str(shard), max_dbs=4, map_size=1 << 26) as environment:
-        blob = environment.open_db(b"blob")
-        with environment.begin(write=True, db=blob) as transaction:
-            transaction.put(bytes(32), b"foreign")
+def test_an_index_of_another_file_is_refused(tmp_path):
+    one = make_shard(tmp_path / "a", entries_of("plane", range(3)))
+    two = make_shard(tmp_path / "b", entries_of("plane", range(300)))
+    (one / INDEX).write_bytes((two / INDEX).read_bytes())
     with pytest.raises(CacheDamagedError, match="not the one its index was made from"):
-        load_index(shard)
+        load_index(one)
+    assert load_index(one, check_data=False).entries == 300
 
 
-def test_the_rows_of_a_truncated_shard_are_still_known(shard):
-    whole = load_index(shard)
-    (shard / "data.mdb").chmod(0o644)
-    (shard / "data.mdb").write_bytes(b"")
-    with pytest.raises(CacheDamagedError):
-        load_index(shard)
-    np.testing.assert_array_equal(load_rows(shard).rows, whole.rows)
+@given(st.integers(0, 2**32), st.integers(1, 400))
+def test_keys_are_split_and_joined(seed, count):
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(0, 3, (count, 32), dtype=np.uint8)
+    content, frames, frame = split_keys(keys)
+    assert len(np.unique(frames, axis=0)) == len(frames)
+    joined = Keys(content, frame, frames)
+    np.testing.assert_array_equal(np.asarray(joined), keys)
+    np.testing.assert_array_equal(joined[::2], keys[::2])
+    again = split_keys(joined)
+    np.testing.assert_array_equal(np.asarray(Keys(again[0], again[2], again[1])), keys)
 
 
-def test_a_zeroed_meta_page_is_refused_where_it_was_the_newer(shard):
-    path = shard / "data.mdb"
-    size = read_meta(path).page_size
-    path.chmod(0o644)
-    good = path.read_bytes()
-    refused = []
-    for page in (0, 1):
-        path.write_bytes(good[: page * size] + bytes(size) + good[(page + 1) * size :])
-        try:
-            load_index(shard)
-        except CacheDamagedError as error:
-            refused.append(error.why)
-    assert len(refused) == 1
-    assert "expected" in refused[0]
+def test_a_damaged_head_is_named(tmp_path):
+    entries = entries_of("words", range(600))
+    data = open_shard(tmp_path / "one.open", entries)
+    place = data.read_bytes().index(bytes(entries[1].value[:200]))
+    flip(data, place + 120)
+    with pytest.raises(CorruptEntryError, match="header checksum") as caught:
+        collect_index(data)
+    assert (caught.value.key, caught.value.where) == (entries[1].key.hex(), str(data))
 
 
-def test_databases_that_disagree_are_refused(tmp_path):
-    key, record, value = parts(1)
-    other, _, _ = parts(2)
-    for number, pairs in enumerate(
-        [
-            [(b"head", key, record)],
-            [(b"blob", key, value)],
-            [(b"head", other, record), (b"blob", key, value)],
-        ]
-    ):
-        with pytest.raises(CacheDamagedError, match="two databases disagree"):
-            collect_rows(raw_shard(tmp_path / str(number), pairs) / "data.mdb")
+# Damage of pages.
 
 
-def test_swapped_values_are_refused(tmp_path):
-    (one, record, value), (two, second_record, second_value) = parts(1), parts(2)
-    swapped = [
-        (b"head", one, second_record),
-        (b"head", two, record),
-        (b"blob", one, second_value),
-        (b"blob", two, value),
-    ]
-    with pytest.raises(CorruptEntryError, match="header"):
-        collect_rows(raw_shard(tmp_path / "swapped", swapped) / "data.mdb")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = make_shard(tmp_path_factory.mktemp("whole") / "one", [flat_entry(n, 5000) for n in range(60)])
+    return (folder / "data.mdb").read_bytes()
 
 
-@pytest.mark.parametrize("length", [1, 31, 33, 200])
-def test_a_foreign_key_is_refused(tmp_path, length):
-    pairs = [(b"head", b"k" * length, b"r"), (b"blob", b"k" * length, b"v")]
-    with pytest.raises(CacheDamagedError, match="none of ours"):
-        collect_rows(raw_shard(tmp_path / "foreign", pairs) / "data.mdb")
+def read_meta_of(folder, data):
+    path = folder / "data.mdb"
+    path.write_bytes(data)
+    return read_meta(path)
 
 
-@pytest.mark.parametrize("cut", [-1, 1])
-def test_a_value_of_another_length_is_refused(tmp_path, cut):
-    key, record, value = parts(1)
-    longer = value[:cut] if cut < 0 else value + b"\0"
-    folder = raw_shard(tmp_path / "longer", [(b"head", key, record), (b"blob", key, longer)])
-    with pytest.raises(CorruptEntryError, match="length is wrong") as caught:
-        collect_rows(folder / "data.mdb")
-    assert caught.value.key == key.hex()
+@pytest.mark.parametrize("length", ["0", "100", "PAGE", "2 * PAGE", "size // 2", "size - PAGE", "size - 1"])
+def test_a_truncated_file_is_refused(tmp_path, whole, length):
+    size = read_meta_of(tmp_path, whole).file_bytes
+    with pytest.raises(CacheDamagedError) as caught:
+        read_meta_of(tmp_path, whole[: eval(length, {"PAGE": PAGE, "size": size})])
+    assert str(tmp_path) in caught.value.where
 
 
-def test_a_flipped_bit_in_a_record_is_found_before_the_shard_is_sealed(tmp_path):
-    key, record, value = parts(1)
-    for position in (3, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 20, len(record) - 1):
-        folder = raw_shard(tmp_path / str(position), [(b"head", key, record), (b"blob", key, value)])
-        at = (folder / "data.mdb").read_bytes().rindex(record)
-        flip(folder / "data.mdb", at + position)
-        with pytest.raises(CorruptEntryError):
-            write_index(folder)
-        assert not (folder / "index.npy").exists()
+def test_the_other_meta_page_is_read_if_one_is_zeroed(tmp_path, whole):
+    both = read_meta_of(tmp_path, whole)
+    first = read_meta_of(tmp_path, whole[:PAGE] + bytes(PAGE) + whole[2 * PAGE :])
+    second = read_meta_of(tmp_path, bytes(PAGE) + whole[PAGE:])
+    assert both in (first, second)
+    assert first != second
+    with pytest.raises(CacheDamagedError, match=r"no LMDB 0\.9 file"):
+        read_meta_of(tmp_path, bytes(2 * PAGE) + whole[2 * PAGE :])
 
 
-def test_a_payload_is_not_read_to_index_a_shard(tmp_path):
-    """Damage of a payload is the business of readers, who check it every time."""
-    made = new_entry(5, shape=(4, 64, 64))
-    folder = raw_shard(tmp_path / "payload", [(b"head", made.key, parts_of(made)), (b"blob", made.key, made.value)])
-    at = (folder / "data.mdb").read_bytes().rindex(payload_of(5, 64))
-    flip(folder / "data.mdb", at)
-    assert write_index(folder) == 1
+def test_a_file_of_the_newer_engine_is_refused(tmp_path):
+    with lmdb.open(str(tmp_path), lib_version=1) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"k" * 32, b"value")
+    with pytest.raises(CacheDamagedError, match=r"no LMDB 0\.9 file"):
+        read_meta(tmp_path / "data.mdb")
 
 
-def parts_of(made):
-    return pack_record(made.value[:HEADER_BYTES], made.facts, made.key)
+@settings(max_examples=200)
+@given(st.data())
+def test_damaged_pages_are_an_error_of_ours_or_do_no_harm(tmp_path_factory, whole, data):
+    """Any bytes anywhere: no other exception, no endless walk, nothing outside the file."""
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        length = data.draw(st.sampled_from([1, 2, 8, 64, PAGE]))
+        at = data.draw(st.integers(0, len(whole) - length))
+        damaged[at : at + length] = data.draw(st.sampled_from([bytes(length), b"\xff" * length, os.urandom(length)]))
+    path = tmp_path_factory.mktemp("damaged") / "data.mdb"
+    path.write_bytes(damaged)
+    try:
+        found = collect_index(path)
+    except (CacheDamagedError, CorruptEntryError):
+        return
+    assert (found["offset"] + found["bytes"] <= len(damaged)).all()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A file of small values, whose pages are all metas, branches and leaves."""
+    folder = make_shard(tmp_path_factory.mktemp("small") / "one", [flat_entry(n, 100) for n in range(300)])
+    return (folder / "data.mdb").read_bytes()
+
+
+def tree_pages(data, flag):
+    """Page numbers of branches (1) or leaves (2)."""
+    flags = [struct.unpack_from("<H", data, page * PAGE + 10)[0] for page in range(len(data) // PAGE)]
+    return [page for page in range(2, len(flags)) if flags[page] & 0xFF == flag]
+
+
+def test_a_loop_of_pages_ends(tmp_path, small):
+    damaged, pages = bytearray(small), tree_pages(small, 1)
+    assert pages
+    for branch in pages:
+        (lower,) = struct.unpack_from("<H", damaged, branch * PAGE + 12)
+        for (pointer,) in struct.iter_unpack("<H", bytes(damaged[branch * PAGE + 16 : branch * PAGE + lower])):
+            struct.pack_into("<HHH", damaged, branch * PAGE + pointer, branch & 0xFFFF, branch >> 16, 0)
+    path = tmp_path / "data.mdb"
+    path.write_bytes(damaged)
+    with pytest.raises(CacheDamagedError, match="damaged") as caught:
+        collect_index(path)
+    assert "met twice" in caught.value.why
+
+
+def test_the_kinds_of_these_tests_have_numbers_of_their_own():
+    assert len({kind.kind for kind in KINDS.values()}) == len(KINDS)
+    assert len(np.unique(keys_of(items_of("plane", range(9))), axis=0)) == 9

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from latentcache.errors import CacheDamagedError, CacheLockedError, CacheReadOnlyError, DiskFullError
+from latentcache.errors import CacheDamagedError, CacheLockedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.store import lock as lock_module
-from latentcache.store.lock import builder_in_words, builder_lock
+from latentcache.store.lock import builder_lock, builder_name
 
-CHILD = [sys.executable, str(Path(__file__).with_name("shard_children.py")), "lock"]
+CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py")), "lock"]
 
 
 @pytest.fixture
@@ -46,16 +46,16 @@ def test_a_second_builder_hears_at_once_who_holds_the_cache(path, holder):
 
 
 def test_the_builder_is_named_without_taking_the_lock(path, holder):
-    assert builder_in_words(path).startswith(f"process {holder.pid} on {socket.gethostname()} since 2")
+    assert builder_name(path).startswith(f"process {holder.pid} on {socket.gethostname()} since 2")
     holder.kill()
     holder.wait()
-    assert builder_in_words(path) == ""
+    assert builder_name(path) == ""
 
 
 def test_the_number_of_a_dead_builder_may_be_ours_now(path):
     with builder_lock(path):
-        assert builder_in_words(path)
-    assert builder_in_words(path) == ""
+        assert builder_name(path)
+    assert builder_name(path) == ""
 
 
 def test_the_lock_vanishes_with_its_process(path, holder):
@@ -133,13 +133,16 @@ def test_trouble_of_the_disk_is_an_error_of_ours(path, monkeypatch, call, code, 
         pytest.fail("nothing was written")
 
 
-def test_a_file_system_without_locks_is_an_error_of_ours(path, monkeypatch):
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_and_not_called_read_only(path, monkeypatch, code):
     def fail(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(lock_module.fcntl, "flock", fail)
-    with pytest.raises(CacheReadOnlyError, match="cannot be written"), builder_lock(path):
+    with pytest.raises(StoreError, match="cannot lock files") as caught, builder_lock(path):
         pytest.fail("no lock was taken")
+    assert type(caught.value) is StoreError
+    assert "--out" in caught.value.fix
 
 
 def forked(work):

@@ -1,269 +1,203 @@
+"""Readers give the bytes that were written, or an error that names the sample, the entry and the file."""
+
 import multiprocessing
 import os
 import pickle
-import shutil
-import threading
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_entries import flat_entry, flip, make_cache, make_shard, new_entry, publish_entries
-from reader_children import digest_of, read_all
+from made_entries import KINDS, RECIPES, flip, item_of, items_of, make_cache, publish
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError, MissingEntryError
-from latentcache.identity.content import checksum
-from latentcache.store.entry import HEADER_BYTES, pack_header, unpack_header
-from latentcache.store.generation import load_generation
-from latentcache.store.layout import CacheLayout
+from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
 
 
-@pytest.fixture
-def layout(tmp_path):
-    return make_cache(tmp_path / "cache", count=8)
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    return make_cache(tmp_path_factory.mktemp("many") / "cache", range(300), shards=3)
 
 
-@pytest.fixture
-def reader(layout):
-    made = EntryReader(layout, load_generation(layout.root))
-    yield made
-    made.close()
+def reader_of(paths, **more):
+    return EntryReader(paths, open_snapshot(paths.root), **more)
 
 
-def data_of(reader, row=0):
-    return reader.layout.shards / reader.generation.shards[0] / "data.mdb"
+def gathered(reader, name, rows, **more):
+    """The bytes of rows with a gap of three bytes before each."""
+    items = [item_of(name, row).array for row in rows]
+    sizes = np.array([item.nbytes for item in items])
+    at = np.cumsum(sizes + 3) - sizes
+    out = np.full(int(at[-1] + sizes[-1]), 0xAA, dtype=np.uint8)
+    reader.gather(name, np.array(rows), out, at, **more)
+    return out, at, items
 
 
-def offset_of(reader, row):
-    return int(reader.generation.rows.offset[row])
+@pytest.mark.parametrize("checksum", ["first", "always"])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_items_are_read_into_their_places(many, name, count, checksum):
+    reader = reader_of(many, checksum=checksum)
+    for order in (random.Random(count).sample(range(300), count), list(range(count))):
+        for _ in range(2):
+            out, at, items = gathered(reader, name, order)
+            for place, item in zip(at.tolist(), items, strict=True):
+                assert out[place : place + item.nbytes].tobytes() == item.tobytes()
+                assert (out[place - 3 : place] == 0xAA).all()
 
 
-def test_what_was_written_is_read(reader):
-    for row in range(8):
-        header, payload = reader.read(row)
-        made = new_entry(row)
-        assert header == unpack_header(made.value, made.key) == reader.header(row)
-        assert (payload.dtype, payload.shape) == (np.float16, (4, 8, 8))
-        assert payload.tobytes() == made.value[HEADER_BYTES:]
-        assert payload.flags.owndata
-        assert payload.flags.writeable
+def test_neighbours_are_read_at_once(many, monkeypatch):
+    reader, reads, real = reader_of(many), [], os.preadv
+    rows = np.arange(0, 300, 3)  # one shard
+    reader.prove("words", rows)
+    monkeypatch.setattr(os, "preadv", lambda *args: reads.append(args) or real(*args))
+    sizes = reader.segments("words", rows).bytes
+    reader.gather("words", rows, np.empty(sizes.sum(), np.uint8), np.cumsum(sizes) - sizes)
+    assert len(reads) < 5
 
 
-def test_reading_into_memory_of_the_caller(reader):
-    batch = np.zeros((8, 4, 8, 8), np.float16)
-    for row in range(8):
-        assert reader.read_into(row, batch[row]).shape == (4, 8, 8)
-    assert batch.tobytes() == b"".join(new_entry(row).value[HEADER_BYTES:] for row in range(8))
+@pytest.mark.parametrize("name", KINDS)
+def test_one_item_at_a_time(many, name):
+    reader = reader_of(many)
+    for row in (0, 299, 17):
+        item = item_of(name, row)
+        found = reader.read(name, row)
+        assert (found.dtype, found.shape) == (item.array.dtype, item.array.shape)
+        assert found.tobytes() == item.array.tobytes()
+        out = np.zeros_like(item.array)
+        reader.read_into(name, row, out)
+        assert out.tobytes() == item.array.tobytes()
+        with pytest.raises(CorruptEntryError):
+            reader.read_into(name, row, np.zeros(3, item.array.dtype))
+        header = reader.header(name, row)
+        assert item.key in {key.tobytes() for key in header.item_keys()}
+        assert reader.check_entry(name, int(reader.snapshot.fields[name].entry[row])).key == header.key
 
 
-WRONG = [((4, 8, 8), "u2"), ((4, 8, 4), "f2"), ((2, 8, 16), "f2"), ((4, 8, 9), "f2"), ((256,), "f2")]
+def test_parts_of_ragged_items(many):
+    reader, rows = reader_of(many), np.array([3, 3, 9, 200])
+    items = [item_of("words", row).array for row in rows.tolist()]
+    length = np.array([min(5, len(item) - len(item) // 2) for item in items])
+    start = np.array([len(item) // 2 for item in items])
+    at = np.array([0, 100, 200, 300])
+    out = np.zeros(400, dtype=np.uint8)
+    reader.gather("words", rows, out, at, start=start, length=length)
+    for place, item, begin, count in zip(at, items, start, length, strict=True):
+        assert out[place : place + 2 * count].tobytes() == item[begin : begin + count].tobytes()
 
 
-@pytest.mark.parametrize("out", [np.zeros(shape, dtype) for shape, dtype in WRONG])
-def test_memory_of_another_shape_or_type_is_refused(reader, out):
-    with pytest.raises(CorruptEntryError):
-        reader.read_into(0, out)
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("checksum", ["first", "always"])
+def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum):
+    reader = reader_of(paths, checksum=checksum)
+    rows = reader.snapshot.fields[name]
+    where = reader.segments(name, np.array([5]))
+    data = paths.data(reader.snapshot.shards[int(where.shard[0])])
+    flip(data, int(where.offset[0]) + 1)
+    for read in (lambda: reader.read(name, 5), lambda: gathered(reader, name, [5])):
+        with pytest.raises(CorruptEntryError, match="checksum") as caught:
+            read()
+        entry = int(rows.entry[5])
+        owners = [f"im\u00e4ge-{n:04d}.png" for n in range(12) if int(rows.entry[n]) == entry]
+        assert caught.value.sample in owners
+        assert caught.value.key == rows.key[entry].tobytes().hex()
+        assert str(data) in caught.value.where
+    flip(data, int(where.offset[0]) + 1)
+    assert reader.read(name, 5).tobytes() == item_of(name, 5).array.tobytes()
 
 
-def test_a_flipped_bit_in_a_header_names_the_sample(reader):
-    for position in range(0, HEADER_BYTES, 5):
-        flip(data_of(reader), offset_of(reader, 3) + position)
-        for read in (reader.header, reader.read):
-            with pytest.raises(CorruptEntryError) as caught:
-                read(3)
-            check_names_sample(caught.value, reader, 3)
-        reader.read(2)
-        flip(data_of(reader), offset_of(reader, 3) + position)
-    reader.read(3)
+def test_always_proves_again_and_first_does_not(paths):
+    first, always = reader_of(paths), reader_of(paths, checksum="always")
+    for name in KINDS:
+        where = first.segments(name, np.array([4]))
+        for reader in (first, always):
+            reader.read(name, 4)
+        flip(paths.data(first.snapshot.shards[int(where.shard[0])]), int(where.offset[0]))
+        first.read(name, 4)
+        with pytest.raises(CorruptEntryError):
+            always.read(name, 4)
 
 
-def test_a_flipped_bit_in_a_payload_names_the_sample(reader):
-    for position in (0, 1, 255, 511):
-        flip(data_of(reader), offset_of(reader, 5) + HEADER_BYTES + position, mask=1)
-        reader.header(5)
-        with pytest.raises(CorruptEntryError, match="payload checksum") as caught:
-            reader.read(5)
-        check_names_sample(caught.value, reader, 5)
-        reader.read(4)
-        flip(data_of(reader), offset_of(reader, 5) + HEADER_BYTES + position, mask=1)
+def test_a_head_that_differs_from_the_snapshot_is_found(paths):
+    reader = reader_of(paths)
+    rows = reader.snapshot.fields["plane"]
+    data = paths.data(reader.snapshot.shards[int(rows.shard[2])])
+    flip(data, int(rows.offset[2]) - 60)
+    with pytest.raises(CorruptEntryError, match="damaged"):
+        reader.header("plane", 2)
 
 
-def check_names_sample(error, reader, row):
-    name = f"picture_{row:04d}.png"
-    assert (error.sample, error.what) == (name, f"the entry of {name} is damaged")
-    assert error.key == reader.generation.rows.key[row].tobytes().hex()
-    assert error.where == f"{data_of(reader)}:{offset_of(reader, row)}"
-    assert "latentcache verify --full" in error.fix
-
-
-def test_swapped_values_are_refused(reader):
-    path, size = data_of(reader), HEADER_BYTES + 512
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    first, second = offset_of(reader, 0), offset_of(reader, 1)
-    data[first : first + size], data[second : second + size] = (
-        data[second : second + size],
-        data[first : first + size],
-    )
-    path.write_bytes(data)
-    for row in (0, 1):
-        with pytest.raises(CorruptEntryError, match="header checksum"):
-            reader.read(row)
-
-
-def test_another_entry_of_the_same_shape_is_refused(reader):
-    """The generation points at a place where some other key lies."""
-    offset = reader.generation.rows.offset.copy()
-    offset[0] = offset[1]
-    object.__setattr__(reader.generation.rows, "offset", offset)
-    with pytest.raises(CorruptEntryError, match="header checksum"):
-        reader.read(0)
-
-
-def test_a_shard_that_is_cut_short_is_an_error_and_never_a_signal(reader):
-    path = data_of(reader)
-    path.chmod(0o644)
-    whole = path.read_bytes()
-    reader.read(0)
-    for length in (0, 100, 4096, len(whole) // 2, offset_of(reader, 7) + HEADER_BYTES + 5):
-        os.truncate(path, length)
-        for row in range(8):
-            if offset_of(reader, row) + HEADER_BYTES + 512 > length:
-                with pytest.raises(CorruptEntryError, match="ends early"):
-                    reader.read(row)
-        path.write_bytes(whole)
-    reader.read(0)
-
-
-def test_a_header_that_promises_more_than_the_file_holds_is_refused_before_memory_is_taken(reader):
-    row, made = 2, new_entry(2)
-    header = unpack_header(made.value, made.key)
-    huge = type(header)(**{name: getattr(header, name) for name in header.__slots__} | {"shape": (2**31, 2**31)})
-    path = data_of(reader)
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(offset_of(reader, row))
-        file.write(pack_header(huge, made.key))
+@pytest.mark.parametrize("name", KINDS)
+def test_a_truncated_shard_is_an_error_and_no_signal(paths, name):
+    reader = reader_of(paths)
+    for shard in reader.snapshot.shards:
+        paths.data(shard).chmod(0o644)
+        os.truncate(paths.data(shard), 9000)
     with pytest.raises(CorruptEntryError, match="ends early"):
-        reader.read(row)
+        [reader.read(name, row) for row in range(12)]
 
 
-def test_a_newer_entry_is_told_from_damage(reader):
-    made = new_entry(2)
-    packed = bytearray(made.value[: HEADER_BYTES - 8])
-    packed[4] = 9
-    path = data_of(reader)
-    path.chmod(0o644)
-    with path.open("r+b") as file:
-        file.seek(offset_of(reader, 2))
-        file.write(bytes(packed) + checksum(made.key + bytes(packed)).to_bytes(8, "little"))
-    with pytest.raises(CacheFormatError, match="entry format 9"):
-        reader.read(2)
+def test_a_shard_that_is_gone_is_missing(paths):
+    for shard in ("shard-0", "shard-1"):
+        paths.data(shard).unlink()
+    with pytest.raises(MissingEntryError) as caught:
+        reader_of(paths).read("plane", 0)
+    assert "shard-" in caught.value.where
+    paths.data("shard-0").symlink_to("data.mdb")
+    paths.data("shard-1").symlink_to("data.mdb")
+    with pytest.raises(CacheDamagedError):
+        reader_of(paths).read("plane", 0)
 
 
-def test_a_shard_that_is_gone_is_an_error_of_ours(reader):
-    shutil.rmtree(data_of(reader).parent)
-    with pytest.raises(MissingEntryError, match="a shard of this cache is gone") as caught:
-        reader.read(0)
-    assert isinstance(caught.value, LookupError)
-    assert "latentcache build" in caught.value.fix
+def test_the_fields_and_options_that_exist_are_named(paths):
+    with pytest.raises(UsageError, match="plane, vector, words"):
+        reader_of(paths).read("latents", 0)
+    with pytest.raises(UsageError, match="'first' or 'always'"):
+        reader_of(paths, checksum="never")
 
 
-def test_a_shard_that_cannot_be_opened_is_an_error_of_ours(reader):
-    path = data_of(reader)
-    path.unlink()
-    path.symlink_to(path)
-    with pytest.raises(CacheDamagedError, match="cannot be read"):
-        reader.read(0)
+def read_all(reader, results):
+    results.put([reader.read(name, row).tobytes() for name in KINDS for row in range(12)])
 
 
-def test_a_pinned_reader_keeps_its_generation(layout, reader):
-    before = [digest_of(reader, row) for row in range(8)]
-    make_shard(layout.shards / "two", [new_entry(number) for number in range(20, 30)])
-    publish_entries(layout, range(20, 30))
-    assert [digest_of(reader, row) for row in range(8)] == before
-    assert EntryReader(layout, load_generation(layout.root)).sample_name(0) == "picture_0020.png"
-
-
-def test_a_reader_survives_the_removal_of_a_shard_it_has_open(reader):
-    before = [digest_of(reader, row) for row in range(8)]
-    shutil.rmtree(data_of(reader).parent)
-    assert [digest_of(reader, row) for row in range(8)] == before
-
-
-def test_pickled_readers_open_their_own_files(reader):
-    before = [digest_of(reader, row) for row in range(8)]
-    copy = pickle.loads(pickle.dumps(reader))
-    assert [digest_of(copy, row) for row in range(8)] == before
-    copy.close()
-    assert digest_of(reader, 0) == before[0]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_children_read_while_their_parent_does(reader, method):
-    expected = [digest_of(reader, row) for row in range(8)]
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_beside_their_parent(paths, method):
+    reader = reader_of(paths)
+    wanted = [reader.read(name, row).tobytes() for name in KINDS for row in range(12)]
     context = multiprocessing.get_context(method)
     results = context.Queue()
-    children = [context.Process(target=read_all, args=(reader, list(range(8)) * 20, results)) for _ in range(2)]
-    for child in children:
-        child.start()
-    for _ in range(50):
-        assert [digest_of(reader, row) for row in range(8)] == expected
-    found = [results.get(timeout=30) for _ in children]
-    for child in children:
-        child.join(30)
-    assert found == [expected * 20] * 2
-    assert [digest_of(reader, row) for row in range(8)] == expected
+    workers = [context.Process(target=read_all, args=(reader, results)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        assert results.get(timeout=60) == wanted
+    for worker in workers:
+        worker.join()
+    assert reader.read("plane", 3).tobytes() == item_of("plane", 3).array.tobytes()
 
 
-def num_open_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_threads_share_a_reader(layout):
-    reader = EntryReader(layout, load_generation(layout.root))
-    expected = [digest_of(reader, row) for row in range(8)]
+def test_a_reader_that_is_forgotten_leaves_no_file_open(paths):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    reader = pickle.loads(pickle.dumps(reader_of(paths)))
+    reader.read("plane", 0)
     reader.close()
-    found, start = [], threading.Barrier(8)
-
-    def read():
-        start.wait()
-        found.append([digest_of(reader, row) for row in range(8)])
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    descriptors = num_open_files()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [expected] * 8
-    assert num_open_files() <= descriptors + 1
-    reader.close()
-    assert num_open_files() <= descriptors
+    reader.read("plane", 1)
+    del reader
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_closed_reader_opens_again(reader):
-    first = digest_of(reader, 1)
-    reader.close()
-    reader.close()
-    assert digest_of(reader, 1) == first
+def test_segments_say_where_the_bytes_of_items_are(paths):
+    reader = reader_of(paths)
+    for name in KINDS:
+        where = reader.segments(name, np.arange(12))
+        for row, item in enumerate(items_of(name, range(12))):
+            data = paths.data(reader.snapshot.shards[int(where.shard[row])]).read_bytes()
+            assert data[int(where.offset[row]) :][: int(where.bytes[row])] == item.array.tobytes()
+        assert reader.dtype(name) == np.dtype(RECIPES[name].spec.dtype)
 
 
-def test_reading_makes_nothing_in_a_shard(reader):
-    before = sorted(path.name for path in data_of(reader).parent.iterdir())
-    for row in range(8):
-        reader.read(row)
-    assert sorted(path.name for path in data_of(reader).parent.iterdir()) == before
-
-
-def test_rows_of_several_shards(tmp_path):
-    layout = CacheLayout(tmp_path)
-    for number in range(3):
-        entries = [new_entry(number), flat_entry(100 + number, 5000)]
-        make_shard(layout.shards / f"shard-{number}", entries)
-    publish_entries(layout, range(3))
-    reader = EntryReader(layout, load_generation(layout.root))
-    assert [reader.read(row)[1].tobytes() for row in range(3)] == [
-        new_entry(n).value[HEADER_BYTES:] for n in range(3)
-    ]
-    reader.close()
+def test_a_snapshot_is_read_while_the_next_one_is_built(paths):
+    reader = reader_of(paths)
+    publish(paths, range(3))
+    assert reader.read("words", 11).tobytes() == item_of("words", 11).array.tobytes()

@@ -9,36 +9,38 @@ import time
 from pathlib import Path
 
 import lmdb
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_entries import flat_entry, flip, make_shard, new_entry, open_shard
-from shard_children import size_of
+from made_entries import entries_of, flat_entry, flip, make_shard, open_shard
+from store_children import size_of
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, CorruptEntryError, DiskFullError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.store import shard as shard_module
-from latentcache.store.entry import HEADER_BYTES, unpack_header
-from latentcache.store.index import load_index
-from latentcache.store.live import live_entries
-from latentcache.store.pages import read_meta
+from latentcache.store.entry import NewEntry, read_header
+from latentcache.store.index import INDEX, load_index, open_shard_index, read_meta
 from latentcache.store.shard import ShardWriter, recover_shard, seal_folder
 
-CHILD = [sys.executable, str(Path(__file__).with_name("shard_children.py"))]
+CHILD = [sys.executable, str(Path(__file__).with_name("store_children.py"))]
 
 
 def stored(folder):
     """Every value of a sealed shard by its key, each checked."""
-    index = load_index(folder)
-    found = {}
-    with index.data.open("rb") as file:
-        for row, key in zip(index.rows, index.keys(), strict=True):
-            header = unpack_header(row["header"].tobytes(), key)
-            file.seek(int(row["offset"]))
-            value = file.read(HEADER_BYTES + header.payload_bytes)
-            assert checksum(value[HEADER_BYTES:]) == header.payload_checksum
-            found[key] = value
+    index, found = load_index(folder), {}
+    data = index.data.read_bytes()
+    places = zip(np.asarray(index.offset).tolist(), np.asarray(index.head).tolist(), index.entry_keys(), strict=True)
+    for offset, head, key in places:
+        header = read_header(data[offset - head : offset], key.tobytes())
+        payload = data[offset : offset + header.payload_bytes]
+        assert checksum(payload) == header.payload_checksum
+        found[key.tobytes()] = data[offset - head : offset] + payload
     return found
+
+
+def new_entry(number):
+    return entries_of("plane", [number])[0]
 
 
 def expected(entries):
@@ -100,7 +102,7 @@ def test_values_may_be_any_buffer(tmp_path):
     writer = ShardWriter(tmp_path / "one.open")
     writer.write(
         [
-            shard_module.NewEntry(key=entry.key, value=form(entry.value), facts=entry.facts)
+            NewEntry(key=entry.key, value=form(entry.value), item_keys=entry.item_keys)
             for form, entry in zip(forms, made, strict=True)
         ]
     )
@@ -109,7 +111,7 @@ def test_values_may_be_any_buffer(tmp_path):
 
 def test_a_sealed_shard_has_no_lock_and_is_not_writable(tmp_path):
     folder = make_shard(tmp_path / "one", [new_entry(1)])
-    assert sorted(path.name for path in folder.iterdir()) == ["data.mdb", "index.npy", "shard.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["data.mdb", INDEX]
     assert (folder / "data.mdb").stat().st_mode & 0o222 == 0
     assert not (tmp_path / "one.open").exists()
 
@@ -121,7 +123,8 @@ def test_an_empty_shard_leaves_nothing(tmp_path):
 
 def test_the_file_format_does_not_follow_the_environment(tmp_path):
     code = (
-        "from made_entries import *; import sys; make_shard(__import__('pathlib').Path(sys.argv[1]), [new_entry(1)])"
+        "from made_entries import *; import sys, pathlib; "
+        "make_shard(pathlib.Path(sys.argv[1]), entries_of('plane', [1]))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "one")]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -211,12 +214,12 @@ def check_kills(root, kills, seed):
     for kill in range(kills):
         folder = root / "shards" / f"{kill}.open"
         reached = killed_writer(folder, number, rng.uniform(0, 0.06))
-        listed = {live.key: live.intact for live in live_entries(folder)}
+        listed = {key.tobytes() for key in open_shard_index(folder).entry_keys()}
         sealed = recover_shard(folder, root / "quarantine")
         found = stored(sealed)
         wanted = expected(flat_entry(n, size_of(n)) for n in range(number, reached))
         assert found.items() >= wanted.items()
-        assert listed == dict.fromkeys(found, True)
+        assert listed == set(found)
         more = expected(flat_entry(n, size_of(n)) for n in range(reached, reached + 6))
         assert found.items() <= (wanted | more).items()
         folders.append(sealed)
@@ -245,7 +248,7 @@ def test_sealing_may_be_killed_at_any_point(tmp_path):
         spoil(folder)
         sealed = recover_shard(folder, tmp_path / "quarantine")
         assert stored(sealed) == expected(entries)
-        assert sorted(path.name for path in sealed.iterdir()) == ["data.mdb", "index.npy", "shard.json"]
+        assert sorted(path.name for path in sealed.iterdir()) == ["data.mdb", INDEX]
 
 
 def with_index(folder):
@@ -255,9 +258,8 @@ def with_index(folder):
 
 def with_half_an_index(folder):
     with_index(folder)
-    (folder / "shard.json").unlink()
-    (folder / "index.npy").write_bytes(b"half")
-    (folder / "index.npy.tmp").write_bytes(b"ha")
+    (folder / INDEX).write_bytes(b"half")
+    (folder / f"{INDEX}.tmp").write_bytes(b"ha")
     (folder / "probe.tmp").write_bytes(b"")
 
 
@@ -272,35 +274,35 @@ def test_a_shard_without_entries_is_removed(tmp_path, state):
     if state == "an empty file":
         (folder / "data.mdb").touch()
     elif state == "no commit":
-        lmdb.open(str(folder), lib_version=0, max_dbs=4).close()
-    assert list(live_entries(folder)) == []
+        lmdb.open(str(folder), lib_version=0).close()
     assert recover_shard(folder, tmp_path / "quarantine") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_truncated_shard_is_set_aside(tmp_path):
-    data = open_shard(tmp_path / "one.open")
+    data = open_shard(tmp_path / "one.open", [flat_entry(n, 3000) for n in range(5)])
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(CacheDamagedError, match="truncated"):
-        list(live_entries(tmp_path / "one.open"))
+        open_shard_index(tmp_path / "one.open")
     assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
     (kept,) = (tmp_path / "quarantine").iterdir()
     assert (kept / "data.mdb").exists()
     assert not (tmp_path / "one.open").exists()
 
 
-def test_a_damaged_record_sets_the_shard_aside(tmp_path):
-    data = open_shard(tmp_path / "one.open")
-    flip(data, data.read_bytes().rindex(flat_entry(3, 3000).facts))
+def test_a_damaged_head_sets_the_shard_aside(tmp_path):
+    entries = [flat_entry(n, 3000) for n in range(5)]
+    data = open_shard(tmp_path / "one.open", entries)
+    flip(data, data.read_bytes().rindex(bytes(entries[3].value[:96])) + 64)
     with pytest.raises(CorruptEntryError):
-        list(live_entries(tmp_path / "one.open"))
+        open_shard_index(tmp_path / "one.open")
     assert recover_shard(tmp_path / "one.open", tmp_path / "quarantine") is None
     assert list((tmp_path / "quarantine").iterdir())
 
 
 def test_a_shard_that_the_system_refuses_to_write_stays_where_it_is(tmp_path):
-    data = open_shard(tmp_path / "one.open")
-    data.with_name("index.npy.tmp").symlink_to("index.npy.tmp")  # a loop is refused to root too
+    data = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)])
+    data.with_name(f"{INDEX}.tmp").symlink_to(f"{INDEX}.tmp")  # a loop is refused to root too
     with pytest.raises(StoreError) as caught:
         recover_shard(tmp_path / "one.open", tmp_path / "quarantine")
     assert caught.value.exit_code == 3
@@ -309,7 +311,7 @@ def test_a_shard_that_the_system_refuses_to_write_stays_where_it_is(tmp_path):
 
 
 def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path, monkeypatch):
-    data = open_shard(tmp_path / "one.open")
+    data = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)])
 
     def fail(*_):
         raise CacheDamagedError("a shard cannot be read") from OSError(errno.EIO, os.strerror(errno.EIO))
@@ -324,7 +326,7 @@ def test_a_shard_that_the_system_refuses_to_read_is_not_called_damaged(tmp_path,
 
 def test_what_a_dead_builder_wrote_is_on_the_disk_before_it_is_indexed(tmp_path, monkeypatch):
     """Its last commit may be in the memory of the system alone."""
-    data, done = open_shard(tmp_path / "one.open"), []
+    data, done = open_shard(tmp_path / "one.open", [flat_entry(1, 3000)]), []
     write_index = shard_module.write_index
     monkeypatch.setattr(shard_module, "sync_file", lambda path: done.append(("sync", path)))
     monkeypatch.setattr(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
-from latentcache.store import durable as durable_module
-from latentcache.store.durable import (
+from latentcache.store import atomic_io as atomic_io_module
+from latentcache.store.atomic_io import (
     as_store_error,
     make_folder,
     read_file,
@@ -39,7 +39,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*((durable_module.os, call) if call == "fsync" else (durable_module.Path, call)), fail)
+    monkeypatch.setattr(*((atomic_io_module.os, call) if call == "fsync" else (atomic_io_module.Path, call)), fail)
     with pytest.raises(DiskFullError, match="disk is full"):
         write_atomically(path, b"new")
     monkeypatch.undo()
@@ -76,7 +76,7 @@ def test_what_is_no_json_object_is_damage(tmp_path, data):
 
 def test_new_folders_are_made_durable_from_the_top(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(durable_module, "sync_folder", synced.append)
+    monkeypatch.setattr(atomic_io_module, "sync_folder", synced.append)
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
     assert set(synced) == {tmp_path, tmp_path / "a"}
@@ -138,7 +138,7 @@ def test_errors_of_ours_are_not_told_again(tmp_path):
 
 def test_a_file_is_removed_durably(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(durable_module, "sync_folder", synced.append)
+    monkeypatch.setattr(atomic_io_module, "sync_folder", synced.append)
     (tmp_path / "BUILDING").touch()
     remove_durably(tmp_path / "BUILDING")
     remove_durably(tmp_path / "BUILDING")

@@ -1,10 +1,13 @@
-"""Processes that write, hold and read shards, to be killed or starved by the tests. Run as a program.
+"""Processes that write, hold and read, to be killed or starved by the tests. Run as a program.
 
-python shard_children.py write FOLDER FIRST     entries of random sizes for ever; prints what is durable
-python shard_children.py limited FOLDER BYTES   the same, where no file may grow beyond BYTES
-python shard_children.py lock PATH              take the builder lock, say so, wait
+python store_children.py write FOLDER FIRST     entries of random sizes without end; prints what is durable
+python store_children.py limited FOLDER BYTES   the same, with no file allowed beyond BYTES
+python store_children.py lock PATH              take the builder lock, say so, wait
+python store_children.py lease CACHE            hold the snapshot, say so, wait for the end of stdin
+python store_children.py fork CACHE             hold it, fork, close it in the parent; the child holds it on
 """
 
+import os
 import random
 import resource
 import sys
@@ -14,6 +17,7 @@ from pathlib import Path
 from made_entries import flat_entry
 
 from latentcache.errors import LatentcacheError
+from latentcache.store.lease import open_leased
 from latentcache.store.lock import builder_lock
 from latentcache.store.shard import ShardWriter
 
@@ -46,10 +50,30 @@ def lock(path):
         time.sleep(60)
 
 
+def lease(cache):
+    snapshot = open_leased(Path(cache))
+    say(os.getpid())
+    sys.stdin.read()
+    return snapshot
+
+
+def fork(cache):
+    snapshot = open_leased(Path(cache))
+    child = os.fork()
+    if child:
+        snapshot.lease.close()
+        say(child)
+        os.waitpid(child, 0)
+    else:
+        sys.stdin.read()
+        assert snapshot.lease.held
+        os._exit(0)
+
+
 def say(text):
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    {"write": write, "limited": limited, "lock": lock}[sys.argv[1]](*sys.argv[2:])
+    globals()[sys.argv[1]](*sys.argv[2:])

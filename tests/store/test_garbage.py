@@ -1,0 +1,276 @@
+"""Salvage, tombstones, relocation, and what of a cache is needed."""
+
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_entries import (
+    KINDS,
+    entries_of,
+    flat_entry,
+    flip,
+    item_of,
+    items_of,
+    keys_of,
+    make_cache,
+    make_shard,
+    open_shard,
+    publish,
+)
+
+from latentcache.errors import StoreError
+from latentcache.identity.content import checksum
+from latentcache.store import salvage as salvage_module
+from latentcache.store.atomic_io import make_folder, read_json
+from latentcache.store.catalog import load_catalog
+from latentcache.store.garbage import check_one_disk, relocate, shard_use, stored_entries, to_scratch
+from latentcache.store.index import INDEX, load_index
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import EntryReader
+from latentcache.store.salvage import copy_entries, mend_shards, salvage, tombstone
+from latentcache.store.snapshot import open_snapshot
+
+
+def all_items(numbers):
+    return [item for name in KINDS for item in items_of(name, numbers)]
+
+
+def found(paths, items):
+    return load_catalog(paths).find(keys_of(items)) >= 0
+
+
+def read_everything(paths, numbers):
+    snapshot = open_snapshot(paths.root)
+    reader = EntryReader(paths, snapshot)
+    for name, rows in snapshot.fields.items():
+        for row, sample in enumerate(np.asarray(rows.sample).tolist()):
+            assert reader.read(name, row).tobytes() == item_of(name, numbers[sample]).array.tobytes()
+
+
+def payload_place(paths, name, row):
+    rows = open_snapshot(paths.root).fields[name]
+    entry = int(rows.entry[row])
+    return paths.data(rows.shards[int(rows.shard[entry])]), int(rows.offset[entry])
+
+
+def test_a_damaged_entry_is_left_behind_and_the_others_move(paths):
+    data, place = payload_place(paths, "plane", 4)
+    flip(data, place)
+    shard, before = data.parent.name, open_snapshot(paths.root)
+    copied = salvage(paths, data.parent)
+    assert (copied.source, copied.lost, copied.saved) == (shard, 1, load_index(paths.shard(copied.shard)).entries)
+    tombstone(paths, shard, "damaged")
+    assert relocate(paths, before, {shard: copied.shard}, complete=False) == 2
+    after = open_snapshot(paths.root)
+    assert (len(after.fields["plane"]), len(after.fields["words"]), after.complete) == (11, 12, False)
+    assert shard not in after.shards
+    read_everything(paths, range(12))
+    assert not paths.scratch.exists()
+    assert found(paths, all_items(range(12))).sum() == 35
+    assert EntryReader(paths, before).read("words", 4).tobytes() == item_of("words", 4).array.tobytes()
+
+
+def test_entries_can_be_dropped_on_the_way(paths):
+    snapshot = open_snapshot(paths.root)
+    drop = {"plane": np.arange(12) == 3}
+    relocate(paths, snapshot, {}, drop, complete=False)
+    after = open_snapshot(paths.root)
+    assert 3 not in np.asarray(after.fields["plane"].sample)
+    assert len(after.fields["plane"]) == 11
+    read_everything(paths, range(12))
+
+
+@pytest.mark.parametrize("spoil", ["index", "metas", "branches", "both"])
+def test_a_shard_is_mended_whatever_is_left_of_it(tmp_path, spoil):
+    paths = make_cache(tmp_path / "cache", range(100), shards=2)
+    data = paths.data("shard-1")
+    data.chmod(0o644)
+    whole = bytearray(data.read_bytes())
+    if spoil in ("index", "both"):
+        (data.parent / INDEX).write_bytes(b"nothing")
+    if spoil in ("metas", "both"):
+        whole[:8192] = bytes(8192)
+    if spoil == "branches":
+        (data.parent / INDEX).unlink()
+        for page in range(2, len(whole) // 4096):
+            if whole[page * 4096 + 10] == 1:
+                whole[page * 4096 : page * 4096 + 4096] = bytes(4096)
+    data.write_bytes(whole)
+    assert load_catalog(paths).damaged == ("shard-1",)
+    (made,) = mend_shards(paths, open_snapshot(paths.root))
+    assert (made.source, made.lost) == ("shard-1", 0)
+    assert load_catalog(paths).damaged == ()
+    assert found(paths, all_items(range(100))).all()
+    assert paths.tombstoned() == {"shard-1"}
+    relocate(paths, open_snapshot(paths.root), {"shard-1": made.shard}, complete=True)
+    read_everything(paths, range(100))
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_what_is_salvaged_is_intact_whatever_the_damage(tmp_path_factory, data):
+    paths = CachePaths(tmp_path_factory.mktemp("salvage"))
+    make_folder(paths.shards)
+    items = {item.key: item for item in all_items(range(40))}
+    folder = make_shard(paths.shard("one"), [entry for name in KINDS for entry in entries_of(name, range(40))])
+    file = folder / "data.mdb"
+    file.chmod(0o644)
+    damaged = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 6))):
+        length = data.draw(st.sampled_from([1, 8, 64, 4096]))
+        at = data.draw(st.integers(0, len(damaged) - length))
+        damaged[at : at + length] = data.draw(st.sampled_from([bytes(length), b"\xff" * length, os.urandom(length)]))
+    file.write_bytes(damaged[: data.draw(st.integers(len(damaged) // 2, len(damaged)))])
+    if data.draw(st.booleans()):
+        (folder / INDEX).unlink()
+    made = salvage(paths, folder)
+    shutil.rmtree(folder)
+    catalog = load_catalog(paths)
+    assert (len(catalog) > 0) == bool(made.saved)
+    for place in range(len(catalog)):
+        item = catalog.item(place)
+        assert item.array.tobytes() == items[item.key].array.tobytes()
+
+
+def test_a_scan_of_blocks_reads_every_byte_about_once(tmp_path, monkeypatch):
+    """Damage made version 1 read each block again for every page of it."""
+    paths = CachePaths(tmp_path)
+    make_folder(paths.shards)
+    folder = make_shard(paths.shard("one"), entries_of("words", range(3000)))
+    size = (folder / "data.mdb").stat().st_size
+    (folder / INDEX).unlink()
+    with (folder / "data.mdb").open("rb") as file:
+        head = file.read(8192)
+    (folder / "data.mdb").chmod(0o644)
+    with (folder / "data.mdb").open("r+b") as file:
+        file.write(bytes(len(head)))
+    read, real = [0], os.pread
+
+    def counting(descriptor, count, place):
+        data = real(descriptor, count, place)
+        read[0] += len(data)
+        return data
+
+    monkeypatch.setattr(salvage_module.os, "pread", counting)
+    start = time.monotonic()
+    assert salvage(paths, folder).saved == len(entries_of("words", range(3000)))
+    assert read[0] < 3 * size
+    assert time.monotonic() - start < 20
+
+
+def test_a_file_full_of_false_heads_is_scanned_in_one_pass(tmp_path, monkeypatch):
+    paths = CachePaths(tmp_path)
+    make_folder(paths.shards)
+    folder = paths.shard("one")
+    make_folder(folder)
+    head = bytearray(flat_entry(1, 3000).value[:176])
+    head[8:12] = (1_000_000 // 64 * 64 + 48).to_bytes(4, "little")
+    page = bytes(16) + bytes(head) + bytes(4096 - 192)
+    (folder / "data.mdb").write_bytes(bytes(8192) + page * 2000)
+    start = time.monotonic()
+    assert salvage(paths, folder).saved == 0
+    assert time.monotonic() - start < 20
+
+
+def test_what_is_known_elsewhere_is_not_copied(paths):
+    known = load_catalog(paths)
+    open_shard(paths.shards / "left.open", entries_of("plane", range(8, 20)))
+    flip(paths.shards / "left.open" / "data.mdb", 8192 + 10)
+    made = salvage(paths, paths.shards / "left.open", skip=known)
+    assert made.saved <= 8
+    assert (load_index(paths.shard(made.shard)).entries if made.shard else 0) == made.saved
+
+
+def test_a_dead_build_is_sealed_and_its_damaged_shards_are_set_aside(paths):
+    open_shard(paths.shards / "good.open", entries_of("plane", range(20, 25)))
+    data = open_shard(paths.shards / "bad.open", entries_of("words", range(20, 800)))
+    os.truncate(data, data.stat().st_size - 5000)
+    (made,) = mend_shards(paths)
+    assert (made.source, paths.open_shards()) == ("bad.open", [])
+    assert len(list(paths.quarantine.iterdir())) == 1
+    assert found(paths, items_of("plane", range(20, 25))).all()
+    assert found(paths, items_of("words", range(20, 800))).mean() > 0.5
+    assert mend_shards(paths) == []
+
+
+def test_entries_are_copied_from_another_cache(paths, tmp_path):
+    other = CachePaths(tmp_path / "other")
+    make_folder(other.shards)
+    rows = open_snapshot(paths.root).fields["words"]
+    places = rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == 0))
+    made = copy_entries(other, paths.shard("shard-0"), places)
+    assert (made.saved, made.lost) == (len(places), 0)
+    assert found(other, items_of("words", range(0, 12, 2))).all()
+    pairs = [(key.tobytes(), int(offset) + 64, int(head)) for key, offset, head in places]
+    assert copy_entries(other, paths.shard("shard-0"), pairs).lost == len(pairs)
+    assert copy_entries(other, paths.shard("gone"), places).lost == len(places)
+
+
+def test_a_tombstone_takes_a_shard_out_of_use(paths):
+    tombstone(paths, "shard-0", "compacted")
+    tombstone(paths, "shard-0", "again")
+    assert read_json(paths.tombstone("shard-0"))["reason"] == "compacted"
+    assert [path.name for path in paths.sealed_shards()] == ["shard-1"]
+    assert found(paths, all_items(range(12))).sum() == 18
+    read_everything(paths, range(12))
+
+
+def test_use_of_shards(paths):
+    publish(paths, range(0, 12, 4))
+    first, second = open_snapshot(paths.root, 1), open_snapshot(paths.root)
+    whole = {use.name: use for use in shard_use(paths, [first, second])}
+    part = {use.name: use for use in shard_use(paths, [second])}
+    assert all(use.needed == use.entries and use.tombstoned == "" for use in whole.values())
+    assert part["shard-1"].needed == part["shard-1"].needed_bytes == 0
+    assert 0 < part["shard-0"].needed < part["shard-0"].entries
+    assert part["shard-0"].bytes == paths.data("shard-0").stat().st_size
+    tombstone(paths, "shard-1", "damaged")
+    (paths.shard("shard-0") / INDEX).write_bytes(b"x")
+    found = {use.name: use for use in shard_use(paths, [second])}
+    assert (found["shard-0"].entries, found["shard-1"].tombstoned) == (-1, "damaged")
+
+
+@pytest.mark.parametrize("payloads", [True, False])
+def test_every_item_is_listed_once(paths, payloads):
+    make_shard(paths.shard("twice"), entries_of("plane", range(5)))
+    open_shard(paths.shards / "left.open", entries_of("words", range(20, 24)))
+    items = {item.key: item for item in [*all_items(range(12)), *items_of("words", range(20, 24))]}
+    listed = list(stored_entries(paths.root, payloads=payloads))
+    assert sorted(one.key for one in listed) == sorted(items)
+    for one in listed if payloads else ():
+        array = items[one.key].array
+        assert (one.shape, one.checksum, one.intact) == (array.shape, checksum(array.tobytes()), True)
+
+
+def test_damaged_entries_are_listed_as_such(paths):
+    data, place = payload_place(paths, "vector", 3)
+    flip(data, place + 1)
+    entry = {one.entry for one in stored_entries(paths.root, payloads=True) if not one.intact}
+    assert len(entry) == 1
+    (paths.shard("shard-0") / "data.mdb").unlink()
+    (paths.shard("shard-1") / INDEX).unlink()
+    assert not any(one.intact for one in stored_entries(paths.root, payloads=True))
+
+
+def test_what_is_to_be_removed_goes_to_scratch(paths):
+    place = to_scratch(paths, paths.shard("shard-0"))
+    assert place.parent == paths.scratch
+    assert (place / "data.mdb").exists()
+    assert not paths.shard("shard-0").exists()
+
+
+def test_one_disk_is_asked_for_before_anything_moves(paths, monkeypatch):
+    check_one_disk(paths)
+    assert not paths.scratch.exists()
+
+    def fail(*_):
+        raise OSError(18, "cross-device link")
+
+    monkeypatch.setattr("pathlib.Path.rename", fail)
+    with pytest.raises(StoreError, match="another file system") as caught:
+        check_one_disk(paths)
+    assert "cp -a" in caught.value.fix

@@ -1,0 +1,148 @@
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_entries import make_cache, publish
+from store_children import __file__ as CHILDREN
+
+from latentcache.errors import CacheDamagedError, CacheNotFoundError
+from latentcache.store import lease as lease_module
+from latentcache.store.lease import Holder, Lease, holders, open_leased, unleased
+
+
+def manifest(paths, number=1):
+    return paths.snapshot(number) / "manifest.json"
+
+
+def free(paths, number=1):
+    with unleased(manifest(paths, number)) as answer:
+        return answer
+
+
+def files(folder):
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_snapshot_is_held_as_long_as_it_is_in_use(paths):
+    snapshot = open_leased(paths.root)
+    assert (snapshot.number, snapshot.lease.held, free(paths)) == (1, True, False)
+    del snapshot
+    assert free(paths)
+
+
+def test_holding_writes_nothing(paths):
+    before = files(paths.root)
+    snapshot = open_leased(paths.root)
+    assert files(paths.root) == before
+    assert snapshot.lease.held
+
+
+def test_several_readers_share_it(paths):
+    first, second = Lease(manifest(paths)), Lease(manifest(paths))
+    first.close()
+    first.close()
+    assert (first.held, second.held, free(paths)) == (False, True, False)
+    second.close()
+    assert free(paths)
+
+
+def test_a_pickled_snapshot_takes_its_own(paths):
+    snapshot = open_leased(paths.root)
+    copy = pickle.loads(pickle.dumps(snapshot))
+    del snapshot
+    assert copy.lease.held
+    assert not free(paths)
+    del copy
+    assert free(paths)
+
+
+def test_a_reader_does_not_get_a_snapshot_that_is_being_removed(paths):
+    publish(paths, range(3))
+    with unleased(manifest(paths)) as answer:
+        assert answer
+        with pytest.raises(BlockingIOError):
+            Lease(manifest(paths))
+        assert open_leased(paths.root).number == 2
+
+
+def test_a_current_that_moves_on_is_followed(paths, monkeypatch):
+    publish(paths, range(3))
+    numbers = iter([1, 2])
+    monkeypatch.setattr(type(paths), "current_snapshot", lambda self: next(numbers))
+    with unleased(manifest(paths)):
+        snapshot = open_leased(paths.root)
+    assert (snapshot.number, snapshot.lease.held) == (2, True)
+
+
+def test_a_file_system_without_locks_is_read_without_a_lease(paths, monkeypatch):
+    def refuse(descriptor, operation):
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(lease_module.fcntl, "flock", refuse)
+    snapshot = open_leased(paths.root)
+    assert (snapshot.number, snapshot.lease.held) == (1, False)
+    assert free(paths)
+
+
+def test_no_cache_and_a_damaged_one_leave_no_file_open(paths, tmp_path):
+    before = open_files()
+    with pytest.raises(CacheNotFoundError):
+        open_leased(tmp_path / "nothing")
+    (paths.snapshot(1) / "columns.safetensors").write_bytes(b"x")
+    with pytest.raises(CacheDamagedError):
+        open_leased(paths.root)
+    manifest(paths).unlink()
+    os.mkfifo(manifest(paths))
+    with pytest.raises(CacheDamagedError):
+        open_leased(paths.root)
+    assert open_files() == before
+
+
+def child(paths, mode):
+    process = subprocess.Popen(
+        [sys.executable, CHILDREN, mode, str(paths.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    return process, int(process.stdout.readline())
+
+
+def test_the_holder_is_named_and_its_death_lets_go(paths):
+    process, pid = child(paths, "lease")
+    (holder,) = holders(manifest(paths))
+    assert (holder.pid, holder.host) == (pid, os.uname().nodename)
+    assert set(holder.as_json()) == {"pid", "host", "since"}
+    assert not free(paths)
+    process.kill()
+    process.communicate()
+    assert free(paths)
+    assert holders(manifest(paths)) == [Holder()]
+
+
+def test_a_forked_child_goes_on_holding(paths):
+    process, pid = child(paths, "fork")
+    assert pid != process.pid
+    assert not free(paths)  # the parent has closed its own
+    process.communicate(b"end\n")
+    assert free(paths)
+
+
+def test_a_lease_ends_when_the_interpreter_has_taken_the_names_of_its_module(paths, monkeypatch):
+    lease = Lease(manifest(paths))
+    monkeypatch.setattr(lease_module, "os", None)  # as at the end of a script
+    lease.close()
+    monkeypatch.undo()
+    assert free(paths)
+
+
+def test_two_caches_are_held_apart(paths, tmp_path):
+    other = make_cache(tmp_path / "other")
+    one, two = open_leased(paths.root), open_leased(other.root)
+    del one
+    assert (free(paths), free(other)) == (True, False)
+    del two

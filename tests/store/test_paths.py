@@ -1,0 +1,134 @@
+import os
+
+import pytest
+
+from latentcache.errors import CacheDamagedError, CacheNotFoundError, StoreError
+from latentcache.store.atomic_io import (
+    make_folder,
+    write_json,
+)
+from latentcache.store.paths import CachePaths
+
+TORN = [b"", b"0", b"00000", b"000000\n", b"000001", b"00001\n", b"xyz\n", b"-00001\n", b"000001\n\n", b" 00001\n"]
+TORN += [b"\xff\xfe\x00", b"\x00" * 7, "\u0661".encode() * 6]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return CachePaths(tmp_path)
+
+
+def test_shards_are_told_apart_by_their_names(paths):
+    for name in ("b", "a", "c.open", "a.open"):
+        make_folder(paths.shards / name)
+    (paths.shards / "file").touch()
+    assert [path.name for path in paths.sealed_shards()] == ["a", "b"]
+    assert [path.name for path in paths.open_shards()] == ["a.open", "c.open"]
+
+
+def test_a_folder_without_shards_has_none(paths):
+    assert paths.sealed_shards() == paths.open_shards() == paths.snapshots() == []
+
+
+def test_current_names_the_snapshot(paths):
+    paths.current.write_bytes(b"000041\n")
+    assert paths.current_snapshot() == 41
+    assert paths.snapshot(41).name == "000041"
+    paths.current.write_bytes(b"1234567\n")
+    assert paths.current_snapshot() == 1234567
+
+
+@pytest.mark.parametrize("text", TORN)
+def test_a_torn_current_is_damage_and_says_what_to_do(paths, text):
+    paths.current.write_bytes(text)
+    with pytest.raises(CacheDamagedError, match="CURRENT names no snapshot") as caught:
+        paths.current_snapshot()
+    assert caught.value.fix == f"rm {paths.current}, then build again"
+    make_folder(paths.snapshot(7))
+    write_json(paths.snapshot(7) / "manifest.json", {})
+    with pytest.raises(CacheDamagedError) as caught:
+        paths.current_snapshot()
+    assert caught.value.fix == f"echo 000007 > {paths.current}"
+    paths.current.write_text("000007\n")
+    assert paths.current_snapshot() == 7
+
+
+def test_the_fix_for_a_torn_current_works_in_a_shell(paths):
+    make_folder(paths.snapshot(12))
+    write_json(paths.snapshot(12) / "manifest.json", {})
+    paths.current.write_bytes(b"\0\0")
+    with pytest.raises(CacheDamagedError) as caught:
+        paths.current_snapshot()
+    assert os.system(caught.value.fix) == 0
+    assert paths.current_snapshot() == 12
+
+
+def test_a_current_that_cannot_be_read_is_damage(paths):
+    paths.current.mkdir()
+    with pytest.raises(CacheDamagedError, match="cannot be read"):
+        paths.current_snapshot()
+
+
+def test_only_whole_snapshots_count(paths):
+    for number in (3, 12):
+        make_folder(paths.snapshot(number))
+        write_json(paths.snapshot(number) / "manifest.json", {})
+    make_folder(paths.snapshot(99))
+    make_folder(paths.root / "snapshots" / "notes")
+    (paths.root / "snapshots" / "notes" / "manifest.json").touch()
+    assert paths.snapshots() == [3, 12]
+
+
+@pytest.mark.parametrize("sign", ["shards", "building"])
+def test_a_cache_without_a_finished_build_has_snapshot_0(paths, sign):
+    with pytest.raises(CacheNotFoundError, match="no cache at"):
+        paths.current_snapshot()
+    getattr(paths, sign).mkdir()
+    assert paths.current_snapshot() == 0
+
+
+def test_no_folder_and_a_file_are_no_cache(tmp_path):
+    (tmp_path / "file").touch()
+    for name, why in (("none", "no such folder"), ("file", "Not a directory")):
+        with pytest.raises(CacheNotFoundError) as caught:
+            CachePaths(tmp_path / name).current_snapshot()
+        assert why in caught.value.why
+
+
+def loop(path):
+    """A name that the system refuses to follow, for root too."""
+    path.symlink_to(path.name)
+    return path
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path):
+    paths = CachePaths(tmp_path)
+    assert (paths.sealed_shards(), paths.open_shards(), paths.snapshots()) == ([], [], [])
+    loop(paths.shards)
+    loop(tmp_path / "snapshots")
+    for look in (paths.sealed_shards, paths.open_shards, paths.snapshots):
+        with pytest.raises(StoreError, match="refuses to read") as caught:
+            look()
+        assert (caught.value.slug, caught.value.exit_code) == ("store", 3)
+
+
+def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
+    paths = CachePaths(tmp_path)
+    paths.check_shards()
+    paths.shards.write_text("x")
+    with pytest.raises(CacheDamagedError, match="shards cannot be read"):
+        paths.check_shards()
+
+
+def test_a_path_that_is_too_long_is_no_damage(tmp_path):
+    with pytest.raises(CacheNotFoundError) as caught:
+        CachePaths(tmp_path / ("x" * 300)).current_snapshot()
+    assert "rm" not in caught.value.fix
+
+
+def test_a_folder_in_the_place_of_current_is_called_so(paths):
+    paths.check_current()
+    paths.current.mkdir()
+    for call in (paths.check_current, paths.current_snapshot):
+        with pytest.raises(CacheDamagedError, match=r"CURRENT cannot be .* there is a folder in its place"):
+            call()

@@ -1,0 +1,237 @@
+"""Snapshots: what was published is what is opened, in old or new state and never half; damage has one name."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import made_entries
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_entries import (
+    GROUPS,
+    KINDS,
+    RECIPES,
+    entries_of,
+    flip,
+    items_of,
+    keys_of,
+    make_cache,
+    make_shard,
+    publish,
+    samples_of,
+)
+
+from latentcache.errors import CacheDamagedError, CacheFormatError, CacheNotFoundError, DiskFullError
+from latentcache.store import atomic_io
+from latentcache.store import columns as columns_module
+from latentcache.store import publish as publish_module
+from latentcache.store import snapshot as snapshot_module
+from latentcache.store.atomic_io import make_folder, write_json
+from latentcache.store.catalog import load_catalog
+from latentcache.store.columns import ColumnFile
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, draft_of, field_draft, publish_snapshot, republish
+from latentcache.store.snapshot import current_or_none, load_manifest, open_snapshot, own_checksum
+
+
+def check_rows(snapshot, numbers):
+    """Every row of every field is that of its number."""
+    for name, rows in snapshot.fields.items():
+        items = items_of(name, numbers)
+        assert (len(rows), type(rows.kind), rows.recipe) == (len(items), type(KINDS[name]), RECIPES[name])
+        assert rows.groups == GROUPS[name]
+        np.testing.assert_array_equal(rows.row_keys(), keys_of(items))
+        np.testing.assert_array_equal(rows.row_keys(np.arange(len(items))[::-2]), keys_of(items)[::-2])
+        np.testing.assert_array_equal(np.asarray(rows.sample), np.arange(len(items)))
+        lengths = [len(item.array) if rows.spec.ragged else 0 for item in items]
+        np.testing.assert_array_equal(np.asarray(rows.length), lengths)
+        for column in KINDS[name].columns:
+            expected = [item.columns[column] for item in items]
+            np.testing.assert_array_equal(np.asarray(rows.columns[column]), expected)
+        for column in KINDS[name].ragged_columns:
+            ends, values = (np.asarray(part) for part in rows.ragged_columns[column])
+            for row, item in enumerate(items):
+                begin = ends[row - 1] if row else 0
+                np.testing.assert_array_equal(values[begin : ends[row]], item.ragged_columns[column])
+
+
+def test_a_snapshot_is_what_was_published(paths):
+    snapshot = open_snapshot(paths.root)
+    check_rows(snapshot, range(12))
+    samples = samples_of(range(12))
+    assert list(snapshot.samples.names) == list(samples.names)
+    assert list(snapshot.samples.inputs["caption"].text) == list(samples.inputs["caption"].text)
+    np.testing.assert_array_equal(np.asarray(snapshot.samples.files.stat), samples.files.stat)
+    sizes = (np.asarray(table.columns["original_size"]) for table in (snapshot.samples, samples))
+    np.testing.assert_array_equal(*sizes)
+    assert (snapshot.number, snapshot.complete, snapshot.part) == (1, True, "")
+    assert snapshot.shards == ("shard-0", "shard-1")
+    (rejected,), (note,) = snapshot.rejected, snapshot.notes
+    assert (rejected.name, rejected.reason) == ("bad.png", "truncated")
+    assert (rejected.content, rejected.stat) == (b"c" * 16, (1, 2, 3, 4, 5, 6))
+    assert (note.name, note.line, note.stat) == ("a.txt", 3, ())
+    assert snapshot.source["root"] == "/data"
+    assert len(repr(snapshot)) < 300
+    check_rows(pickle.loads(pickle.dumps(snapshot)), range(12))
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(0, 80), unique=True, min_size=1), st.lists(st.integers(0, 80), unique=True, min_size=1))
+def test_own_columns_follow_their_items_through_builds(tmp_path_factory, first, second):
+    """A second build takes what it can from the first snapshot, the rest from the heads of entries."""
+    paths = make_cache(tmp_path_factory.mktemp("cache") / "one", first, shards=min(2, len(first)))
+    new = [number for number in second if number not in first]
+    if new:
+        make_shard(paths.shard("more"), [entry for name in KINDS for entry in entries_of(name, new)])
+    known = open_snapshot(paths.root)
+    publish(paths, second, known=known)
+    check_rows(open_snapshot(paths.root), second)
+    check_rows(known, first)
+
+
+def test_rows_are_put_in_the_order_of_samples_and_entries_in_that_of_rows(paths):
+    catalog, numbers = load_catalog(paths), np.array([5, 3, 8, 3])
+    draft = field_draft(
+        catalog,
+        kind=KINDS["plane"],
+        recipe=RECIPES["plane"],
+        groups=GROUPS["plane"],
+        sample=np.array([3, 1, 0, 2]),
+        group=numbers % 3,
+        variant=np.zeros(4, np.uint8),
+        place=catalog.find(keys_of(items_of("plane", numbers.tolist()))),
+    )
+    assert draft.sample.tolist() == [0, 1, 2, 3]
+    assert draft.entry.tolist() == [0, 1, 1, 2]
+    np.testing.assert_array_equal(np.asarray(draft.key), keys_of(items_of("plane", [8, 3, 5])))
+
+
+def test_what_follows_from_other_columns_is_not_stored(tmp_path):
+    paths = make_cache(tmp_path / "cache", range(400), shards=1)
+    file = ColumnFile(paths.snapshot(1) / "columns.safetensors")
+    assert "fields/words/start" not in file
+    for name in ("words", "vector"):
+        parts = ("sample", "entry", "group", "variant", "length")
+        row = sum(file[f"fields/{name}/{one}"].stored_bytes for one in parts)
+        assert row / 400 < 3
+    check_rows(open_snapshot(paths.root), range(400))
+
+
+def test_rows_can_be_dropped_with_their_entries(paths):
+    snapshot = open_snapshot(paths.root)
+    keep = np.arange(12) % 3 > 0
+    drafts = {name: draft_of(rows).kept(keep) for name, rows in snapshot.fields.items()}
+    assert republish(paths, snapshot, fields=drafts, shards=snapshot.shards, complete=False) == 2
+    new = open_snapshot(paths.root)
+    assert (new.complete, new.manifest["replaces"], len(new.samples)) == (False, 1, 12)
+    assert new.rejected == snapshot.rejected
+    for name, rows in new.fields.items():
+        np.testing.assert_array_equal(np.asarray(rows.sample), np.flatnonzero(keep))
+        np.testing.assert_array_equal(rows.row_keys(), keys_of(items_of(name, np.flatnonzero(keep).tolist())))
+
+
+def test_the_fingerprint_names_samples_and_recipes_and_not_places(paths, tmp_path):
+    one = open_snapshot(paths.root)
+    other = open_snapshot(make_cache(tmp_path / "other", shards=1).root)
+    assert one.fingerprint == other.fingerprint
+    publish(paths, range(11))
+    assert open_snapshot(paths.root).fingerprint != one.fingerprint
+
+
+def test_a_kind_that_is_not_installed_is_opened_all_the_same(paths, monkeypatch):
+    monkeypatch.setattr(snapshot_module, "field_kind", lambda name: None)
+    snapshot = open_snapshot(paths.root)
+    for name, rows in snapshot.fields.items():
+        assert (rows.kind, rows.recipe, rows.recipe_json["dtype"]) == (None, None, RECIPES[name].spec.dtype)
+    np.testing.assert_array_equal(snapshot.fields["plane"].row_keys(), keys_of(items_of("plane", range(12))))
+    with pytest.raises(CacheFormatError, match="not installed"):
+        snapshot.fields["words"].row_keys()
+
+
+def test_a_kind_of_another_number_is_not_taken_for_it(paths, monkeypatch):
+    monkeypatch.setattr(KINDS["plane"], "kind", 150)
+    assert open_snapshot(paths.root).fields["plane"].kind is None
+
+
+@pytest.mark.parametrize("fail_at", range(1, 5))
+def test_a_disk_that_fails_leaves_the_old_snapshot(paths, monkeypatch, fail_at):
+    """Columns, rejected, manifest, CURRENT: each of the four writes fails once."""
+    calls, real = [], atomic_io.write_atomically
+
+    def failing(path, data):
+        calls.append(path)
+        if len(calls) == fail_at:
+            raise DiskFullError("the disk is full")
+        real(path, data)
+
+    for module in (publish_module, columns_module):
+        monkeypatch.setattr(module, "write_atomically", failing)
+    with pytest.raises(DiskFullError):
+        publish(paths, range(5))
+    monkeypatch.undo()
+    made_entries.install(monkeypatch)
+    check_rows(open_snapshot(paths.root), range(12))
+    publish(paths, range(5))
+    check_rows(open_snapshot(paths.root), range(5))
+
+
+def read_whole(paths):
+    snapshot, file = open_snapshot(paths.root), ColumnFile(paths.snapshot(1) / "columns.safetensors")
+    for column in file:
+        file[column].check()
+    return snapshot.rejected
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "columns.safetensors", "rejected.jsonl"])
+def test_a_damaged_file_is_named(paths, name):
+    path = paths.snapshot(1) / name
+    for place in (10, path.stat().st_size // 2):
+        flip(path, place)
+        with pytest.raises(CacheDamagedError) as caught:
+            read_whole(paths)
+        assert name in caught.value.where
+        flip(path, place)
+
+
+@pytest.mark.parametrize("change", [
+    {"snapshot": 2}, {"shards": ["../x", "b"]}, {"counts": {}}, {"fields": {"plane": {}}}, {"columns": None},
+])  # fmt: skip
+def test_a_manifest_that_contradicts_itself_is_one_error(paths, change):
+    path = paths.snapshot(1) / "manifest.json"
+    manifest = json.loads(path.read_bytes()) | change
+    del manifest["checksum"]
+    write_json(path, manifest | {"checksum": own_checksum(manifest)})
+    with pytest.raises(CacheDamagedError, match="contradicts itself"):
+        open_snapshot(paths.root)
+
+
+def test_a_newer_cache_is_not_called_damaged(paths):
+    path = paths.snapshot(1) / "manifest.json"
+    write_json(path, {"format": {"name": "latentcache", "version": 2}, "anything": 1})
+    with pytest.raises(CacheFormatError, match="format 2"):
+        open_snapshot(paths.root)
+    write_json(path, {"something": "else"})
+    with pytest.raises(CacheFormatError, match="not a latentcache manifest"):
+        load_manifest(paths.snapshot(1))
+
+
+def test_a_build_that_has_not_ended_has_no_snapshot(tmp_path):
+    paths = CachePaths(tmp_path)
+    with pytest.raises(CacheNotFoundError):
+        current_or_none(tmp_path)
+    make_folder(paths.shards)
+    assert current_or_none(tmp_path) is None
+    with pytest.raises(CacheNotFoundError, match="no finished build") as caught:
+        open_snapshot(tmp_path)
+    assert caught.value.slug == "cache-unfinished"
+
+
+def test_a_cache_without_fields_or_samples_can_be_published(tmp_path):
+    paths = CachePaths(tmp_path)
+    draft = SnapshotDraft(samples=samples_of([]), fields=(), shards=(), source={"root": "/x", "part": "1/3"})
+    publish_snapshot(paths, replace(draft, allow_failed="2%", facts={"mine": [1.5]}))
+    snapshot = open_snapshot(tmp_path)
+    assert (len(snapshot.samples), snapshot.part, snapshot.allow_failed) == (0, "1/3", "2%")
+    assert snapshot.manifest["mine"] == [1.5]
