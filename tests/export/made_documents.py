@@ -1,10 +1,9 @@
-"""Caches of documents in memory, and what hypothesis draws them from."""
+"""Documents in memory, and what hypothesis draws them from."""
 
+import numpy as np
 from hypothesis import strategies as st
 
-from latentcache.loader.token_cache import TokenCache, documents_fingerprint
-from latentcache.store.documents import MemoryTokens
-from latentcache.token_recipe import TokenRecipe
+from latentcache.fields.input_ids import InputIdsRecipe
 
 #: Numbers of ids of both widths, and documents of such ids.
 VOCABULARIES = st.sampled_from([300, 1 << 16, (1 << 16) + 1, 200_000])
@@ -17,8 +16,33 @@ CORPORA = VOCABULARIES.flatmap(
 FACTS = {"fingerprint": "ab" * 16}
 
 
+class MemoryDocuments:
+    """As ``cache.documents()``. ``spans``: (first, count) of the tokens with loss of each document; None: all."""
+
+    field = "input_ids"
+
+    def __init__(self, ids, num_ids=300, spans=None):
+        self.ids = ids
+        self.recipe = InputIdsRecipe(
+            tokenizer="ab" * 16, num_ids=num_ids, loss="all" if spans is None else "assistant"
+        )
+        self.dtype = np.dtype(self.recipe.dtype)
+        self.lengths = np.array([len(one) for one in ids], dtype=np.int64)
+        spans = [[(0, len(one))] for one in ids] if spans is None else spans
+        self.span_ends = np.cumsum([len(one) for one in spans], dtype=np.int64)
+        self.spans = np.array([span for one in spans for span in one], dtype=np.uint32).reshape(-1, 2)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def where(self, number):
+        return f"memory:{number + 1}"
+
+    def gather(self, documents, starts, lengths, found, places):
+        for document, start, length, place in zip(documents, starts, lengths, places, strict=True):
+            found[place : place + length] = self.ids[document][start : start + length]
+
+
 def cache_of(ids, num_ids=300, spans=None):
-    """Documents of these ids; ``spans``: the runs of each that carry loss."""
-    recipe = TokenRecipe(tokenizer="ab" * 16, num_ids=num_ids, loss="all" if spans is None else "assistant")
-    store = MemoryTokens(ids, spans)
-    return TokenCache(store=store, recipe=recipe, fingerprint=documents_fingerprint(store, recipe))
+    """Documents of these ids."""
+    return MemoryDocuments(ids, num_ids, spans)

@@ -23,7 +23,7 @@ def test_rows_that_are_right():
 @pytest.mark.parametrize(
     ("change", "what"),
     [({"input_ids": np.ones((1, 15))}, "different length"), ({"labels": np.full((1, 16), -100)}, "no token"),
-     ({"labels": np.full((1, 16), 7)}, "padding"), ({"input_ids": np.full((1, 16), 7)}, "not the id")],
+     ({"labels": np.full((1, 16), 7)}, "padding"), ({"input_ids": np.full((1, 16), 7)}, "differs from its token")],
 )  # fmt: skip
 def test_rows_are_checked(change, what):
     with pytest.raises(ExportError, match=what):

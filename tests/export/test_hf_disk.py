@@ -21,7 +21,7 @@ OTHERS = [path for path in os.environ.get("LATENTCACHE_DATASETS_PYTHONS", "").sp
 class Packed:
     """Rows of a few documents each, with their padding as a segment of its own."""
 
-    max_length = LENGTH
+    length = LENGTH
 
     def __init__(self, rows):
         self.rows = rows
@@ -53,23 +53,23 @@ def settings(out, **more):
 
 
 @pytest.mark.parametrize("trainer", COLUMNS)
-@pytest.mark.parametrize("view", ["padded", "packed"])
-def test_datasets_opens_it(tmp_path, trainer, view, monkeypatch):
-    if view not in COLUMNS[trainer]:
+@pytest.mark.parametrize("layout", ["pad", "pack"])
+def test_datasets_opens_it(tmp_path, trainer, layout, monkeypatch):
+    if layout not in COLUMNS[trainer]:
         return
     monkeypatch.setattr(fixed_rows, "BATCH_ROWS", 2)
     monkeypatch.setattr(hf_disk, "FILE_BYTES", 1)
     seen = []
     done = export_hf_disk(
         {"train": ROWS, "validation": Packed([[4]])},
-        settings(tmp_path / "out", trainer=trainer, view=view),
+        settings(tmp_path / "out", trainer=trainer, layout=layout),
         lambda *progress: seen.append(progress),
     )
     assert done == {"train": 5, "validation": 1}
     assert seen == [(2, 6), (4, 6), (5, 6), (6, 6)]
     found = load_from_disk(str(tmp_path / "out"))
     assert set(found) == {"train", "validation"}
-    assert found["train"].column_names == list(COLUMNS[trainer][view])
+    assert found["train"].column_names == list(COLUMNS[trainer][layout])
     whole = ROWS.batch(range(5))
     for row in range(5):
         assert found["train"][row]["input_ids"] == whole["input_ids"][row].tolist()
@@ -80,9 +80,9 @@ def test_datasets_opens_it(tmp_path, trainer, view, monkeypatch):
 
 
 def test_what_keeps_documents_apart(tmp_path):
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "trl", trainer="trl", view="packed"))
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "trl", trainer="trl", layout="pack"))
     assert load_from_disk(str(tmp_path / "trl"))["train"]["seq_lengths"][0:3] == [[5, 4, 7], [16], [3, 3, 10]]
-    export_hf_disk({"train": ROWS}, settings(tmp_path / "lf", trainer="llama-factory", view="packed"))
+    export_hf_disk({"train": ROWS}, settings(tmp_path / "lf", trainer="llama-factory", layout="pack"))
     masks = load_from_disk(str(tmp_path / "lf"))["train"]["attention_mask"]
     assert masks[0] == [1] * 5 + [2] * 4 + [3] * 7
     assert masks[2] == [1] * 3 + [2] * 3 + [0] * 10
@@ -100,30 +100,30 @@ def test_files_say_what_they_are(tmp_path):
 def test_nothing_is_overwritten_and_nothing_half_is_left(tmp_path):
     out = tmp_path / "out"
     export_hf_disk({"train": ROWS}, settings(out))
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="exists"):
         export_hf_disk({"train": ROWS}, settings(out))
 
     class Breaks(Packed):
         def batch(self, rows):
             return super().batch(rows) | {"attention_mask": np.zeros((len(rows), LENGTH))}
 
-    with pytest.raises(ExportError, match="padding"):
+    with pytest.raises(ExportError, match="padding token"):
         export_hf_disk({"train": ROWS, "validation": Breaks([[3]])}, settings(tmp_path / "new"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
 def test_lengths_that_no_trainer_keeps(tmp_path):
     rows = Packed([[3]])
-    rows.max_length = 4090
+    rows.length = 4090
     with pytest.raises(UsageError, match="4090") as caught:
         export_hf_disk({"train": rows}, settings(tmp_path / "out"))
-    assert caught.value.fix == "--length 4088 or --length 4096"
+    assert caught.value.fix == "rows of 4088 or 4096 tokens"
 
 
 @pytest.mark.parametrize(
     ("words", "what"),
-    [({"trainer": "nobody"}, "no trainer"), ({"trainer": "trl", "left_padded": True}, "left"),
-     ({"trainer": "axolotl", "view": "packed"}, "packed rows")],
+    [({"trainer": "nobody"}, "unknown trainer"), ({"trainer": "trl", "left_padded": True}, "left"),
+     ({"trainer": "axolotl", "layout": "pack"}, "--pack")],
 )  # fmt: skip
 def test_what_a_trainer_would_get_wrong_is_rejected(tmp_path, words, what):
     with pytest.raises(UsageError, match=what):

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_documents import CORPORA, FACTS, cache_of
+from made_documents import CORPORA, FACTS
 from read_formats import read_mds
+from small_tokens import build, texts, write_texts
 
+from latentcache import open_cache
 from latentcache.errors import ExportError, UsageError
 from latentcache.export import fixed_rows, mds
 from latentcache.export.mds import MdsSettings, bare, export_mds, sample, sample_sizes
@@ -16,13 +18,13 @@ class Rows:
     """Rows of given ids, each filled on the right."""
 
     def __init__(self, rows, length):
-        self.rows, self.max_length = rows, length
+        self.rows, self.length = rows, length
 
     def __len__(self):
         return len(self.rows)
 
     def batch(self, rows):
-        ids = np.zeros((len(rows), self.max_length), dtype=np.int64)
+        ids = np.zeros((len(rows), self.length), dtype=np.int64)
         mask = np.zeros_like(ids)
         for place, row in enumerate(rows):
             ids[place, : len(self.rows[row])] = self.rows[row]
@@ -50,22 +52,25 @@ def test_rows_come_back(tmp_path_factory, corpus, size):
 
 
 @pytest.mark.parametrize("num_ids", [300, 70_000])
-def test_documents_are_rows_of_the_padded_view(tmp_path, num_ids):
-    """Longer ones are cut into several, and nothing is lost or filled."""
-    ids = [[5, 6, 1], [7, 8], [9] * 20]
-    view = cache_of(ids, num_ids).padded(8)
-    export({"train": view}, tmp_path / "out", num_ids)
-    assert read_mds(tmp_path / "out/train") == [[5, 6, 1], [7, 8], [9] * 8, [9] * 8, [9] * 4]
+def test_rows_without_their_padding(tmp_path, num_ids):
+    rows = [[5, 6, 1], [7, 8], [9] * 8, [9] * 4]
+    export({"train": Rows(rows, 8)}, tmp_path / "out", num_ids)
+    assert read_mds(tmp_path / "out/train") == rows
 
 
-def test_blocks_are_the_string_of_all_documents(tmp_path):
-    ids = [[number] * (number % 7 + 1) for number in range(30)]
-    string = [token for document in ids for token in document]
-    view = cache_of(ids).blocks(8, tail="drop")
-    export({"train": view, "validation": cache_of(ids[:9]).blocks(8)}, tmp_path / "out")
-    rows = read_mds(tmp_path / "out/train")
-    assert rows == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
-    assert [len(row) for row in read_mds(tmp_path / "out/validation")] == [8, 8, 8, 7], "a tail has no filling"
+def test_rows_of_a_cache(tmp_path):
+    """Padded rows hold documents, chunks the string of all documents."""
+    lines = texts(20)
+    build(write_texts(tmp_path / "data.jsonl", lines), tmp_path / "cache")
+    cache = open_cache(tmp_path / "cache")
+    documents = [[*line.encode(), 257] for line in lines]
+    string = [token for document in documents for token in document]
+    export(
+        {"train": cache.rows(pad=128), "validation": cache.rows(chunk=8, last_chunk="drop")}, tmp_path / "out", 258
+    )
+    assert read_mds(tmp_path / "out/train") == documents
+    found = read_mds(tmp_path / "out/validation")
+    assert found == [string[at : at + 8] for at in range(0, len(string) - 7, 8)]
 
 
 def test_it_says_how_far_it_is(tmp_path, monkeypatch):
@@ -94,7 +99,7 @@ def test_a_sample_is_as_long_as_the_format_says(length, dtype):
 
 def test_samples_of_other_lengths_are_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(mds, "sample", lambda ids: sample(ids) + b"!")
-    with pytest.raises(ExportError, match="not as long as their rows"):
+    with pytest.raises(ExportError, match="differ in length from their rows"):
         export({"train": Rows([[1, 2]], 4)}, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -106,8 +111,8 @@ def changed(labels, **arrays):
 
 @pytest.mark.parametrize(
     ("batch", "what"),
-    [(changed([-100, 6, 7, 0], attention_mask=np.array([[0, 1, 1, 1], [1, 0, 0, 0]])), "filled on its right"),
-     (changed([5, -100, 7, -100]), "carries no loss"), (changed([5, 6, 7, 0]), "padding")],
+    [(changed([-100, 6, 7, 0], attention_mask=np.array([[0, 1, 1, 1], [1, 0, 0, 0]])), "padded on its right"),
+     (changed([5, -100, 7, -100]), "has no loss"), (changed([5, 6, 7, 0]), "padding")],
 )  # fmt: skip
 def test_rows_that_a_shard_cannot_say(batch, what):
     with pytest.raises(ExportError, match=what):
@@ -119,11 +124,11 @@ def test_the_first_token_of_a_row_is_learned_by_nobody():
 
 
 def test_an_id_of_another_tokenizer(tmp_path):
-    with pytest.raises(ExportError, match="cannot be: 300"):
+    with pytest.raises(ExportError, match="token id 300 is outside"):
         export({"train": Rows([[1, 300]], 4)}, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 def test_packed_rows_are_rejected(tmp_path):
-    with pytest.raises(UsageError, match="packed rows for mds"):
-        MdsSettings(out=tmp_path, view="packed", dtype="uint16", num_ids=300, facts={})
+    with pytest.raises(UsageError, match="--pack: not available for mds"):
+        MdsSettings(out=tmp_path, layout="pack", dtype="uint16", num_ids=300, facts={})

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from made_documents import FACTS, cache_of
+from test_mds import Rows
 
 from latentcache.export.datatrove import DATATROVE
 from latentcache.export.documents import export_documents
@@ -92,8 +93,7 @@ if READERS:  # without them there is nothing to skip
     @pytest.mark.parametrize("ids", [DOCUMENTS, WIDE])
     def test_rows_are_read_and_written_as_by_the_library(tmp_path, ids):
         rows, num_ids = [document for document in ids if len(document) > 1], 300 if ids is DOCUMENTS else 100_000
-        cache = cache_of(rows, num_ids)
-        dtype = cache.recipe.dtype
-        settings = MdsSettings(out=tmp_path / "out", view="padded", dtype=dtype, num_ids=num_ids, facts=FACTS)
-        export_mds({"train": cache.padded(16)}, settings)
+        dtype = cache_of(rows, num_ids).recipe.dtype
+        settings = MdsSettings(out=tmp_path / "out", layout="pad", dtype=dtype, num_ids=num_ids, facts=FACTS)
+        export_mds({"train": Rows(rows, 16)}, settings)
         assert read("mds", tmp_path / "out", 0) == rows

@@ -46,7 +46,9 @@ def make_records(folder):
     build_records(data, cache, allow_failed="1")
     field = json.loads((CachePaths(cache).snapshot(2) / "manifest.json").read_bytes())["fields"]["input_ids"]
     fields = {"input_ids": {"recipe": field["recipe"], "provenance": field["provenance"]}}
-    write_json(CachePaths(cache).building, {"format": 1, "fields": fields, "source": {}, "part": "0/1", "samples": 24})
+    write_json(
+        CachePaths(cache).building, {"format": 1, "fields": fields, "source": {}, "part": "0/1", "samples": 24}
+    )
     return data, cache, served_documents(cache)
 
 
@@ -111,7 +113,9 @@ def made_records(tmp_path_factory):
 
 
 def test_damage_to_records_is_seen_or_does_no_harm(made_records, tmp_path, quick):
-    assert {"data.mdb", "index.safetensors", "columns.safetensors"} <= {kind_of(path) for path in files_of(made_records[1])}
+    assert {"data.mdb", "index.safetensors", "columns.safetensors"} <= {
+        kind_of(path) for path in files_of(made_records[1])
+    }
     for seed in range(5):
         one(tmp_path, made_records, seed, DOCUMENTS)
 

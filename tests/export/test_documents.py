@@ -1,17 +1,15 @@
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 from made_documents import FACTS, cache_of
 from read_formats import read_datatrove, read_megatron
-from small_tokens import build, opened, tamper, texts, write_texts
+from small_tokens import build, tamper, texts, write_texts
 
-from latentcache import open_tokens
+from latentcache import open_cache
 from latentcache.errors import CorruptEntryError, ExportError, PlanError, UsageError
 from latentcache.export import documents
 from latentcache.export.datatrove import DATATROVE
-from latentcache.export.documents import export_documents, refuse_masked
+from latentcache.export.documents import export_documents, reject_masked
 from latentcache.export.megatron import MEGATRON
 
 DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
@@ -20,15 +18,13 @@ DOCUMENTS = [[5, 6, 1], [7, 1], [8, 9, 10, 11, 12, 1], [1]]
 def test_documents_of_a_cache_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "BATCH_TOKENS", 500)
     build(write_texts(tmp_path / "data.jsonl", texts(60)), tmp_path / "cache")
-    _, reader = opened(tmp_path / "cache")
-    cache = open_tokens(tmp_path / "cache")
-    train, held = cache.split(0.3)
+    train, held = (part.documents() for part in open_cache(tmp_path / "cache").split(0.3))
     seen = []
     export_documents(
         {"train": train, "validation": held}, MEGATRON, tmp_path / "out", FACTS, lambda *at: seen.append(at)
     )
     for name, part in (("train", train), ("validation", held)):
-        assert read_megatron(tmp_path / "out" / name) == [reader.ids(number).tolist() for number in part.chosen]
+        assert read_megatron(tmp_path / "out" / name) == [part.read(number).tolist() for number in range(len(part))]
     assert seen == sorted(set(seen))
     assert len(seen) > 4, "documents pass through memory a few at a time"
     assert seen[-1] == (60, 60)
@@ -77,24 +73,22 @@ def test_labels_are_not_dropped_without_a_word(tmp_path, form):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_counts_is_the_part_that_is_exported():
-    cache = cache_of(DOCUMENTS, spans=[[(0, 3)], [(1, 1)], [], [(0, 1)]])
-    refuse_masked(replace(cache, chosen=np.array([3, 0], dtype=np.int32)), "megatron")
-    for number in (1, 2):
-        with pytest.raises(UsageError, match="1 of 1"):
-            refuse_masked(replace(cache, chosen=np.array([number], dtype=np.int32)), "megatron")
+def test_documents_that_all_have_loss_pass():
+    reject_masked(cache_of(DOCUMENTS, spans=[[(0, 3)], [(0, 1), (1, 1)], [(0, 6)], [(0, 1)]]), "megatron")
+    with pytest.raises(UsageError, match="1 of 4"):
+        reject_masked(cache_of(DOCUMENTS, spans=[[(0, 3)], [(0, 2)], [], [(0, 1)]]), "megatron")
 
 
 def test_a_split_without_documents(tmp_path):
-    cache = cache_of(DOCUMENTS)
-    empty = replace(cache, chosen=np.empty(0, dtype=np.int32))
     with pytest.raises(PlanError, match="no document is in validation"):
-        export_documents({"train": cache, "validation": empty}, MEGATRON, tmp_path / "out", FACTS)
+        export_documents(
+            {"train": cache_of(DOCUMENTS), "validation": cache_of([])}, MEGATRON, tmp_path / "out", FACTS
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_an_id_of_another_tokenizer(tmp_path):
-    with pytest.raises(ExportError, match="cannot be: 300") as caught:
+    with pytest.raises(ExportError, match="token id 300 is outside") as caught:
         export_documents({"train": cache_of([[1], [2, 300, 1]], num_ids=300)}, MEGATRON, tmp_path / "out", FACTS)
     assert caught.value.where == "memory:2"
     assert not list(tmp_path.iterdir())
@@ -102,7 +96,7 @@ def test_an_id_of_another_tokenizer(tmp_path):
 
 def test_a_damaged_cache_leaves_nothing(tmp_path):
     build(write_texts(tmp_path / "data.jsonl", texts(20)), tmp_path / "cache")
-    cache = open_tokens(tmp_path / "cache")
+    cache = open_cache(tmp_path / "cache").documents()
     tamper(tmp_path / "cache")
     with pytest.raises(CorruptEntryError):
         export_documents({"train": cache}, MEGATRON, tmp_path / "out", FACTS)
