@@ -23,7 +23,7 @@ from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.pipeline import preflight
+from latentcache.pipeline import preflight, stream
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
@@ -45,6 +45,7 @@ from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.paths import CachePaths
+from latentcache.store.pending import end_pending
 from latentcache.store.publish import SnapshotDraft, publish_snapshot
 from latentcache.store.salvage import mend_shards
 
@@ -66,6 +67,7 @@ class _Build:
     warm: WarmWorker | None = None
     existing: Existing = field(default_factory=Existing)
     options: SourceOptions = field(default_factory=SourceOptions)
+    streaming: stream.Streaming | None = None
 
     def run(self) -> BuildReport:
         """Plan, encode, publish."""
@@ -247,12 +249,15 @@ class _Build:
         self, plan: BuildPlan, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
     ) -> BuildReport:
         """Encode what is to do, field by field, and publish."""
+        end_pending(self.paths)
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
             part = self.existing.part(self.settings)
             write_state(self.paths, {work.kind.name: work.described for work in works}, self.options, part)
             with writing(self.paths.building):
                 failpoint("plan-written")
+            if self.settings.stream:
+                self.streaming = stream.begin(self.paths, listing.root, samples, works, self.pending(listing, works))
             samples, outcomes = self.encode(listing, samples, works, catalog)
             catalog = load_catalog(self.paths)
             for outcome in outcomes:
@@ -274,6 +279,7 @@ class _Build:
         snapshot = self.existing.snapshot
         number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
         remove_durably(self.paths.building)
+        end_pending(self.paths)
         return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - self.started)
 
     def encode(
@@ -300,6 +306,9 @@ class _Build:
         """Encode the items of one field that are to be made."""
         if not len(work.todo):
             return None
+        streaming = self.streaming
+        if streaming is not None:
+            work = stream.epoch_order(work, samples, self.settings.stream_seed, self.settings.stream_batch)
         return run_jobs(
             replace(self.task(work, listing.root), lookup=lookup),
             work.jobs(listing, samples),
@@ -311,6 +320,7 @@ class _Build:
             lock_fd=self.lock,
             progress=self.observer.advanced,
             warn=self.observer.warned,
+            failed=lambda job, failure: streaming.failed(work, job, failure) if streaming is not None else None,
         )
 
     def workers(self, work: FieldWork) -> int:
@@ -349,6 +359,19 @@ class _Build:
             "data_kind": listing.data_kind,
             "captions": listing.caption_source,
         }
+
+    def pending(self, listing: Listing, works: list[FieldWork]) -> SnapshotDraft:
+        """The pending snapshot of a streaming build, without samples and fields."""
+        return SnapshotDraft(
+            samples=listing.samples,
+            fields=(),
+            shards=(),
+            source=self.source(listing),
+            rejected=[*listing.rejected, *(one for work in works for one in work.rejected.values())],
+            notes=listing.notes,
+            allow_failed=self.settings.allow_failed,
+            demo=any(work.described.demo for work in works),
+        )
 
     def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
         """The report of a build that stops after its plan."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.protocol import Failure, join_noise
+from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import content_hash
@@ -143,23 +143,28 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
     """Rows of one field, in the order of samples, then groups, then variants."""
     work, every = outcome.work, slice(None) if len(items) == len(outcome.place) else items
     plan, recipe, before = work.plan, work.described.recipe, work.before
-    group = plan.group[every]
-    in_use = np.bincount(group, minlength=len(plan.groups)) > 0
+    groups, group = groups_in_use(plan, plan.group[every])
     same = before is not None and bytes(before.recipe_id) == recipe.recipe_id
     noise = join_noise(before.noise if same and before is not None else {}, outcome.noise)
     return field_draft(
         catalog,
         kind=work.kind,
         recipe=recipe,
-        groups=tuple(one for one, used in zip(plan.groups, in_use.tolist(), strict=True) if used),
+        groups=groups,
         sample=numbers[plan.sample[every]],
-        group=(np.cumsum(in_use, dtype=np.int32) - 1)[group],
+        group=group,
         variant=plan.variant[every],
         place=outcome.place[every],
         provenance=provenance(work.described.provenance),
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
         known=before if same else None,
     )
+
+
+def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Group, ...], NDArray[np.int32]]:
+    """The groups that some items need, and ``group`` as positions in these."""
+    used = np.bincount(group, minlength=len(plan.groups)) > 0
+    return tuple(plan.groups[number] for number in np.flatnonzero(used)), (np.cumsum(used, dtype=np.int32) - 1)[group]
 
 
 def select_samples(samples: SampleTable, rows: NDArray[np.intp]) -> SampleTable:

@@ -62,7 +62,9 @@ class BuildSettings:
     stream: bool = False
     """Let readers follow: a pending snapshot is published and shards are sealed while the build runs."""
     stream_seed: int = 0
-    """Seed of the epoch whose order a streaming build follows."""
+    """Seed of the loader whose first epoch a streaming build follows."""
+    stream_batch: int = 1
+    """Samples per step of that loader, of all ranks together."""
     allow_failed: str = "0"
     """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). Kept for ``verify``."""
     retry_failed: bool = False
@@ -80,7 +82,7 @@ class BuildSettings:
                 f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
             )
         tolerated(self.allow_failed, 0)
-        names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every")
+        names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every", "stream_batch")
         at_least(1, **{name: getattr(self, name) for name in names})
         at_least(0, workers=self.workers)
         if self.part is not None:

@@ -1,0 +1,118 @@
+"""Streaming builds: readers may train while the cache is being made.
+
+The pending snapshot names every sample and item before anything is encoded; inputs are hashed first, so all keys are
+known. A failed item keeps its position and becomes a line of the pending snapshot. Images are encoded in the order in
+which a loader asks for them in epoch 0; records in the order of their files, which are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import Failure, Job
+from latentcache.fields.table import SampleTable
+from latentcache.pipeline.diff import FieldWork
+from latentcache.pipeline.publish import groups_in_use, rejection, select_samples
+from latentcache.plan.batching import BatchPlan, Bucket
+from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.store.paths import CachePaths
+from latentcache.store.pending import pending_field, publish_pending, reject_pending
+from latentcache.store.publish import FieldDraft, SnapshotDraft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """The pending snapshot of a build."""
+
+    paths: CachePaths
+    samples: SampleTable
+    numbers: NDArray[np.int64]
+    """(S,) row of each sample in the pending snapshot; -1: it has none."""
+    root: Path
+
+    def failed(self, work: FieldWork, job: Job, failure: Failure) -> None:
+        """Append the samples that will not come: those of this content.
+
+        Raises:
+            StoreError: The line cannot be written.
+        """
+        content = np.asarray(work.kind.content(self.samples))
+        rows = np.flatnonzero((content == content[job.sample]).all(axis=1) & (self.numbers >= 0)).tolist()
+        lines = [(row, rejection(self.samples, work, row, failure, self.root)) for row in rows]
+        reject_pending(self.paths, [(int(self.numbers[row]), work.kind.name, one) for row, one in lines])
+
+
+def begin(
+    paths: CachePaths, root: Path, samples: SampleTable, works: Sequence[FieldWork], draft: SnapshotDraft
+) -> Streaming:
+    """Publish the pending snapshot.
+
+    Args:
+        paths: The cache, whose builder lock is held.
+        root: Of the data.
+        samples: With contents.
+        works: What every field needs.
+        draft: Of the pending snapshot, without samples and fields.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    content = [np.asarray(work.kind.content(samples)) for work in works]
+    items = [np.flatnonzero(own[work.plan.sample].any(axis=1)) for work, own in zip(works, content, strict=True)]
+    used = np.zeros(len(samples), dtype=np.bool_)
+    for work, chosen in zip(works, items, strict=True):
+        used[work.plan.sample[chosen]] = True
+    numbers = np.where(used, np.cumsum(used) - 1, -1)
+    fields = tuple(
+        _field(work, chosen, own, numbers) for work, chosen, own in zip(works, items, content, strict=True)
+    )
+    table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
+    publish_pending(paths, replace(draft, samples=table, fields=fields))
+    return Streaming(paths=paths, samples=samples, numbers=numbers, root=root)
+
+
+def _field(
+    work: FieldWork, items: NDArray[np.intp], content: NDArray[np.uint8], numbers: NDArray[np.int64]
+) -> FieldDraft:
+    """All items of a field, by key."""
+    plan, recipe = work.plan, work.described.recipe
+    sample, group, variant = plan.sample[items], plan.group[items], plan.variant[items]
+    groups, used = groups_in_use(plan, group)
+    return pending_field(
+        kind=work.kind,
+        recipe=recipe,
+        groups=groups,
+        sample=numbers[sample].astype(np.int32),
+        group=used,
+        variant=variant,
+        key=work.kind.keys(content[sample], group, variant, plan.groups, recipe),
+        provenance=work.described.provenance,
+    )
+
+
+def epoch_order(work: FieldWork, samples: SampleTable, seed: int, batch: int) -> FieldWork:
+    """The work with its jobs in the order of a loader's epoch 0; work of records stays as it is.
+
+    Args:
+        work: Of one field.
+        samples: Of the build.
+        seed: Of the loader.
+        batch: Samples per step of all ranks.
+    """
+    plan = work.plan
+    if not len(work.todo) or samples.inputs[work.kind.inputs[0]].line is not None:
+        return work
+    first = np.flatnonzero(plan.variant == 0)
+    groups, bucket = groups_in_use(plan, plan.group[first])
+    buckets = tuple(Bucket(label=group.label, dims={}) for group in groups)
+    index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
+    served = plan.sample[first[plan_epoch(index, BatchPlan(batch_size=batch), seed=seed, epoch=0).rows]]
+    rank = np.full(int(plan.sample.max(initial=-1)) + 1, len(served), dtype=np.int64)
+    rank[served[::-1]] = np.arange(len(served))[::-1]
+    order = np.argsort(rank[plan.sample[work.todo]], kind="stable")
+    return replace(work, todo=work.todo[order], costs=work.costs[order])

@@ -1,0 +1,116 @@
+"""Streaming builds: everything is known before it is encoded, and a failure keeps its position."""
+
+import threading
+
+import numpy as np
+import pytest
+from small_builds import CASES, Talk, arrays_of, built, rows_of
+
+from latentcache.errors import CacheNotFoundError, MissingEntryError, NotYetEncodedError
+from latentcache.pipeline.diff import field_work
+from latentcache.pipeline.stream import epoch_order
+from latentcache.plan.batching import BatchPlan, Bucket
+from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.store.paths import CachePaths
+from latentcache.store.pending import open_pending
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+
+
+class Following(Talk):
+    """Opens the pending snapshot at the first sign of progress."""
+
+    def __init__(self, cache, field):
+        super().__init__()
+        self.cache, self.field, self.snapshot = cache, field, None
+
+    def advanced(self, progress):
+        super().advanced(progress)
+        if self.snapshot is None:
+            self.snapshot = open_pending(self.cache, timeout_s=5)
+
+
+def slow(case):
+    return {name: f"{value}:delay_ms=10" for name, value in case.settings.items() if value == "stub"}
+
+
+def test_a_pending_snapshot_names_everything_that_the_build_makes(case, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELAY_MS", "10")
+    data, cache = case.data(tmp_path / "data", 20), tmp_path / "cache"
+    talk = Following(cache, case.field)
+    report = built(case, data, talk=talk, stream=True, recipe=slow(case))
+    assert (report.encoded, report.published) == (20, True)
+    pending, finished = talk.snapshot.fields[case.field], open_snapshot(cache).fields[case.field]
+    assert np.array_equal(pending.row_keys(), finished.row_keys())
+    assert pending.groups == finished.groups
+    assert list(talk.snapshot.samples.names) == list(open_snapshot(cache).samples.names)
+    assert not CachePaths(cache).pending.exists()
+    with pytest.raises(CacheNotFoundError):
+        open_pending(cache, timeout_s=0)
+    plain = built(case, data, out=tmp_path / "plain")
+    assert rows_of(cache, case.field) == rows_of(plain.cache, case.field)
+    made, expected = arrays_of(cache, case.field), arrays_of(plain.cache, case.field)
+    assert all(np.array_equal(a, b) for name in made for a, b in zip(made[name], expected[name], strict=True))
+
+
+@pytest.mark.parametrize("name", ["latents", "edge_map"])
+def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELAY_MS", "10")
+    case, cache = CASES[name], tmp_path / "cache"
+    data = case.data(tmp_path / "data", 12)
+    case.spoil(data, 5)
+    seen = []
+
+    def read():
+        snapshot = open_pending(cache, timeout_s=20)
+        reader = EntryReader(CachePaths(cache), snapshot)
+        for row in range(12):
+            try:
+                seen.append(reader.read(name, row).copy())
+            except (MissingEntryError, NotYetEncodedError) as error:
+                seen.append(str(error))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    report = built(case, data, stream=True, recipe=slow(case))
+    thread.join(30)
+    stored = arrays_of(cache, name)
+    assert (len(seen), report.quarantined) == (12, 1)
+    for row, found in enumerate(seen):
+        if row == 5:
+            assert "005.png" in found
+        else:
+            assert np.array_equal(found, stored[f"{row:03}.png"][0])
+
+
+def test_a_streaming_build_with_nothing_to_do_publishes_nothing(case, tmp_path, trusted, no_runs):
+    data = case.data(tmp_path / "data", 3)
+    built(case, data)
+    with no_runs():
+        report = built(case, data, stream=True)
+    assert (report.published, CachePaths(report.cache).pending.exists()) == (False, False)
+
+
+def test_what_a_killed_streaming_build_left_is_removed(case, tmp_path):
+    data = case.data(tmp_path / "data", 3)
+    cache = built(case, data).cache
+    CachePaths(cache).pending.mkdir(parents=True)
+    (CachePaths(cache).pending / "manifest.json").write_text("{}")
+    case.write(data, 7)
+    assert built(case, data).encoded == 1
+    assert not CachePaths(cache).pending.exists()
+
+
+def test_images_are_encoded_in_the_order_of_the_loader():
+    from test_diff import KIND, FakeCatalog, described, table
+
+    samples = table(list(range(1, 31)))
+    samples.columns["original_size"][10:20] = (64, 96)
+    work = field_work(KIND, described(), None, samples, FakeCatalog(), {})
+    bucket = work.plan.group
+    buckets = tuple(Bucket(label=group.label) for group in work.plan.groups)
+    index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
+    plan = plan_epoch(index, BatchPlan(batch_size=5), seed=3, epoch=0)
+    ordered = epoch_order(work, samples, 3, 5)
+    assert work.plan.sample[ordered.todo].tolist() == plan.rows.tolist()
+    assert ordered.cost == work.cost
