@@ -116,7 +116,8 @@ def test_the_end_of_the_build(tmp_path):
         announce(paths)
         snapshot = open_pending(paths.root, timeout_s=5)
         seal(paths, "all", range(50))
-        publish(paths, list(range(50)))
+        why = Rejected(name="im\u00e4ge-0054.png", reason="truncated", target="plane")
+        publish(paths, list(range(50)), rejected=[why])
         end_pending(paths)
     reader = EntryReader(paths, snapshot)
     assert reader.read("plane", 49).tobytes() == item_of("plane", 49).array.tobytes()
@@ -124,6 +125,8 @@ def test_the_end_of_the_build(tmp_path):
         assert not free
     with pytest.raises(NotYetEncodedError, match="ended without it"):
         reader.read("plane", 55)
+    with pytest.raises(MissingEntryError, match="truncated"):
+        reader.read("plane", 54)
     with pytest.raises(CacheNotFoundError, match="no streaming build"):
         open_pending(paths.root, timeout_s=0.3)
 
