@@ -220,7 +220,7 @@ class EntryReader:
         return header
 
     def check(self, field: str, rows: Ints, buffers: Sequence[Any]) -> None:
-        """Hold items that were read whole already against their checksums; each is the payload of its entry.
+        """Prove items that were read whole already; each is the payload of its entry.
 
         Args:
             field: One whose items are entries of their own.
@@ -231,9 +231,11 @@ class EntryReader:
             CorruptEntryError: One fails its check.
         """
         one = self._field(field)
-        entries = one.entry[rows]
-        for entry, expected, data in zip(entries.tolist(), one.checksum[entries].tolist(), buffers, strict=True):
-            if checksum(data) != expected:
+        new = self._unproven(one, rows)
+        entries = one.entry[rows[new]]
+        checks = zip(new.tolist(), entries.tolist(), one.checksum[entries].tolist(), strict=True)
+        for position, entry, expected in checks:
+            if checksum(buffers[position]) != expected:
                 raise self._corrupt(one, entry, f"payload checksum: expected {expected:016x}")
         self._remember(one, entries)
 
