@@ -1,1 +1,1 @@
-"""Still true? Checks of a cache against its sources and itself, repair, and collection of garbage."""
+"""Check a cache against its sources and itself, repair it, collect its garbage."""

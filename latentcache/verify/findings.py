@@ -114,7 +114,7 @@ class Reencoded:
         return data | {name: data[name] if data[name] < float("inf") else None for name in ("largest", "mean")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class VerifyReport:
     """Result of a check."""
 
@@ -145,6 +145,10 @@ class VerifyReport:
     complete: bool = True
     elapsed_s: float = 0.0
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {name}" for name, number in self.counts.items() if number) or "no samples"
+        return f"VerifyReport({self.mode} check of snapshot {self.snapshot}: {counts})"
+
     def exit_code(self, allowed_failed: int = 0) -> int:
         """0 if the cache can be trained on as it is, else 1."""
         return int(any(self.counts[name] for name in PROBLEMS) or self.counts["quarantined"] > allowed_failed)
@@ -163,7 +167,7 @@ class VerifyReport:
         }
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Batch:
     samples: NDArray[np.int64]
     keys: NDArray[np.uint8] | None
@@ -255,11 +259,12 @@ class Findings:
         total = sum(len(places) for _, places in kept)
         if total <= EACH:
             return [self._one(cause, batch, int(place)) for batch, places in kept for place in places]
-        first = np.concatenate([batch.samples[places[:NAMES]] for batch, places in kept[:NAMES]])[:NAMES]
-        one = self._one(cause, kept[0][0], int(kept[0][1][0]))
-        paths = self._paths(np.concatenate([batch.samples[places] for batch, places in kept]))
-        names = tuple(self.table.names.take(first))
-        return [replace(one, path=paths, line=0, key="", count=total, names=names)]
+        samples = np.concatenate([batch.samples[places] for batch, places in kept])
+        told = vars(kept[0][0]) if len(kept) == 1 else {}
+        common: dict[str, Any] = {name: text for name, text in told.items() if isinstance(text, str)}
+        names = tuple(self.table.names.take(samples[:NAMES]))
+        many = replace(cause, path=self._file(samples), count=total, names=names, **common)
+        return [replace(many, hint=many.hint or cause.hint)]
 
     def _one(self, cause: Finding, batch: _Batch, place: int) -> Finding:
         sample = int(batch.samples[place])
@@ -281,7 +286,7 @@ class Findings:
             return self.table.names[sample], 0
         return self.table.files.names[int(own.file[sample])], int(own.line[sample])
 
-    def _paths(self, samples: NDArray[np.int64]) -> str:
+    def _file(self, samples: NDArray[np.int64]) -> str:
         """The file that holds all these samples; empty if they are in several."""
         own = next(iter(self.table.inputs.values()), None)
         if own is None or own.line is None:

@@ -62,6 +62,8 @@ class Fixes:
             return _joined(
                 words.program, "verify", self._cache, data, self.reencode, words.common, words.recipe, "--device cpu"
             )
+        if finding.category == "unverifiable" and finding.reason != "permission":
+            return _joined(words.program, "verify", self._cache, data, words.common)
         if finding.category == "unverifiable":
             return (
                 f"chmod -R u+rX {self._cache if finding.file or self.root is None else shlex.quote(str(self.root))}"

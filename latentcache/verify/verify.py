@@ -58,9 +58,9 @@ RequestedBy = Callable[[Snapshot], Requested]
 
 
 def verify_cache(
-    cache: Path,
+    cache: Path | str,
     *,
-    data: Path | None = None,
+    data: Path | str | None = None,
     requested: RequestedBy | None = None,
     depth: Depth | None = None,
     reencode: Reencode | None = None,
@@ -86,6 +86,7 @@ def verify_cache(
         EncoderError: The model that is to encode again is not at hand, or cannot be used.
         DeviceError: Its device failed, or does not exist.
     """
+    cache, data = Path(cache), None if data is None else Path(data)
     depth, commands = depth or Depth(), commands or Commands()
     if depth.untrusted:
         return sandbox.verify_untrusted(cache, data=data, depth=depth, commands=commands)

@@ -80,6 +80,13 @@ def test_a_cause_that_hits_many_samples_is_one_item():
     assert len(Findings(table(EACH)).result(every(EACH))) == 0
 
 
+def test_one_item_for_many_samples_has_only_what_is_true_of_all():
+    found = Findings(table(EACH + 1))
+    found.add("corrupt", "payload", np.arange(EACH + 1), file="shards/x", found=str, expected="so", hint="hint")
+    (one,) = found.result(every(EACH + 1))
+    assert (one.file, one.key, one.expected, one.found, one.hint) == ("shards/x", "", "so", "", "hint")
+
+
 def test_the_samples_of_several_files_have_no_common_path():
     found = Findings(table(EACH + 1))
     found.add("stale", "recipe:scale", np.arange(EACH + 1))

@@ -24,6 +24,7 @@ def fixes(**more):
         ("corrupt", "payload", "shards/x", f"{REPAIR}; {BUILD}"),
         ("unverifiable", "permission", "shards/x", "chmod -R u+rX /c"),
         ("unverifiable", "permission", "", "chmod -R u+rX '/d a'"),
+        ("unverifiable", "io-error", "shards/x", "latentcache verify /c --field m:K"),
         ("unverifiable", "not-encoded", "", AGAIN),
         ("drift", "x", "", f"{AGAIN} --repair --yes; {BUILD}"),
         ("touched", "stat-changed", "", ""),

@@ -395,6 +395,12 @@ def test_any_damage_gives_findings_and_never_0_while_a_reader_would_fail(case, s
         assert _reads(case) == right
 
 
+def test_a_full_check_starts_no_process(case, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(os, "fork", None)
+    assert counts(check(case)) == {"ok": 8}
+
+
 def test_no_torch_and_no_encoder_is_imported(case):
     code = (
         "import sys; from pathlib import Path; from latentcache.verify.verify import verify_cache; "
