@@ -224,8 +224,9 @@ class _Images:
         stats = now.files.stat[np.asarray(now.inputs["image"].file)[place[own]], :5]
         same = (memos[:, :5] == stats).all(axis=1)
         known = np.asarray(self._input.content)[own].any(axis=1)
-        doubtful = own[known & (self._full | ~same | racy(memos))]
-        moved = dict(zip(own.tolist(), (~same).tolist(), strict=True)) if len(doubtful) else {}
+        asked = known & (self._full | ~same | racy(memos))
+        doubtful = own[asked]
+        moved = dict(zip(doubtful.tolist(), (~same[asked]).tolist(), strict=True))
         content = np.asarray(self._input.content)
 
         def look(row: int, name: str) -> State:

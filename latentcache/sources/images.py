@@ -25,7 +25,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CAPTION_EXTENSIONS, read_caption
 from latentcache.sources.causes import as_rejected, rejected
-from latentcache.sources.known import Known, strings_of, take_rows
+from latentcache.sources.known import Known, StringParts, memos_of, strings_of, take_rows
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
 from latentcache.sources.table import find_table, match_rows, read_table
@@ -38,7 +38,6 @@ READ_EXTENSIONS = frozenset(
 #: Extensions that make a file an image; unsupported ones are rejected later, by content.
 IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
 _BOTH = frozenset((*IMAGE_EXTENSIONS, *CAPTION_EXTENSIONS))
-_NO_STATS = np.empty((0, 5), dtype=np.uint64)
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
@@ -47,7 +46,7 @@ _HASH_THREADS = 4
 class _Found:
     """The files of a walk: images of the part, and caption files that belong to one."""
 
-    names: list[Sequence[str]] = field(default_factory=list)
+    names: StringParts = field(default_factory=StringParts)
     stats: list[NDArray[np.uint64]] = field(default_factory=list)
     images: list[NDArray[np.int64]] = field(default_factory=list)
     """Positions of images among the files, in the byte order of their names."""
@@ -96,19 +95,18 @@ class ImageScan:
         walk = Walk(root, _BOTH, loose=frozenset(CAPTION_EXTENSIONS), used=frozenset((table,)))
         found = _walked(walk, None if table else self.part)
         walk.note_unused()
-        names, stats = strings_of(found.names), np.concatenate([_NO_STATS, *found.stats])
-        found.names.clear()
+        names, memos = found.names.strings(), memos_of(found.stats)
         images, beside = _joined(found.images), _joined(found.captions)
         if table:
-            listing = self._of_table(table, walk, names, stats, images, beside)
+            listing = self._of_table(table, walk, names, memos, images, beside)
         else:
-            listing = self._of_folder(walk, found, names, stats, images, beside)
+            listing = self._of_folder(walk, found, names, memos, images, beside)
         if not len(listing.samples) and not listing.rejected and self.part is None:
             raise _nothing(walk, listing.notes)
         return listing
 
-    def _held(self, names: Strings, stats: NDArray[np.uint64]) -> Known:
-        held = Known(self.known, names, stats, self.rejected)
+    def _held(self, names: Strings, memos: NDArray[np.uint64]) -> Known:
+        held = Known(self.known, names, memos, self.rejected)
         if self.reread is not None:
             held.distrust((held.place >= 0) & self.reread[held.place])
         return held
@@ -118,12 +116,12 @@ class ImageScan:
         walk: Walk,
         found: _Found,
         names: Strings,
-        stats: NDArray[np.uint64],
+        memos: NDArray[np.uint64],
         images: NDArray[np.int64],
         beside: NDArray[np.int64],
     ) -> ImageListing:
         """Samples are the images."""
-        held = self._held(names, stats)
+        held = self._held(names, memos)
         trusted, bad = held.all_trusted, list[Rejected]()
         if not self.captions:
             beside = np.full(len(images), -1, dtype=np.int64)
@@ -147,7 +145,7 @@ class ImageScan:
         table: str,
         walk: Walk,
         names: Strings,
-        stats: NDArray[np.uint64],
+        memos: NDArray[np.uint64],
         images: NDArray[np.int64],
         beside: NDArray[np.int64],
     ) -> ImageListing:
@@ -161,9 +159,9 @@ class ImageScan:
             walk.notes.add(item)
         chosen = [name for name in listed if name in found.samples and (not self.part or self.part.holds_name(name))]
         files = np.array([places[name] for name in chosen], dtype=np.int64)
-        identity = np.array([[value & (1 << 64) - 1 for value in memo.identity]], dtype=np.uint64)
+        identity = np.array([[value & (1 << 64) - 1 for value in (*memo.identity, 0)]], dtype=np.uint64)
         names = strings_of([chosen, [table]])
-        held = self._held(names, np.concatenate([stats[files], identity]))
+        held = self._held(names, np.concatenate([memos[files], identity]))
         trusted = held.all_trusted
         _remember(held, len(chosen), content, memo)
         own = [found.samples[name] for name in chosen]
@@ -257,7 +255,7 @@ def _entered(
     found.seconds |= {int(place[image]): int(place[text]) for image, text in second.items() if kept[image]}
     found.links_out.update(prefix + name for name in level.links_out)
     names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-    found.names.append([prefix + name for name in names] if prefix else names)
+    found.names.add([prefix + name for name in names] if prefix else names)
     found.stats.append(level.stats if kept.all() else level.stats[kept])
     found.count += len(names)
     return np.where(is_image, place, -1), caption

@@ -6,7 +6,7 @@ was not written within two seconds of being hashed (``identity.stat``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,18 +104,17 @@ class Known:
     Args:
         table: The snapshot's samples; None: nothing is known.
         names: (F,) files of now.
-        stats: (F, 5) their stats.
+        memos: (F, 6) their stats, not trusted; kept and filled in.
         rejected: Of the same snapshot; one with stat and content tells the content of a file that has no sample.
     """
 
     def __init__(
-        self, table: SampleTable | None, names: Strings, stats: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
+        self, table: SampleTable | None, names: Strings, memos: NDArray[np.uint64], rejected: Sequence[Rejected] = ()
     ) -> None:
         self.table, count = table, len(names)
         self.place = np.full(count, -1, dtype=np.int64)
         """(F,) position in the snapshot's files; -1 for a file that is new or may have changed."""
-        self.stat = np.zeros((count, STAT_WIDTH), dtype=np.uint64)
-        self.stat[:, :5] = stats
+        self.stat = memos
         """(F, 6) memos; the moment of hashing is 0 for a file that is not trusted."""
         self.content = np.zeros((count, HASH_BYTES), dtype=np.uint8)
         """(F, 16) content of trusted files, else zeros."""
@@ -222,23 +221,42 @@ def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
     return np.asarray(column[places])
 
 
-def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
-    """One column of strings from lists of them, without a bytes object for each."""
-    data, ends = [], [np.empty(0, dtype=np.int64)]
-    for part in parts:
+class StringParts:
+    """A column of strings that grows by lists of them; no string is kept."""
+
+    def __init__(self) -> None:
+        self._data, self._lengths = list[bytes](), [np.empty(0, dtype=np.int64)]
+
+    def add(self, part: Sequence[str]) -> None:
+        """More strings."""
         text = "".join(part)
-        if text.isascii():
-            data.append(text.encode("ascii"))
-            lengths = np.fromiter(map(len, part), dtype=np.int64, count=len(part))
-        else:
+        each: Sequence[str | bytes] = part
+        if not text.isascii():
             each = [one.encode("utf-8", "surrogateescape") for one in part]
-            data.append(b"".join(each))
-            lengths = np.fromiter(map(len, each), dtype=np.int64, count=len(part))
-        ends.append(lengths)
-    return Strings(np.frombuffer(b"".join(data), dtype=np.uint8), np.cumsum(np.concatenate(ends)))
+        self._data.append(text.encode("utf-8", "surrogateescape"))
+        self._lengths.append(np.fromiter(map(len, each), dtype=np.int64, count=len(part)))
+
+    def strings(self) -> Strings:
+        """All of them; to be called once."""
+        data = b"".join(self._data)
+        self._data.clear()
+        return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.concatenate(self._lengths)))
 
 
-def merged_columns(*several: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Columns of one name in all of them, one after the other."""
-    names = [name for name in several[0] if all(name in one for one in several)]
-    return {name: np.concatenate([np.asarray(one[name]) for one in several]) for name in names}
+def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
+    """One column of strings from lists of them."""
+    column = StringParts()
+    for part in parts:
+        column.add(part)
+    return column.strings()
+
+
+def memos_of(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """(F, 6) memos that are not trusted, of stats (n, 5) that are taken from the list."""
+    memos = np.zeros((sum(map(len, parts)), STAT_WIDTH), dtype=np.uint64)
+    end = len(memos)
+    while parts:
+        part = parts.pop()
+        memos[end - len(part) : end, :5] = part
+        end -= len(part)
+    return memos

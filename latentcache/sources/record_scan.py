@@ -23,7 +23,7 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, match_names, strings_of
+from latentcache.sources.known import Known, match_names, memos_of, strings_of
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
@@ -206,7 +206,7 @@ class RecordScan:
         )
 
     def _held(self, files: RecordFiles, reading: NDArray[np.uint8]) -> Known:
-        held = Known(self.known, files.names, files.stats)
+        held = Known(self.known, files.names, memos_of([files.stats]))
         there = np.flatnonzero(held.place >= 0)
         if self.known is not None and len(there):
             before = self.known.files.reading
@@ -277,7 +277,7 @@ class RecordScan:
     ) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:
         """Rejected records of trusted files: those with a content are rows, the others stay rejected.
 
-        A file of which they cannot be restored exactly is read again: two of its records are on one line, or none was usable.
+        A file of which they cannot be restored exactly is read again: two records on one line, or none was usable.
         """
         bad = {item.name for item in self.rejected}
         place = (
