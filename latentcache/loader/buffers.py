@@ -54,11 +54,12 @@ class BufferPool:
 
     def _reused(self, size: int) -> memoryview | None:
         """The buffer used last of the smallest class that fits: it may still be in the processor's cache."""
-        for held in sorted(self._free):
+        exact = self._free.get(size)
+        for held in (size,) if exact else sorted(self._free):
             if size <= held <= _LARGEST_WASTE * size:
                 try:
                     return self._free[held].pop()
-                except IndexError:
+                except IndexError:  # another thread was quicker
                     continue
         return None
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheIncompleteError, UsageError
 from latentcache.fields.protocol import FieldRecipe
-from latentcache.loader.documents import Checksum, Documents, content_of, file_of
+from latentcache.loader.documents import Documents, content_of, file_of
+from latentcache.loader.items import Checksum
 from latentcache.loader.loader import Loader
 from latentcache.loader.row_reader import RowReader
 from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
@@ -303,7 +304,8 @@ class Cache:
         if silent:
             warnings.warn(
                 f"{rows.tokens_dropped['no_loss']} tokens of {len(silent)} documents are left out: nothing would be"
-                f" learned of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses them)",
+                f" learned of them; the first is {silent[0][1]} (rows.dropped lists them, no_loss='error' refuses"
+                " them)",
                 stacklevel=2,
             )
         return rows

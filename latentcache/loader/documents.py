@@ -6,7 +6,7 @@ Guarantee: elements that come back are those that were written, or an error name
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
+from latentcache.loader.items import Checksum, Items, Place
 from latentcache.plan.documents import Corpus, begins, spread
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import Snapshot
 
 Ints = NDArray[np.integer]
-Checksum = Literal["first", "always"]
 #: Name of the ragged column that says which elements carry loss, if a kind has it: (first, count) of each span.
 _SPANS = "spans"
 
@@ -45,8 +44,7 @@ class Documents:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
         self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
         self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
-        self._checksum = checksum
-        self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
+        self._items = Items(snapshot, field, checksum)
         owner, lengths = np.asarray(found.sample), np.asarray(found.length)
         if samples is None:
             self._rows: Ints = np.arange(len(owner), dtype=np.int32)
@@ -136,20 +134,18 @@ class Documents:
 
         Errors as :meth:`read`.
         """
-        at = at.astype(np.int64) * self.dtype.itemsize
-        memory = out.view(np.uint8)
-        self._reader.gather(self.field, self._rows[document], memory, at, start=start, length=length)
+        width = self.dtype.itemsize
+        size = length.astype(np.int64) * width
+        self._items.gather(self._rows[document], out.view(np.uint8), at * width, size, start=start, width=width)
 
-    def places(self, documents: Ints) -> list[tuple[int, int, int]]:
+    def places(self, documents: Ints) -> list[Place]:
         """Descriptor, first byte and number of bytes of each document; for reading ahead."""
-        return places_of(self._reader, self.field, self._rows[documents])
+        return self._items.places(self._rows[documents])
 
     def fresh(self) -> Documents:
         """The same documents with files of its own."""
         other = Documents.__new__(Documents)
-        vars(other).update(
-            vars(self), _reader=EntryReader(self.snapshot.paths, self.snapshot, checksum=self._checksum)
-        )
+        vars(other).update(vars(self), _items=self._items.fresh())
         return other
 
     def _loss_spans(self, columns: Mapping[str, Any]) -> tuple[Ints, Ints]:
@@ -162,13 +158,6 @@ class Documents:
         if len(self._rows) == len(ends) and (np.diff(self._rows) == 1).all():
             return ends, values
         return np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
-
-
-def places_of(reader: EntryReader, field: str, rows: Ints) -> list[tuple[int, int, int]]:
-    """Descriptor, first byte and number of bytes of items."""
-    found = reader.segments(field, rows)
-    parts = zip(found.shard.tolist(), found.offset.tolist(), found.bytes.tolist(), strict=True)
-    return [(reader.descriptor(shard), start, size) for shard, start, size in parts if shard >= 0]
 
 
 def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:

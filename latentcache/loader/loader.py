@@ -27,7 +27,8 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
 from latentcache.loader.device import Batch, Sent, Transfer
-from latentcache.loader.prefetch import Place, Readahead, read_ahead
+from latentcache.loader.items import Place
+from latentcache.loader.prefetch import Readahead, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps

@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from latentcache.errors import LatentcacheError
+from latentcache.loader.items import Place
 
 #: Less than this between two results is no work to hide behind: handing over costs 20 to 130 us.
 _HAND_OVER_S = 100e-6
@@ -37,8 +38,6 @@ _BYTE = (bytearray(1),)
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-Place = tuple[int, int, int]
-"""Descriptor of a shard, first byte, number of bytes."""
 
 
 class _Queue(Generic[Item, Made]):

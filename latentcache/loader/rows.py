@@ -23,8 +23,8 @@ from latentcache.identity.content import content_hash, json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
+from latentcache.loader.items import Place
 from latentcache.loader.loader import Loader, NoSuchRowError, checked_index, checked_rows
-from latentcache.loader.prefetch import Place
 from latentcache.loader.row_reader import RowReader, arrays_in
 from latentcache.loader.substitute import OnError
 from latentcache.plan.batching import BatchPlan, Bucket, PlanReport, Remainder, trainer_steps
@@ -384,7 +384,8 @@ class Rows(Dataset[Batch]):
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
         rows = rows.astype(np.int64, copy=False)
         if len(self._parts) == 1:
-            return [(0, np.arange(len(rows), dtype=np.int64), rows)]
+            every: NDArray[np.int64] = np.arange(len(rows))
+            return [(0, every, rows)]
         owner = np.searchsorted(self._starts, rows, side="right") - 1
         found: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
         for number in np.unique(owner).tolist():

@@ -22,15 +22,13 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.documents import Checksum, places_of
 from latentcache.loader.formats import METADATA, check_sample_format, sample_format
-from latentcache.loader.prefetch import Place
+from latentcache.loader.items import Checksum, Items, Place
 from latentcache.loader.values import TORCH, Affine, ReadSettings, flipped, posterior
 from latentcache.plan.batching import Bucket
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex
-from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 Turn = tuple[int, int]
@@ -318,7 +316,7 @@ class SampleReader:
             place
             for name in self.fields
             for number, at, local in split
-            for place in places_of(self._readers[number], name, self._items(name, number, local, variant[at]))
+            for place in self._stores[number][name].places(self._items(name, number, local, variant[at]))
         ]
 
     def fresh(self, *, slots: int = 4, pinned: bool = False) -> SampleReader:
@@ -329,7 +327,7 @@ class SampleReader:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_readers", "_pool", "_columns")
+        own = ("_stores", "_pool", "_columns")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -338,8 +336,13 @@ class SampleReader:
 
     def _open(self, slots: int = 4, pinned: bool = False) -> None:
         self._slots = slots
-        self._readers = [
-            EntryReader(part.snapshot.paths, part.snapshot, checksum=self._checksum) for part in self._parts
+        shared = getattr(self, "_stores", [{}] * len(self._parts))
+        self._stores = [
+            {
+                name: old[name].fresh() if name in old else Items(part.snapshot, name, self._checksum)
+                for name in self.fields
+            }
+            for part, old in zip(self._parts, shared, strict=True)
         ]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
         self._columns: dict[tuple[int, str], Any] = {}
@@ -377,7 +380,7 @@ class SampleReader:
         size = math.prod(shape[1:]) * kind.itemsize
         memory = self._pool.take(shape[0] * size)
         for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size)
+            self._stores[number][name].gather(rows, memory, at * size, size)
         stored = torch.from_numpy(memory.view(kind).reshape(shape)).view(TORCH[spec.dtype])
         draw = self._draws[name]
         if draw is None:
@@ -400,8 +403,8 @@ class SampleReader:
         values[:] = spec.pad_value
         lengths = np.empty(count, dtype=np.int64)
         for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size)
-            lengths[at] = self._column(number, name, "length")[rows]
+            lengths[at] = found = self._column(number, name, "length")[rows].astype(np.int64)
+            self._stores[number][name].gather(rows, memory, at * size, found * (size // longest))
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
         return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
 
@@ -446,11 +449,11 @@ class SampleReader:
     def _numbers(self, source: str, number: int, local: Ints, variant: Ints) -> Ints:
         """(n, 2) of a column of the samples, or of the first field that has one of this name."""
         snapshot = self._parts[number].snapshot
-        if source in snapshot.samples.columns:
-            found: Ints = self._column(number, "", source)[self._joined[number].sample[local]]
-            return found
-        field = next(name for name in self.fields if source in snapshot.fields[name].columns)
-        found = self._column(number, field, source)[self._items(field, number, local, variant)]
+        field, rows = "", self._joined[number].sample[local]
+        if source not in snapshot.samples.columns:
+            field = next(name for name in self.fields if source in snapshot.fields[name].columns)
+            rows = self._items(field, number, local, variant)
+        found: Ints = self._column(number, field, source)[rows]
         return found
 
     def _keys(self, field: str, number: int, rows: Ints) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from latentcache import open_cache
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Thirteen pictures in buckets of five, four and four."""
+    """Thirteen images in buckets of five, four and four."""
     return of_three_sizes(tmp_path_factory.mktemp("length"), 13)
 
 
@@ -22,7 +22,7 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 def test_the_length_is_what_comes(cache, batch_size, world_size, policy):
     opened = open_cache(cache)
-    report = opened.plan(batch_size=batch_size, world_size=world_size, small_buckets=policy)
+    report = opened.plan(batch_size=batch_size, world_size=world_size, remainder=policy)
     if not report.steps:
         return
     words = {"batch_size": batch_size, "world_size": world_size, "small_buckets": policy}
@@ -38,7 +38,7 @@ def test_an_estimate_would_be_wrong(cache):
     """13 entries in batches of 3 are not 5 steps: three buckets round up on their own."""
     assert -(-13 // 3) == 5
     assert len(open_cache(cache).loader(batch_size=3)) == 6
-    assert len(open_cache(cache).loader(batch_size=3, small_buckets="drop")) == 3
+    assert len(open_cache(cache).loader(batch_size=3, remainder="drop")) == 3
 
 
 def test_an_epoch_serves_every_entry_and_a_second_one_begins_where_the_first_ends(cache):

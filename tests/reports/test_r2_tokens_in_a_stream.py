@@ -8,14 +8,12 @@ import os
 import sys
 
 import pytest
+import small_tokens
 from torch.utils.data import IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from latentcache import open_tokens
-from latentcache.loader.token_formats import TokenCollator
-from latentcache.loader.token_stream import as_rows
-from latentcache.pipeline.token_build import build_tokens
-from latentcache.pipeline.token_settings import TokenSettings
+from latentcache import open_cache
+from latentcache.loader.formats import RowCollator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -33,8 +31,8 @@ def loader(tmp_path_factory):
     """Fifty rows in batches of four: thirteen steps."""
     folder = tmp_path_factory.mktemp("stream")
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "text {number}"}}\n' for number in range(50)))
-    build_tokens(TokenSettings(data=folder / "texts.jsonl", out=folder / "cache", tokenizer="stub", workers=0))
-    return open_tokens(folder / "cache").padded(16).loader(batch_size=4)
+    small_tokens.build(folder / "texts.jsonl", folder / "cache")
+    return open_cache(folder / "cache").rows(pad=16).loader(batch_size=4)
 
 
 def train(rows, folder):
@@ -43,18 +41,18 @@ def train(rows, folder):
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=1))
     settings = {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True}
     arguments = TrainingArguments(**settings, use_cpu=True, per_device_train_batch_size=4, max_steps=20)
-    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=TokenCollator())
+    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=RowCollator())
     trainer.train()
     return trainer.state
 
 
 def test_a_stream_without_a_length_counts_wrong(loader, tmp_path):
-    state = train(WithoutLength(as_rows(loader)), tmp_path)
+    state = train(WithoutLength(loader.iterable(rows=True)), tmp_path)
     assert state.num_train_epochs == sys.maxsize
     assert state.epoch != pytest.approx(20 / 13)
 
 
 def test_the_same_rows_with_their_length_count_right(loader, tmp_path):
-    state = train(as_rows(loader), tmp_path)
+    state = train(loader.iterable(rows=True), tmp_path)
     assert state.num_train_epochs == 2
     assert state.epoch == pytest.approx(20 / 13) == pytest.approx(loader.epoch_at(20))

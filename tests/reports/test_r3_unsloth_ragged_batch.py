@@ -8,14 +8,12 @@ before anything sees it. The tests fail where a row is as long as its document.
 import os
 
 import pytest
+import small_tokens
 import torch
 from torch.utils.data import DataLoader
 
-from latentcache import open_tokens
+from latentcache import open_cache
 from latentcache.errors import PlanError
-from latentcache.loader.token_formats import TokenCollator
-from latentcache.pipeline.token_build import build_tokens
-from latentcache.pipeline.token_settings import TokenSettings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LENGTHS = [4096, 3999, 17, 2048]
@@ -43,15 +41,15 @@ def test_dynamic_padding_crashes():
 def cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ragged")
     (folder / "texts.jsonl").write_text("".join(f'{{"text": "{"x" * (length - 1)}"}}\n' for length in LENGTHS))
-    build_tokens(TokenSettings(data=folder / "texts.jsonl", out=folder / "cache", tokenizer="stub", workers=0))
-    return open_tokens(folder / "cache")
+    small_tokens.build(folder / "texts.jsonl", folder / "cache")
+    return open_cache(folder / "cache")
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed", "blocks"])
+@pytest.mark.parametrize("kind", ["pad", "pack", "chunk"])
 def test_the_same_lengths_make_batches_of_one_length_here(cache, kind):
-    assert cache.tokens == sum(LENGTHS)
-    view = getattr(cache, kind)(4096)
-    loaders = [view.loader(batch_size=2), DataLoader(view, batch_size=2, collate_fn=TokenCollator(), shuffle=True)]
+    assert cache.documents().tokens == sum(LENGTHS)
+    view = cache.rows(**{kind: 4096})
+    loaders = [view.loader(batch_size=2), DataLoader(view, batch_size=2, collate_fn=view.collator(), shuffle=True)]
     for batches in loaders:
         for batch in batches:
             assert {tensor.shape[1] for tensor in batch.values()} == {4096}
@@ -59,12 +57,12 @@ def test_the_same_lengths_make_batches_of_one_length_here(cache, kind):
 
 
 def test_rows_one_by_one_have_one_length_too(cache):
-    view = cache.padded(4096)
+    view = cache.rows(pad=4096)
     assert {tuple(view[row]["labels"].shape) for row in range(len(view))} == {(4096,)}
 
 
 def test_what_is_longer_is_never_cut_in_silence(cache):
-    with pytest.raises(PlanError, match="1 document is longer than max_length=4095") as caught:
-        cache.padded(4095, overflow="error")
+    with pytest.raises(PlanError, match="1 document longer than 4095 tokens") as caught:
+        cache.rows(pad=4095, overflow="error")
     assert caught.value.where == "texts.jsonl:1 (4096 tokens)"
-    assert cache.padded(4095, overflow="truncate_right").tokens_left["cut"] == 1
+    assert cache.rows(pad=4095, overflow="truncate_right").tokens_dropped["truncated"] == 1

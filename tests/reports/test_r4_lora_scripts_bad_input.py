@@ -9,7 +9,7 @@ The full list of bad input with the exact words is in ``tests/cli/test_bad_input
 import pytest
 from small_cache import SMALL, build, draw_four
 
-from latentcache.encoders.stub import StubEncoder
+from latentcache.encoders.vae.builtin import StubEncoder
 from latentcache.errors import DeviceMemoryError
 
 
@@ -17,7 +17,7 @@ def start(run, tmp_path, *words):
     return run("build", tmp_path / "data", *SMALL, "--out", tmp_path / "cache", *words, "--json")
 
 
-def test_without_a_table_all_pictures_are_used(run, tmp_path):
+def test_without_a_table_all_images_are_used(run, tmp_path):
     draw_four(tmp_path / "data")
     assert start(run, tmp_path).json["counts"]["encoded"] == 4
 
@@ -60,7 +60,7 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
 
 
 def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
-    """Fails without the halving: the build would end with DeviceMemoryError, or a picture would be lost."""
+    """Fails without the halving: the build would end with DeviceMemoryError, or a image would be lost."""
     sizes = []
     encode = StubEncoder.encode
 
@@ -74,5 +74,5 @@ def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path
     build(tmp_path / "whole", tmp_path / "expected")
     monkeypatch.setattr(StubEncoder, "encode", small)
     report = build(draw_four(tmp_path / "data"), tmp_path / "cache", batch_size=2)
-    assert (report.encoded, report.refused) == (4, ())
+    assert (report.encoded, report.rejected) == (4, ())
     assert max(sizes) == 2

@@ -2,7 +2,7 @@
 
 Two functions there decide a size, one with rounding down to 64 pixels, one with rounding to the nearest. Here one
 integer function decides it once; the answer is stored with the entry, and plan, verify and reader take it from there.
-The tests fail where any of the four computes a size of its own with another rounding: the picture of 1130 x 704
+The tests fail where any of the four computes a size of its own with another rounding: the image of 1130 x 704
 pixels lies between the two buckets, 1088 and 1152 pixels wide.
 """
 
@@ -13,22 +13,22 @@ import pytest
 from small_cache import build, draw
 
 from latentcache import open_cache
+from latentcache.fields.latents import _buckets_of
 from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.placement import place
 from latentcache.geometry.sizes import Size, latent_size
-from latentcache.pipeline.survey import placements_for
-from latentcache.store.layout import CacheLayout
 from latentcache.store.reader import EntryReader
-from latentcache.verify.run import verify_cache
+from latentcache.verify.selection import Depth
+from latentcache.verify.verify import verify_cache
 
 NARROW, WIDE = Size(704, 1088), Size(704, 1152)
-#: Widths from well inside one bucket to well inside the other, with the picture of the report.
+#: Widths from well inside one bucket to well inside the other, with the image of the report.
 WIDTHS = (1080, 1088, 1089, 1100, 1119, 1120, 1121, 1130, 1151, 1152, 1153, 1160)
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Pictures of all these widths in a cache of the two buckets."""
+    """Images of all these widths in a cache of the two buckets."""
     folder = tmp_path_factory.mktemp("shapes")
     for width in WIDTHS:
         draw(folder / "data" / f"w{width}.png", (width, 704), seed=width)
@@ -43,7 +43,7 @@ def answers_of_the_rule():
 
 def test_the_two_latent_shapes_of_the_report():
     assert (latent_size(NARROW, 8), latent_size(WIDE, 8)) == (Size(88, 136), Size(88, 144))
-    # Most of a picture is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels: no rounding to 64 is asked.
+    # Most of a image is kept in the narrow one up to sqrt(1088 * 1152) = 1119.5 pixels: no rounding to 64 is asked.
     wide = {name for name, placed in answers_of_the_rule().items() if placed.bucket == WIDE}
     assert wide == {f"w{width}.png" for width in (1120, 1121, 1130, 1151, 1152, 1153, 1160)}
 
@@ -61,7 +61,7 @@ def test_build_verify_plan_and_reader_agree(run, built):
         assert tuple(batch["crop_top_left"][0].tolist()) == (placed.crop.top, placed.crop.left)
         served[name] = placed.bucket
     assert set(served) == set(expected)
-    assert verify_cache(built / "cache", full=True).counts["ok"] == len(WIDTHS)
+    assert verify_cache(built / "cache", depth=Depth(full=True)).counts["ok"] == len(WIDTHS)
     words = ["--bucket", "704x1088", "--bucket", "704x1152", "--bucket-step", "8", "--model", "stub"]
     assert run("verify", built / "cache", *words).status == 0
     for target in ([built / "cache"], [built / "data", *words]):
@@ -73,19 +73,19 @@ def test_build_verify_plan_and_reader_agree(run, built):
 def test_what_is_stored_is_what_was_decided(built):
     """The header's shape, the column's bucket, resize and crop: one decision."""
     opened = open_cache(built / "cache")
-    generation, expected = opened.generation, answers_of_the_rule()
-    reader = EntryReader(CacheLayout(built / "cache"), generation)
+    snapshot, expected = opened.snapshots[0], answers_of_the_rule()
+    reader, field = EntryReader(snapshot.paths, snapshot), snapshot.fields["latents"]
     for row in range(len(opened)):
-        placed = expected[reader.sample_name(row)]
+        placed = expected[snapshot.samples.names[int(field.sample[row])]]
         cells = latent_size(placed.bucket, 8)
-        assert reader.header(row).shape == (4, cells.height, cells.width)
-        assert generation.rows.resize[row].tolist() == [placed.resize.height, placed.resize.width]
-        assert generation.rows.crop[row].tolist() == [placed.crop.top, placed.crop.left]
+        assert reader.header("latents", row).shape == (4, cells.height, cells.width)
+        assert field.columns["resize"][row].tolist() == [placed.resize.height, placed.resize.width]
+        assert field.columns["crop"][row].tolist() == [placed.crop.top, placed.crop.left]
     reader.close()
 
 
 def test_the_order_of_the_scan_changes_nothing():
-    """Another order of pictures, of buckets and of resolutions gives the same buckets."""
+    """Another order of images, of buckets and of resolutions gives the same buckets."""
     sizes = [Size(704, width) for width in WIDTHS]
     expected = [place(size, explicit_table((NARROW, WIDE), multiple=64)) for size in sizes]
     for order in range(20):
@@ -95,10 +95,10 @@ def test_the_order_of_the_scan_changes_nothing():
         assert [answers[size] for size in sizes] == expected
     tables = [explicit_table((bucket,), multiple=64) for bucket in (NARROW, WIDE)]
     for pair in itertools.permutations(tables):
-        assert {p.bucket for p in placements_for(Size(704, 1130), pair)} == {NARROW, WIDE}
+        assert set(_buckets_of(Size(704, 1130), pair)[0]) == {NARROW, WIDE}
 
 
-def test_pictures_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):
+def test_images_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):
     """New names, hence another order of scan; the same keys and the same bytes."""
     for position, width in enumerate(sorted(WIDTHS, key=lambda w: (w * 7919) % 104729)):
         target = tmp_path / "data" / f"{position:03}.png"
@@ -111,9 +111,9 @@ def test_pictures_that_are_listed_in_another_order_give_the_same_cache(built, tm
 def contents(cache):
     """key -> bytes of the latents."""
     return {
-        key: latents.numpy().tobytes()
+        key.numpy().tobytes(): latents.numpy().tobytes()
         for batch in open_cache(cache).loader(batch_size=1)
-        for key, latents in zip(batch["keys"], batch["latents"], strict=True)
+        for key, latents in zip(batch["keys"]["latents"], batch["latents"], strict=True)
     }
 
 
@@ -121,9 +121,9 @@ def test_two_resolutions_are_two_answers_each_decided_once(tmp_path):
     for number, size in enumerate([(282, 176), (176, 282), (288, 176)]):
         draw(tmp_path / "data" / f"{number}.png", size, seed=number)
     build(tmp_path / "data", tmp_path / "cache", resolutions=(128, 256), bucket_step=16)
-    assert verify_cache(tmp_path / "cache", full=True).counts["ok"] == 3
+    assert verify_cache(tmp_path / "cache", depth=Depth(full=True)).counts["ok"] == 3
     opened = open_cache(tmp_path / "cache")
-    tables = opened.recipe.geometry.tables()
+    tables = opened.recipe().geometry.tables()
     seen = {}
     for batch in opened.loader(batch_size=1):
         size = Size(*batch["original_size"][0].tolist())
@@ -139,7 +139,7 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     def nearest_64(size, _):
         return type("Placed", (), {"bucket": WIDE if size.width >= 1088 + 1 else NARROW})
 
-    monkeypatch.setattr("latentcache.verify.placements.place", nearest_64)
+    monkeypatch.setattr("latentcache.fields.latents.place", nearest_64)
     report = verify_cache(built / "cache")
     moved = {
         f"w{w}.png" for w in WIDTHS if place(Size(704, w), table).bucket != nearest_64(Size(704, w), None).bucket

@@ -1,4 +1,4 @@
-"""A cache of thirteen pictures in buckets of five, four and four, and how-to pages run as programs."""
+"""A cache of thirteen images in buckets of five, four and four, and how-to pages run as programs."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from small_cache import build
-from thirteen_pictures import draw_thirteen
+from thirteen_images import draw_thirteen
 
 sys.path.append(str(Path(__file__).parents[1] / "docs"))  # page_blocks
 
@@ -15,16 +15,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @pytest.fixture(scope="session")
 def thirteen(tmp_path_factory):
-    """A folder with ``pictures/`` and ``pictures.latentcache/``, which the pages take for granted."""
+    """A folder with ``images/`` and ``images.latentcache/``, which the pages take for granted."""
     folder = tmp_path_factory.mktemp("trainers")
-    build(draw_thirteen(folder / "pictures"), folder / "pictures.latentcache")
+    build(draw_thirteen(folder / "images"), folder / "images.latentcache")
     return folder
 
 
 @pytest.fixture
 def at_hand(thirteen, tmp_path, monkeypatch):
-    """An empty current folder with the pictures and their cache in it."""
-    for name in ("pictures", "pictures.latentcache"):
+    """An empty current folder with the images and their cache in it."""
+    for name in ("images", "images.latentcache"):
         (tmp_path / name).symlink_to(thirteen / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path

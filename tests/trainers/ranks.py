@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from latentcache import open_cache
 from latentcache.errors import UsageError
-from latentcache.loader.iterable import as_iterable
 
 #: A rank that waits longer than this for another has hung.
 PATIENCE = 60
@@ -48,9 +47,8 @@ def step_of(batch):
 def train_with_ddp(rank, world_size, cache, state, batch_size):
     """One epoch, or the rest of one, with gradients averaged over ranks; ``state`` is where to go on."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
-    loader = open_cache(cache).loader(
-        batch_size=batch_size, seed=3, rank=rank, world_size=world_size, dtype=torch.float32, small_buckets="partial"
-    )
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=batch_size, seed=3, remainder="partial")
+    assert f"rank {rank} of {world_size} (torch.distributed)" in repr(loader)
     if state:
         loader.load_state_dict(state)
     loader.set_epoch(2)
@@ -72,8 +70,8 @@ def train_with_trainer(rank, world_size, cache, in_data_loader, folder):
     """Two epochs of the Trainer of transformers; what the model saw, and the Trainer's own account."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    loader = open_cache(cache).loader(batch_size=2, seed=3, rank=rank, world_size=world_size, dtype=torch.float32)
-    batches = DataLoader(as_iterable(loader), batch_size=None) if in_data_loader else loader
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=2, seed=3)  # from the environment
+    batches = DataLoader(loader.iterable(), batch_size=None) if in_data_loader else loader
     seen, epochs = [], []
 
     class Denoiser(torch.nn.Module):
@@ -116,14 +114,13 @@ def train_with_trainer(rank, world_size, cache, in_data_loader, folder):
 
 
 def use_accelerate(rank, world_size, cache):
-    """The loader beside ``prepare``, in it, and hidden in a ``DataLoader`` that is given to it."""
+    """The loader beside ``prepare``, in it, and inside a ``DataLoader`` that is given to it."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
     accelerator = Accelerator(cpu=True)
     assert (accelerator.process_index, accelerator.num_processes) == (rank, world_size)
-    open_loader = open_cache(cache).loader
-    loader = open_loader(batch_size=2, rank=rank, world_size=world_size, dtype=torch.float32)
+    loader = open_cache(cache).read(dtype=torch.float32).loader(batch_size=2)
     beside = [step_of(batch) for batch in loader]
     model = torch.nn.Conv2d(4, 4, 3, padding=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -134,16 +131,24 @@ def use_accelerate(rank, world_size, cache):
         optimizer.step()
         optimizer.zero_grad()
         given.append(step_of(batch))
-    iterable, words = as_iterable(loader), {"batch_size": None}
-    batches = DataLoader(iterable, **words)
-    started = DataLoader(iterable, **words, num_workers=2, multiprocessing_context="spawn")
-    errors = {"map": _error_of(accelerator, DataLoader(loader, **words))}
-    errors |= {"dispatched": _error_of(accelerator, batches), "started": _error_of(accelerator, started)}
+    batches = DataLoader(loader.iterable(), batch_size=None)
+    own = {"sampler": loader.sampler, "batch_size": None}
+    started = DataLoader(loader.dataset, **own, num_workers=2, multiprocessing_context="spawn")
+    errors = {"map": _error_of(accelerator, DataLoader(loader, batch_size=None))}
+    errors |= {"dispatched": _error_of(accelerator, batches), "sampler": _error_of(accelerator, started)}
     accelerator.dataloader_config = DataLoaderConfiguration(dispatch_batches=False)
-    errors |= {"sharded": _error_of(accelerator, batches), "started-sharded": _error_of(accelerator, started)}
+    errors |= {"sharded": _error_of(accelerator, batches)}
+    workers = [step_of(batch) for batch in started]
     unprepared = [step_of(batch) for batch in batches]
     same = prepared is loader
-    return {"beside": beside, "given": given, "unprepared": unprepared, "same": same, "errors": errors}
+    return {
+        "beside": beside,
+        "given": given,
+        "unprepared": unprepared,
+        "workers": workers,
+        "same": same,
+        "errors": errors,
+    }
 
 
 def _error_of(accelerator, batches):

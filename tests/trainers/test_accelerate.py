@@ -4,19 +4,20 @@ import pytest
 from ranks import spawn, use_accelerate
 
 from latentcache import open_cache
+from latentcache.errors import UsageError
 
 NAMES = {f"{number:02}.png" for number in range(13)}
 
 
 @pytest.fixture(scope="module")
 def two(thirteen, tmp_path_factory):
-    return spawn(use_accelerate, 2, tmp_path_factory.mktemp("two"), str(thirteen / "pictures.latentcache"))
+    return spawn(use_accelerate, 2, tmp_path_factory.mktemp("two"), str(thirteen / "images.latentcache"))
 
 
 def assert_whole(results, key, thirteen):
     """What the two ranks served is the plan, step by step."""
     for rank, result in enumerate(results):
-        opened = open_cache(thirteen / "pictures.latentcache")
+        opened = open_cache(thirteen / "images.latentcache")
         expected = [batch["names"] for batch in opened.loader(batch_size=2, rank=rank, world_size=2)]
         assert [step["names"] for step in result[key]] == expected
     for one, other in zip(*(result[key] for result in results), strict=True):
@@ -34,18 +35,29 @@ def test_prepare_leaves_the_loader_alone(two, thirteen):
     assert_whole(two, "given", thirteen)
 
 
-@pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "started", "started-sharded"])
+@pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "sampler"])
 def test_a_data_loader_around_it_is_refused_on_every_rank_with_the_reason(two, kind):
     """All ways of accelerate would lose samples if they ran, whoever starts the workers; none serves a batch."""
     for result in two:
         name, words = result["errors"][kind]
-        assert name == "UsageError"
-        assert "samples lost" in words
-        assert "keep its DataLoader out of accelerator.prepare" in words
+        assert name == "UsageError", words
+        assert "lost" in words
+        assert "accelerator.prepare" in words
 
 
-def test_a_data_loader_around_it_that_is_not_prepared_is_whole(two, thirteen):
-    assert_whole(two, "unprepared", thirteen)
+@pytest.mark.parametrize("way", ["unprepared", "workers"])
+def test_a_data_loader_around_it_that_is_not_prepared_is_whole(two, thirteen, way):
+    assert_whole(two, way, thirteen)
+
+
+def test_one_process_is_refused_too_and_not_served_in_another_order(thirteen):
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    loader = open_cache(thirteen / "images.latentcache").loader(batch_size=2)
+    prepared = Accelerator(cpu=True).prepare(DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None))
+    with pytest.raises(UsageError, match="asked for by index"):
+        next(iter(prepared))
 
 
 def test_the_page(at_hand, run_on_two_ranks):

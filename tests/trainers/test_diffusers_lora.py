@@ -3,9 +3,10 @@
 import diffusers
 import pytest
 import torch
-from thirteen_pictures import draw_thirteen
+from thirteen_images import draw_thirteen
 
-from latentcache import BuildSettings, RecipeSettings, build_cache, open_cache
+from latentcache import BuildSettings, build_cache, open_cache
+from latentcache.fields.latents import LatentsSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -60,12 +61,13 @@ def tiny_transformer():
 def models(tmp_path_factory):
     """A folder with a cache and a denoiser for each of the three."""
     folder = tmp_path_factory.mktemp("lora")
-    draw_thirteen(folder / "pictures")
+    draw_thirteen(folder / "images")
     torch.manual_seed(0)
     for name, facts in SCALES.items():
         diffusers.AutoencoderKL(**VAE, **facts).save_pretrained(folder / name / "vae")
-        recipe = RecipeSettings(model=str(folder / name / "vae"), resolutions=(64,), bucket_step=16, min_side=32)
-        build_cache(BuildSettings(data=folder / "pictures", out=folder / f"{name}.latentcache", recipe=recipe))
+        recipe = LatentsSettings(model=str(folder / name / "vae"), resolutions=(64,), bucket_step=16, min_side=32)
+        out = folder / f"{name}.latentcache"
+        build_cache(BuildSettings(data=folder / "images", out=out, fields={"latents": recipe}))
     tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
     tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
     tiny_transformer().save_pretrained(folder / "flux" / "transformer")
@@ -93,8 +95,8 @@ def test_the_page_trains_all_three(models, run_howto, monkeypatch):
 def test_latents_are_scaled_as_the_pipeline_of_the_model_does(models, name):
     opened = open_cache(models / f"{name}.latentcache")
     facts = SCALES[name]
-    raw = next(iter(opened.loader(batch_size=2, scaled=False, dtype=torch.float32)))["latents"]
-    latents = next(iter(opened.loader(batch_size=2, format=f"diffusers-{name}", dtype=torch.float32)))["latents"]
+    raw = next(iter(opened.read(scaled=False, dtype=torch.float32).loader(batch_size=2)))["latents"]
+    latents = next(iter(opened.read(dtype=torch.float32).loader(batch_size=2, format=f"diffusers-{name}")))["latents"]
     assert torch.equal(latents, (raw - facts.get("shift_factor", 0.0)) * facts["scaling_factor"])
 
 

@@ -12,7 +12,7 @@ def page(at_hand, run_howto, monkeypatch):
     training_step, seen = names["Denoiser"].training_step, []
 
     def remember(self, batch, index):
-        seen.append(batch["keys"])
+        seen.append(batch["names"])
         return training_step(self, batch, index)
 
     monkeypatch.setattr(names["Denoiser"], "training_step", remember)
@@ -23,7 +23,7 @@ def order(loader, epochs):
     batches = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        batches += [batch["keys"] for batch in loader]
+        batches += [batch["names"] for batch in loader]
     return batches
 
 
@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_next_batch(page, at_hand, stop)
     names["loader"].set_epoch(0)
     names["fit"](max_steps=stop, callbacks=[callback], **QUIET)
     assert len(seen) == stop
-    fresh = names["cache"].loader(batch_size=2, seed=0, dtype=names["torch"].float32)
+    fresh = names["cache"].read(dtype=names["torch"].float32).loader(batch_size=2, seed=0)
     names["loader"] = fresh
     trainer = names["fit"](str(at_hand / "stop.ckpt"), enable_checkpointing=False, **QUIET)
     assert trainer.global_step == 14

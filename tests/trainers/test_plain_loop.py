@@ -27,7 +27,7 @@ def train(loader, epochs, grad_accum, weights=None, stop=None, begin=0):
 
 
 def opened(thirteen):
-    return open_cache(thirteen / "pictures.latentcache").loader(batch_size=2, seed=0, dtype=torch.float32)
+    return open_cache(thirteen / "images.latentcache").read(dtype=torch.float32).loader(batch_size=2, seed=0)
 
 
 @pytest.mark.parametrize("grad_accum", [1, 3])

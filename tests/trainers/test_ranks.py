@@ -27,7 +27,7 @@ def assert_in_step(results):
 @pytest.fixture(scope="module")
 def two(thirteen, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    return spawn(train_with_ddp, 2, folder, str(thirteen / "pictures.latentcache"), None, 1)
+    return spawn(train_with_ddp, 2, folder, str(thirteen / "images.latentcache"), None, 1)
 
 
 def test_two_ranks_keep_step_and_serve_every_sample(two):
@@ -42,11 +42,11 @@ def test_three_ranks_go_on_where_two_stopped(two, thirteen, tmp_path):
     """Every sample is served by the steps before the stop or by those after it, and the ranks stay in step."""
     before = [rank | {"steps": rank["steps"][:3]} for rank in two]
     state = two[1]["states"][2]
-    after = spawn(train_with_ddp, 3, tmp_path, str(thirteen / "pictures.latentcache"), state, 1)
+    after = spawn(train_with_ddp, 3, tmp_path, str(thirteen / "images.latentcache"), state, 1)
     assert_in_step(after)
     first, rest = served(before), served(after)
     assert set(first) | set(rest) == NAMES
-    left = open_cache(thirteen / "pictures.latentcache").loader(batch_size=1, world_size=3, small_buckets="partial")
+    left = open_cache(thirteen / "images.latentcache").loader(batch_size=1, world_size=3, remainder="partial")
     left.load_state_dict(state)
     assert [len(rank["steps"]) for rank in after] == [left.remaining()] * 3
     repeated = 3 * left.remaining() + sum(first.values()) - len(NAMES)

@@ -3,10 +3,8 @@
 import json
 
 import torch
+from small_tokens import build
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
-
-from latentcache.pipeline.token_build import build_tokens
-from latentcache.pipeline.token_settings import TokenSettings
 
 LENGTH = 64
 
@@ -15,9 +13,7 @@ def build_fifty(folder):
     """``texts.jsonl`` and ``texts.latentcache``: fifty texts of bytes, each other than the rest."""
     lines = [json.dumps({"text": f"{number:02} " + "word " * (number % 11)}) for number in range(50)]
     (folder / "texts.jsonl").write_text("\n".join(lines) + "\n")
-    build_tokens(
-        TokenSettings(data=folder / "texts.jsonl", out=folder / "texts.latentcache", tokenizer="stub", workers=0)
-    )
+    build(folder / "texts.jsonl", folder / "texts.latentcache")
     return folder
 
 

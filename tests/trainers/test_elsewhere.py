@@ -15,11 +15,11 @@ import torch
 import yaml
 from datasets import load_from_disk
 from page_blocks import DOCS, blocks
-from test_tokens_trl import a_tokenizer
+from test_trl import a_tokenizer
 from tiny_tokens import LENGTH, build_fifty, tiny_llama
 
-from latentcache import open_tokens
-from latentcache.interop.hf_disk import HfDiskSettings, export_hf_disk
+from latentcache import open_cache
+from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
 
 #: Steps of two epochs of batches of four. axolotl divides rows, not batches: the end of the last epoch is left out.
 STEPS = {"llama-factory": lambda rows: 2 * math.ceil(rows / 4), "axolotl": lambda rows: math.ceil(2 * rows / 4)}
@@ -92,17 +92,17 @@ def train(system, folder, settings):
 @pytest.mark.parametrize(
     ("system", "kind", "block"),
     [
-        ("llama-factory", "padded", 0),
-        ("llama-factory", "packed", 1),
-        ("axolotl", "padded", 0),
-        ("axolotl", "blocks", 0),
+        ("llama-factory", "pad", 0),
+        ("llama-factory", "pack", 1),
+        ("axolotl", "pad", 0),
+        ("axolotl", "chunk", 0),
     ],
 )
 def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, block):
     (tmp_path / "model").symlink_to(at_hand / "model")
-    view = getattr(open_tokens(at_hand / "texts.latentcache"), kind)(LENGTH)
+    view = open_cache(at_hand / "texts.latentcache").rows(**{kind: LENGTH})
     name = "packed" if block else "rows"
-    export_hf_disk({"train": view}, HfDiskSettings(out=tmp_path / name, trainer=system, view=kind, facts={}))
+    export_hf_disk({"train": view}, HfDiskSettings(out=tmp_path / name, trainer=system, layout=kind, facts={}))
     seen = train(system, tmp_path, shown(system, block) | COMMON | MORE[system])
 
     steps, batches = STEPS[system](len(view)), view.steps(1, batch_size=4)
@@ -119,7 +119,7 @@ def test_it_trains_on_the_rows_as_they_are(at_hand, tmp_path, system, kind, bloc
     second = rows_of(epochs[1], columns)
     assert all(second.count(row) <= exported.count(row) for row in second)
     assert len(second) == len(exported) if system == "llama-factory" else len(second) >= len(exported) - 3
-    if kind != "blocks":
+    if kind != "chunk":
         assert seen["losses"][0] == pytest.approx(loss_of_documents(seen["batches"][0]), rel=1e-4)
 
 

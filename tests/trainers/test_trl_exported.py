@@ -3,32 +3,32 @@
 import pytest
 import torch
 from datasets import load_from_disk
-from test_tokens_trl import a_tokenizer
+from test_trl import a_tokenizer
 from tiny_tokens import LENGTH, Account, build_fifty, seen_llama
 from trl import SFTConfig, SFTTrainer
 
-from latentcache import open_tokens
-from latentcache.interop.hf_disk import HfDiskSettings, export_hf_disk
+from latentcache import open_cache
+from latentcache.export.hf_disk import HfDiskSettings, export_hf_disk
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return open_tokens(build_fifty(tmp_path_factory.mktemp("exported")) / "texts.latentcache")
+    return open_cache(build_fifty(tmp_path_factory.mktemp("exported")) / "texts.latentcache")
 
 
 def a_trainer(cache, kind, folder, **more):
-    view = getattr(cache, kind)(LENGTH)
+    view = cache.rows(**{kind: LENGTH})
     export_hf_disk(
         {"train": view},
-        HfDiskSettings(out=folder / kind, trainer="trl", view=kind, facts={"fingerprint": cache.fingerprint}),
+        HfDiskSettings(out=folder / kind, trainer="trl", layout=kind, facts={}),
     )
     config = SFTConfig(
         output_dir=str(folder / "out"),
         per_device_train_batch_size=4,
         dataset_kwargs={"skip_prepare_dataset": True},
-        padding_free=kind == "packed",
+        padding_free=kind == "pack",
         max_length=None,
         use_cpu=True,
         bf16=False,
@@ -46,19 +46,19 @@ def a_trainer(cache, kind, folder, **more):
     return trainer, account, view
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed"])
+@pytest.mark.parametrize("kind", ["pad", "pack"])
 def test_steps_and_epochs_are_exact(cache, tmp_path, kind):
     trainer, account, view = a_trainer(cache, kind, tmp_path, num_train_epochs=2)
     trainer.train()
     steps = view.steps(2, batch_size=4)
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
-    epoch_at = view.loader(batch_size=4, small_buckets="partial").epoch_at
+    epoch_at = view.loader(batch_size=4, remainder="partial").epoch_at
     assert account.epochs == pytest.approx([epoch_at(step) for step in range(1, steps + 1)])
     seen = [tuple(row) for batch in trainer.model.batches for row in torch.tensor(batch).reshape(-1, LENGTH).tolist()]
     assert sorted(seen) == sorted(2 * [tuple(row) for row in view.batch(range(len(view)))["input_ids"].tolist()])
 
 
-@pytest.mark.parametrize("kind", ["padded", "packed"])
+@pytest.mark.parametrize("kind", ["pad", "pack"])
 def test_the_loss_is_that_of_each_document_alone(cache, tmp_path, kind):
     """Documents that see each other, or padding that is attended to, would move it."""
     trainer, _, view = a_trainer(cache, kind, tmp_path)
@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_each_document_alone(cache, tmp_path, kind):
     with torch.no_grad():
         together = trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch))
         losses, tokens = [], 0
-        for row in cache.padded(LENGTH):
+        for row in cache.rows(pad=LENGTH):
             ids = row["input_ids"][row["attention_mask"] == 1]
             logits = trainer.model(input_ids=ids[None]).logits[0, :-1]
             losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))

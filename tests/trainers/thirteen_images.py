@@ -1,4 +1,4 @@
-"""Thirteen pictures for three buckets: five, four and four."""
+"""Thirteen images for three buckets: five, four and four."""
 
 from small_cache import draw
 
@@ -9,5 +9,5 @@ def draw_thirteen(folder):
     """Pictures of three shapes, with captions."""
     for number in range(13):
         draw(folder / f"{number:02}.png", SHAPES[number % 3], seed=number)
-        (folder / f"{number:02}.txt").write_text(f"picture {number}")
+        (folder / f"{number:02}.txt").write_text(f"image {number}")
     return folder

@@ -9,15 +9,14 @@ from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from latentcache import open_tokens
-from latentcache.loader.token_formats import TokenCollator
+from latentcache import open_cache
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return open_tokens(build_fifty(tmp_path_factory.mktemp("trl")) / "texts.latentcache")
+    return open_cache(build_fifty(tmp_path_factory.mktemp("trl")) / "texts.latentcache")
 
 
 def a_tokenizer():
@@ -46,7 +45,7 @@ def train(view, folder, form):
         seen_llama(),
         args=config,
         train_dataset=index,
-        data_collator=TokenCollator(form),
+        data_collator=view.collator(form),
         processing_class=a_tokenizer(),
         callbacks=[account],
     )
@@ -54,9 +53,9 @@ def train(view, folder, form):
     return trainer, account
 
 
-@pytest.mark.parametrize(("kind", "form"), [("padded", "plain"), ("packed", "transformers"), ("packed", "flat")])
+@pytest.mark.parametrize(("kind", "form"), [("pad", "plain"), ("pack", "transformers"), ("pack", "flat")])
 def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
-    view = getattr(cache, kind)(LENGTH)
+    view = cache.rows(**{kind: LENGTH})
     trainer, account = train(view, tmp_path, form)
     steps = view.steps(2, batch_size=4)
     assert (trainer.state.global_step, trainer.state.max_steps) == (steps, steps)
@@ -67,9 +66,9 @@ def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
 
 def test_one_long_row_is_what_trl_makes_of_the_same_documents(cache):
     """Rows without filling: then nothing differs, not a name, a type or a number."""
-    view = cache.blocks(LENGTH, crossing=False, tail="drop")
-    ours = TokenCollator("flat")(view.__getitems__([0, 1, 2]))
-    batch, part = view.batch([0, 1, 2]), view.parts[0].plan
+    view = cache.rows(chunk=LENGTH, cross_document=False, last_chunk="drop")
+    ours = view.collator("flat")(view.__getitems__([0, 1, 2]))
+    batch, part = view.batch([0, 1, 2]), view.row_plans[0]
     rows = [
         {
             "input_ids": batch["input_ids"][row].tolist(),

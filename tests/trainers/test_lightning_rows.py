@@ -5,14 +5,14 @@ import pytest
 import torch
 from tiny_tokens import LENGTH, build_fifty, tiny_llama
 
-from latentcache import open_tokens
+from latentcache import open_cache
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory):
-    return open_tokens(build_fifty(tmp_path_factory.mktemp("lightning")) / "texts.latentcache").packed(LENGTH)
+    return open_cache(build_fifty(tmp_path_factory.mktemp("lightning")) / "texts.latentcache").rows(pack=LENGTH)
 
 
 class Module(lightning.LightningModule):
@@ -22,7 +22,7 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch, number):
         self.seen.append(batch["input_ids"].tolist())
-        return self.model(**batch, use_cache=False).loss
+        return self.model(**batch).loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)

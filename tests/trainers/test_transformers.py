@@ -20,8 +20,8 @@ class Denoiser(torch.nn.Module):
         self.layer = torch.nn.Conv2d(4, 4, 1)
         self.seen = []
 
-    def forward(self, latents, keys, **rest):
-        self.seen.append(keys)
+    def forward(self, latents, names, **rest):
+        self.seen.append(names)
         return {"loss": self.layer(latents).pow(2).mean()}
 
 
@@ -40,7 +40,7 @@ def order(loader, epochs):
     batches = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        batches += [batch["keys"] for batch in loader]
+        batches += [batch["names"] for batch in loader]
     return batches
 
 
@@ -68,7 +68,7 @@ def train(loader, folder, grad_accum, epochs):
 @pytest.mark.parametrize("grad_accum", [1, 3, 4, 8, 20])
 def test_steps_and_epochs_are_exact(thirteen, tmp_path, grad_accum):
     """Seven batches an epoch; fails where the length is an estimate or the last partial accumulation is forgotten."""
-    loader = open_cache(thirteen / "pictures.latentcache").loader(batch_size=2, dtype=torch.float32)
+    loader = open_cache(thirteen / "images.latentcache").read(dtype=torch.float32).loader(batch_size=2)
     assert len(loader) == 7
     trainer, progress, model = train(loader, tmp_path, grad_accum, epochs=2)
     steps = loader.steps(2, grad_accum)
@@ -79,14 +79,14 @@ def test_steps_and_epochs_are_exact(thirteen, tmp_path, grad_accum):
 
 
 def test_epochs_have_orders_of_their_own(thirteen):
-    loader = open_cache(thirteen / "pictures.latentcache").loader(batch_size=2)
+    loader = open_cache(thirteen / "images.latentcache").loader(batch_size=2)
     both = order(loader, 2)
     assert both[:7] != both[7:]
 
 
 @pytest.mark.parametrize("in_data_loader", [False, True], ids=["loader", "DataLoader"])
 def test_two_processes_train_on_every_sample_and_count_exactly(thirteen, tmp_path, in_data_loader):
-    cache = str(thirteen / "pictures.latentcache")
+    cache = str(thirteen / "images.latentcache")
     ranks = spawn(train_with_trainer, 2, tmp_path, cache, in_data_loader, str(tmp_path / "out"))
     expected = []
     for rank in range(2):
@@ -116,8 +116,8 @@ def test_the_page_and_its_resume(at_hand, run_howto):
     names = run_howto("train-with-transformers-trainer")
     loader, seen = names["loader"], []
 
-    def forward(self, latents, keys, **rest):
-        seen.append(keys)
+    def forward(self, latents, names, **rest):
+        seen.append(names)
         return {"loss": self.layer(latents).pow(2).mean()}
 
     names["Denoiser"].forward = forward

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from datasets import load_from_disk
-from test_tokens_trl import a_tokenizer
+from test_trl import a_tokenizer
 from tiny_tokens import build_fifty, tiny_llama
 
 

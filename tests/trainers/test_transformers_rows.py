@@ -7,21 +7,19 @@ from tiny_tokens import LENGTH, Account, arguments, build_fifty, seen_llama, tin
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from transformers import Trainer
 
-from latentcache import open_tokens
-from latentcache.loader.token_formats import TokenCollator
-from latentcache.loader.token_stream import as_rows
+from latentcache import open_cache
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return open_tokens(build_fifty(tmp_path_factory.mktemp("trainer")) / "texts.latentcache")
+    return open_cache(build_fifty(tmp_path_factory.mktemp("trainer")) / "texts.latentcache")
 
 
-def train(folder, data, *, model=None, form="plain", resume=None, **more):
+def train(folder, data, collator, *, model=None, resume=None, **more):
     account = Account()
     model = model or seen_llama()
     trainer = Trainer(
-        model, arguments(folder, **more), train_dataset=data, data_collator=TokenCollator(form), callbacks=[account]
+        model, arguments(folder, **more), train_dataset=data, data_collator=collator, callbacks=[account]
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer, account
@@ -29,8 +27,10 @@ def train(folder, data, *, model=None, form="plain", resume=None, **more):
 
 @pytest.mark.parametrize("grad_accum", [1, 3])
 def test_a_view_as_a_data_set(cache, tmp_path, grad_accum):
-    view = cache.padded(LENGTH)
-    trainer, account = train(tmp_path, view, num_train_epochs=2, gradient_accumulation_steps=grad_accum)
+    view = cache.rows(pad=LENGTH)
+    trainer, account = train(
+        tmp_path, view, view.collator(), num_train_epochs=2, gradient_accumulation_steps=grad_accum
+    )
     steps = view.steps(2, batch_size=4, grad_accum=grad_accum)
     assert (len(view), trainer.state.global_step, trainer.state.max_steps) == (50, steps, steps)
     assert account.epochs[-1] == 2
@@ -39,10 +39,10 @@ def test_a_view_as_a_data_set(cache, tmp_path, grad_accum):
     assert len(set(rows)) == 50
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_with_a_length(cache, tmp_path, workers):
-    loader = cache.padded(LENGTH).loader(batch_size=4)
-    trainer, account = train(tmp_path, as_rows(loader), num_train_epochs=2, dataloader_num_workers=workers)
+def test_a_stream_with_a_length(cache, tmp_path):
+    view = cache.rows(pad=LENGTH)
+    loader = view.loader(batch_size=4)
+    trainer, account = train(tmp_path, loader.iterable(rows=True), view.collator(), num_train_epochs=2)
     steps = loader.steps(2)
     assert (trainer.state.global_step, trainer.state.max_steps, trainer.state.num_train_epochs) == (steps, steps, 2)
     assert account.epochs == pytest.approx([loader.epoch_at(step) for step in range(1, steps + 1)])
@@ -54,11 +54,15 @@ def test_a_stream_with_a_length(cache, tmp_path, workers):
 
 
 def test_a_stream_goes_on_where_a_checkpoint_was_made(cache, tmp_path):
-    view = cache.padded(LENGTH)
+    view = cache.rows(pad=LENGTH)
     words = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 17}
-    whole, _ = train(tmp_path, as_rows(view.loader(batch_size=4)), **words)
+    whole, _ = train(tmp_path, view.loader(batch_size=4).iterable(rows=True), view.collator(), **words)
     resumed, account = train(
-        tmp_path, as_rows(view.loader(batch_size=4)), resume=str(tmp_path / "checkpoint-17"), **words
+        tmp_path,
+        view.loader(batch_size=4).iterable(rows=True),
+        view.collator(),
+        resume=str(tmp_path / "checkpoint-17"),
+        **words,
     )
     assert resumed.state.global_step == whole.state.global_step == 26
     assert resumed.model.batches == whole.model.batches[17:]
@@ -66,7 +70,7 @@ def test_a_stream_goes_on_where_a_checkpoint_was_made(cache, tmp_path):
 
 
 def test_steps_on_several_ranks_are_those_of_accelerate(cache):
-    view = cache.padded(LENGTH)
+    view = cache.rows(pad=LENGTH)
     for drop_last in (False, True):
         for batch_size in (1, 3, 4, 7):
             sampler = BatchSampler(RandomSampler(range(len(view))), batch_size, drop_last)
@@ -78,16 +82,16 @@ def test_steps_on_several_ranks_are_those_of_accelerate(cache):
 
 def test_packed_rows_train_as_their_documents_alone(cache, tmp_path):
     """The logits of every document in a packed row are those it has alone; in the plain form they would not be."""
-    view, model = cache.packed(LENGTH), tiny_llama().eval()
+    view, model = cache.rows(pack=LENGTH), tiny_llama().eval()
     batch = view.batch(range(4))
-    alone = cache.padded(LENGTH)
+    alone = cache.rows(pad=LENGTH)
     with torch.no_grad():
-        good = model(**TokenCollator("transformers")(view.__getitems__(range(4))), use_cache=False).logits
+        good = model(**view.collator("transformers")(view.__getitems__(range(4)))).logits
         mixed = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
                       position_ids=batch["position_ids"]).logits  # fmt: skip
-        flat = model(**TokenCollator("flat")(view.__getitems__(range(4))), use_cache=False).logits.reshape(good.shape)
+        flat = model(**view.collator("flat")(view.__getitems__(range(4)))).logits.reshape(good.shape)
         differ = 0
-        plan = view.parts[0].plan
+        (plan,) = view.row_plans
         for row in range(4):
             column = 0
             for piece in plan.pieces(row):
@@ -103,16 +107,16 @@ def test_packed_rows_train_as_their_documents_alone(cache, tmp_path):
 
 
 def test_a_trainer_on_packed_rows(cache, tmp_path):
-    view = cache.packed(LENGTH)
-    trainer, account = train(tmp_path, view, form="transformers", num_train_epochs=2)
+    view = cache.rows(pack=LENGTH)
+    trainer, account = train(tmp_path, view, view.collator("transformers"), num_train_epochs=2)
     assert trainer.state.global_step == view.steps(2, batch_size=4)
     assert account.epochs[-1] == 2
     assert torch.isfinite(torch.tensor(trainer.state.log_history[-1]["train_loss"]))
 
 
 def test_a_plain_dataloader_takes_the_batch_as_it_is(cache):
-    view = cache.padded(LENGTH)
-    loader = DataLoader(view, batch_size=4, shuffle=True, collate_fn=TokenCollator())
+    view = cache.rows(pad=LENGTH)
+    loader = DataLoader(view, batch_size=4, shuffle=True, collate_fn=view.collator())
     assert len(loader) == 13
     model = tiny_llama()
     for batch in loader:
