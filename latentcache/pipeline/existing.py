@@ -91,7 +91,7 @@ class Existing:
         asked = settings.part
         if then and asked and _same_part(asked) != _same_part(then):
             raise UsageError(
-                f"--part={asked}: this cache holds part {then} of its data",
+                f"--part={asked}: this cache holds {f'part {then}' if _same_part(then) else 'all'} of its data",
                 where=str(settings.cache),
                 why="the samples of one part would replace those of the other (0/1 is all of them)",
                 fix="give each part, and the whole, a folder of its own with --out",

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCac
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.preflight import check_out, free_bytes, locked
@@ -35,6 +36,8 @@ from latentcache.pipeline.report import (
     quarantined,
 )
 from latentcache.pipeline.settings import check_part
+from latentcache.sources.corpus import possible_ways
+from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
@@ -76,7 +79,7 @@ def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None 
             stack.callback(_released, snapshot)
         _check_recipes(parts, snapshots)
         _check_parts(parts, snapshots)
-        table = _table(parts, [snapshot.samples for snapshot in snapshots])
+        table = _table(parts, [_as_whole(snapshot) for snapshot in snapshots])
         merged = [_Part(root=part, snapshot=one) for part, one in zip(parts, snapshots, strict=True)]
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
@@ -201,6 +204,19 @@ def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
     if len(different):
         raise _stale(parts, files.names[int(place[order[different[0]]])])
     return _joined(tables, numbers, files, np.delete(order, again))
+
+
+def _as_whole(snapshot: Snapshot) -> SampleTable:
+    """The samples of a part, with files of records marked as read for all of the data."""
+    samples = snapshot.samples
+    if samples.files.reading is None or not snapshot.part:
+        return samples
+    options, root = SourceOptions.from_json(snapshot.source["options"]), Path(str(snapshot.source["root"]))
+    ways = possible_ways(root if root.is_dir() else root.parent, text_lines=options.text_lines, form=options.form)
+    whole = {way.reading(snapshot.part): way.reading("") for way in ways}
+    reading = b"".join(whole.get(one.tobytes(), one.tobytes()) for one in np.asarray(samples.files.reading))
+    files = replace(samples.files, reading=np.frombuffer(reading, dtype=np.uint8).reshape(-1, HASH_BYTES))
+    return replace(samples, files=files)
 
 
 def _stale(parts: Sequence[Path], name: str) -> StaleCacheError:
@@ -368,7 +384,12 @@ def _outcome(
 ) -> Outcome:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
     kind, first = kind_of(name), parts[0].snapshot.fields[name]
-    described = Described(recipe=_recipe(first), label="", provenance=first.provenance, demo=parts[0].snapshot.demo)
+    described = Described(
+        recipe=_recipe(first),
+        label=str(first.provenance.get("label", "")),
+        provenance=first.provenance,
+        demo=parts[0].snapshot.demo,
+    )
     work = field_work(kind, described, None, table, catalog, {})
     noise: dict[str, Any] = {}
     for part in parts:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, UsageError
+from latentcache.fields.protocol import Described
 from latentcache.pipeline.report import BuildPlan
 from latentcache.store.atomic_io import as_store_error, make_folder, remove_durably, write_atomically
 from latentcache.store.lock import builder_lock
@@ -139,10 +140,11 @@ def check_space(plan: BuildPlan) -> None:
         )
 
 
-def provenance(described: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(described: Described) -> dict[str, Any]:
     """Provenance of a field for the manifest: what its describer says, and versions of this program and machine."""
     return {
-        **described,
+        **described.provenance,
+        "label": described.label,
         "latentcache": metadata.version("latentcache"),
         "python": platform.python_version(),
         "machine": platform.machine(),

@@ -155,7 +155,7 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
         group=group,
         variant=plan.variant[every],
         place=outcome.place[every],
-        provenance=provenance(work.described.provenance),
+        provenance=provenance(work.described),
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
         known=before if same else None,
     )
