@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -257,30 +257,23 @@ class _Build:
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:
-                self.streaming = stream.begin(self.paths, listing.root, samples, works, self.pending(listing, works))
+                known = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
+                self.streaming = stream.begin(self.base(listing, known), self.paths, listing.root, samples, works)
             samples, outcomes = self.encode(listing, samples, works, catalog)
             catalog = load_catalog(self.paths)
             for outcome in outcomes:
                 outcome.place = find_items(outcome.work, samples, catalog)
         else:
             outcomes = [Outcome(work=work, place=work.place) for work in works]
-        draft = draft_snapshot(
-            samples,
-            outcomes,
-            catalog,
-            root=listing.root,
-            source=self.source(listing),
-            rejected=listing.rejected,
-            notes=listing.notes,
-            allow_failed=self.settings.allow_failed,
-        )
-        report = self.report(plan, listing, draft, outcomes)
+        draft = draft_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)
+        pairs = zip(outcomes, draft.fields, strict=True)
+        fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
         same = not self.existing.damage and says_the_same(draft, self.existing.snapshot)
         snapshot = self.existing.snapshot
         number = snapshot.number if same and snapshot is not None else publish_snapshot(self.paths, draft)
         remove_durably(self.paths.building)
         end_pending(self.paths)
-        return replace(report, snapshot=number, published=not same, elapsed_s=time.monotonic() - self.started)
+        return self.report(plan, fields, draft.rejected, draft.notes, snapshot=number, published=not same)
 
     def encode(
         self, listing: Listing, samples: SampleTable, works: list[FieldWork], catalog: Catalog
@@ -348,10 +341,10 @@ class _Build:
             options={"max_pixels": said.max_pixels, "fold": said.fold},
         )
 
-    def source(self, listing: Listing) -> dict[str, Any]:
-        """What the manifest says of DATA: where it is, also as seen from the cache, and how it was read."""
+    def base(self, listing: Listing, rejected: Iterable[Rejected]) -> SnapshotDraft:
+        """A snapshot without samples and fields: where DATA is, also as seen from the cache, and how it was read."""
         root = self.settings.data.resolve()
-        return {
+        source = {
             "root": str(root),
             "relative": os.path.relpath(root, self.paths.root.resolve()),
             "options": listing.options.as_json(),
@@ -359,18 +352,14 @@ class _Build:
             "data_kind": listing.data_kind,
             "captions": listing.caption_source,
         }
-
-    def pending(self, listing: Listing, works: list[FieldWork]) -> SnapshotDraft:
-        """The pending snapshot of a streaming build, without samples and fields."""
         return SnapshotDraft(
             samples=listing.samples,
             fields=(),
             shards=(),
-            source=self.source(listing),
-            rejected=[*listing.rejected, *(one for work in works for one in work.rejected.values())],
+            source=source,
+            rejected=rejected,
             notes=listing.notes,
             allow_failed=self.settings.allow_failed,
-            demo=any(work.described.demo for work in works),
         )
 
     def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
@@ -384,32 +373,25 @@ class _Build:
             )
             for work in works
         }
+        return self.report(plan, fields, plan.rejected, plan.notes, dry_run=True)
+
+    def report(
+        self,
+        plan: BuildPlan,
+        fields: Mapping[str, FieldDone],
+        rejected: Iterable[Rejected],
+        notes: Iterable[Rejected],
+        **more: Any,
+    ) -> BuildReport:
+        """The report of this build."""
         return BuildReport(
             plan=plan,
             fields=fields,
-            dry_run=True,
-            samples=plan.samples,
-            duplicates=plan.duplicates,
-            no_caption=plan.no_caption,
-            rejected=plan.rejected,
-            notes=plan.notes,
+            rejected=tuple(rejected),
+            notes=tuple(notes),
             elapsed_s=time.monotonic() - self.started,
             allow_failed=self.settings.allow_failed,
-        )
-
-    def report(self, plan: BuildPlan, listing: Listing, draft: SnapshotDraft, outcomes: list[Outcome]) -> BuildReport:
-        """Count what was done."""
-        pairs = zip(outcomes, draft.fields, strict=True)
-        fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
-        return BuildReport(
-            plan=plan,
-            fields=fields,
-            samples=len(listing.samples) + len(listing.rejected),
-            duplicates=max((one.duplicates for one in fields.values()), default=0),
-            no_caption=listing.no_caption,
-            rejected=tuple(draft.rejected),
-            notes=tuple(draft.notes),
-            allow_failed=self.settings.allow_failed,
+            **more,
         )
 
 

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,9 @@ from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import publish_snapshot
+from latentcache.store.publish import SnapshotDraft, publish_snapshot
 from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One cache that is merged."""
-
-    root: Path
-    snapshot: Snapshot
 
 
 def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None = None) -> BuildReport:
@@ -80,13 +72,12 @@ def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None 
         _check_recipes(parts, snapshots)
         _check_parts(parts, snapshots)
         table = _table(parts, [_as_whole(snapshot) for snapshot in snapshots])
-        merged = [_Part(root=part, snapshot=one) for part, one in zip(parts, snapshots, strict=True)]
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
         try:
-            for part in merged:
-                _copy(part, paths)
-            return _publish(paths, table, merged, started, observer or Silent())
+            for snapshot in snapshots:
+                _copy(snapshot, paths)
+            return _publish(paths, table, snapshots, started, observer or Silent())
         except BaseException:
             for path in paths.shards.iterdir() if paths.shards.is_dir() else ():
                 if path.name not in before:
@@ -293,13 +284,13 @@ def _joined(
     )
 
 
-def _copy(part: _Part, paths: CachePaths) -> None:
+def _copy(snapshot: Snapshot, paths: CachePaths) -> None:
     """Copy the entries of a part that are not there yet; each one is checked.
 
     Raises:
         CacheDamagedError: Some fail.
     """
-    snapshot, catalog = part.snapshot, load_catalog(paths)
+    catalog, root = load_catalog(paths), snapshot.paths.root
     make_folder(paths.shards)
     lost = 0
     for number, shard in enumerate(snapshot.shards):
@@ -309,9 +300,9 @@ def _copy(part: _Part, paths: CachePaths) -> None:
             lost += copy_entries(paths, snapshot.paths.shard(shard), np.concatenate(wanted)).lost
     if lost:
         raise CacheDamagedError(
-            f"{part.root}: {lost} entries are damaged",
-            where=str(part.root),
-            fix=f"run `latentcache verify {part.root} --full --repair --yes`, build it again, then merge",
+            f"{root}: {lost} entries are damaged",
+            where=str(root),
+            fix=f"run `latentcache verify {root} --full --repair --yes`, build it again, then merge",
         )
 
 
@@ -330,26 +321,26 @@ def _places(rows: FieldRows, shard: int, catalog: Catalog) -> NDArray[Any]:
 
 
 def _publish(
-    paths: CachePaths, table: SampleTable, parts: Sequence[_Part], started: float, observer: Observer
+    paths: CachePaths, table: SampleTable, snapshots: Sequence[Snapshot], started: float, observer: Observer
 ) -> BuildReport:
     """Publish one snapshot with the items of all parts, as a build of all samples would."""
-    catalog, first = load_catalog(paths), parts[0].snapshot
-    rejected = {(one.name, one.line, one.target): one for part in parts for one in part.snapshot.rejected}
-    notes = {(one.name, one.line, one.reason): one for part in parts for one in part.snapshot.notes}
-    outcomes = [_outcome(name, parts, table, catalog, list(rejected.values())) for name in first.fields]
+    catalog, first = load_catalog(paths), snapshots[0]
+    rejected = {(one.name, one.line, one.target): one for part in snapshots for one in part.rejected}
+    notes = {(one.name, one.line, one.reason): one for part in snapshots for one in part.notes}
+    outcomes = [_outcome(name, snapshots, table, catalog, list(rejected.values())) for name in first.fields]
     options = {name: value for name, value in first.source.get("options", {}).items() if name != "part"}
     said = {(one.name, one.line, one.target) for outcome in outcomes for one in outcome.work.rejected.values()}
     others = [one for place, one in rejected.items() if place not in said]
-    draft = draft_snapshot(
-        table,
-        outcomes,
-        catalog,
-        root=Path(str(first.source["root"])),
+    base = SnapshotDraft(
+        samples=table,
+        fields=(),
+        shards=(),
         source={**first.source, "relative": "", "options": options, "part": ""},
         rejected=others,
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
     )
+    draft = draft_snapshot(base, table, outcomes, catalog, root=Path(str(first.source["root"])))
     before = current_or_none(paths.root)
     same = says_the_same(draft, before)
     plan = BuildPlan(
@@ -363,13 +354,9 @@ def _publish(
         free_bytes=free_bytes(paths.root),
     )
     observer.planned(plan)
-    pairs = zip(outcomes, draft.fields, strict=True)
-    fields = {one.name: field_done(outcome, one) for outcome, one in pairs}
     return BuildReport(
         plan=plan,
-        fields=fields,
-        samples=plan.samples,
-        duplicates=max(one.duplicates for one in fields.values()),
+        fields={one.name: field_done(outcome, one) for outcome, one in zip(outcomes, draft.fields, strict=True)},
         rejected=plan.rejected,
         notes=plan.notes,
         snapshot=before.number if same and before is not None else publish_snapshot(paths, draft),
@@ -380,20 +367,20 @@ def _publish(
 
 
 def _outcome(
-    name: str, parts: Sequence[_Part], table: SampleTable, catalog: Catalog, rejected: Sequence[Rejected]
+    name: str, snapshots: Sequence[Snapshot], table: SampleTable, catalog: Catalog, rejected: Sequence[Rejected]
 ) -> Outcome:
     """The items of one field that the merged table needs; all are committed, but those of rejected samples."""
-    kind, first = kind_of(name), parts[0].snapshot.fields[name]
+    kind, first = kind_of(name), snapshots[0].fields[name]
     described = Described(
         recipe=_recipe(first),
         label=str(first.provenance.get("label", "")),
         provenance=first.provenance,
-        demo=parts[0].snapshot.demo,
+        demo=snapshots[0].demo,
     )
     work = field_work(kind, described, None, table, catalog, {})
     noise: dict[str, Any] = {}
-    for part in parts:
-        noise = join_noise(noise, part.snapshot.fields[name].noise)
+    for snapshot in snapshots:
+        noise = join_noise(noise, snapshot.fields[name].noise)
     causes = {(one.name, one.line): one for one in rejected if one.target == name}
     own = table.inputs[kind.inputs[0]]
     lacking = np.unique(work.plan.sample[work.place < 0]).tolist()
@@ -404,7 +391,7 @@ def _outcome(
     if lost:
         raise CacheDamagedError(
             f"{len(lost)} samples have no {name} in any part, {lost[0][0]} for one",
-            where=str(parts[0].root),
+            where=str(snapshots[0].paths.root),
             fix="run `latentcache verify PART --full` on every part",
         )
     work.rejected.update({row: causes[place] for row, place in where.items()})

@@ -98,27 +98,16 @@ def _read_again(path: Path, seen: tuple[int, ...]) -> tuple[bytes, tuple[int, ..
 
 
 def draft_snapshot(
-    samples: SampleTable,
-    outcomes: Sequence[Outcome],
-    catalog: Catalog,
-    *,
-    root: Path,
-    source: Mapping[str, Any],
-    rejected: Sequence[Rejected],
-    notes: Sequence[Rejected],
-    allow_failed: str,
+    base: SnapshotDraft, samples: SampleTable, outcomes: Sequence[Outcome], catalog: Catalog, *, root: Path
 ) -> SnapshotDraft:
     """Draw up the next snapshot.
 
     Args:
+        base: Without samples and fields; ``rejected`` and ``notes`` are those of the source.
         samples: Of the data, with the contents that the run found.
         outcomes: Of all fields, settled by this call.
         catalog: Every committed item, loaded after the run.
         root: Of the data.
-        source: Of the manifest: root, options, part, data kind.
-        rejected: By the source, for every field.
-        notes: Of source and fields.
-        allow_failed: As recorded for ``verify``.
     """
     items = [settle(outcome, samples, root) for outcome in outcomes]
     used = np.zeros(len(samples), dtype=np.bool_)
@@ -126,15 +115,14 @@ def draft_snapshot(
         used[outcome.work.plan.sample[chosen]] = True
     numbers = np.cumsum(used, dtype=np.int32) - 1
     fields = tuple(_field(outcome, chosen, numbers, catalog) for outcome, chosen in zip(outcomes, items, strict=True))
-    said = [*rejected, *(one for outcome in outcomes for one in outcome.rejected.values())]
-    return SnapshotDraft(
+    rejected = [*base.rejected, *(one for outcome in outcomes for one in outcome.rejected.values())]
+    return replace(
+        base,
         samples=samples if used.all() else select_samples(samples, np.flatnonzero(used)),
         fields=fields,
         shards=catalog.shards,
-        source=source,
-        rejected=sorted(said, key=_order),
-        notes=[*notes, *(note for outcome in outcomes for note in outcome.work.plan.notes)],
-        allow_failed=allow_failed,
+        rejected=sorted(rejected, key=_order),
+        notes=[*base.notes, *(note for outcome in outcomes for note in outcome.work.plan.notes)],
         demo=any(outcome.work.described.demo for outcome in outcomes),
     )
 

@@ -134,10 +134,6 @@ class BuildReport:
     plan: BuildPlan
     fields: Mapping[str, FieldDone] = field(default_factory=dict)
     dry_run: bool = False
-    samples: int = 0
-    duplicates: int = 0
-    """Usable samples whose content an earlier sample has."""
-    no_caption: int = 0
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[Rejected, ...] = ()
     snapshot: int = 0
@@ -145,6 +141,21 @@ class BuildReport:
     """False if the current snapshot already says the same."""
     elapsed_s: float = 0.0
     allow_failed: str = "0"
+
+    @property
+    def samples(self) -> int:
+        """Usable and rejected."""
+        return self.plan.samples
+
+    @property
+    def no_caption(self) -> int:
+        """Samples without a caption."""
+        return self.plan.no_caption
+
+    @property
+    def duplicates(self) -> int:
+        """Items that an earlier sample gives as well, of the field with most."""
+        return max((one.duplicates for one in self.fields.values()), default=0)
 
     @property
     def encoded(self) -> int:

@@ -48,16 +48,16 @@ class Streaming:
 
 
 def begin(
-    paths: CachePaths, root: Path, samples: SampleTable, works: Sequence[FieldWork], draft: SnapshotDraft
+    base: SnapshotDraft, paths: CachePaths, root: Path, samples: SampleTable, works: Sequence[FieldWork]
 ) -> Streaming:
     """Publish the pending snapshot.
 
     Args:
+        base: The pending snapshot without samples and fields.
         paths: The cache, whose builder lock is held.
         root: Of the data.
         samples: With contents.
         works: What every field needs.
-        draft: Of the pending snapshot, without samples and fields.
 
     Raises:
         StoreError: It cannot be written.
@@ -72,7 +72,8 @@ def begin(
         _field(work, chosen, own, numbers) for work, chosen, own in zip(works, items, content, strict=True)
     )
     table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
-    publish_pending(paths, replace(draft, samples=table, fields=fields))
+    demo = any(work.described.demo for work in works)
+    publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
     return Streaming(paths=paths, samples=samples, numbers=numbers, root=root)
 
 
