@@ -33,6 +33,7 @@ KEEP = 2
 GRACE_S = 3600.0
 #: A report that was not put in place for so long, in seconds, never will be.
 _REPORT_S = 3600.0
+_BUILDING = "until the build that was started has ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,48 +191,32 @@ class _Collector:
 
     def _compact(self, everywhere: Mapping[str, ShardUse]) -> None:
         """Copy the needed part of shards that are mostly unneeded. A build that has not ended may need the rest."""
-        current = open_snapshot(self.paths.root)
+        current, building = open_snapshot(self.paths.root), self.paths.building.exists()
         others = [old.shards for old, reason in self._fates() if reason and old.number != current.number]
         if None in others:
             return
         shared = frozenset[str]().union(*(shards for shards in others if shards))
         uses = [use for use in shard_use(self.paths, [current]) if use.name in current.shards and not use.tombstoned]
-        worth = [use for use in uses if is_worth_copying(use) and use.name not in shared]
-        building = self.paths.building.exists()
-        for use in uses:
-            if building or use not in worth:
-                self._in_use(everywhere[use.name], shared=use.name in shared, building=building)
-        if building:
-            return
+        worth = [use for use in uses if is_worth_copying(use) and use.name not in shared and not building]
         done = compact(self.paths, current, worth) if self.apply and worth else set()
-        for use in worth:
-            file, freed = f"shards/{use.name}", max(use.bytes - use.needed_bytes, 0)
-            if not self.apply or use.name in done:
-                state = "compacted" if self.apply else "compactable"
-                self.items.append(Garbage(state=state, reason="low-utilization", file=file, num_bytes=freed))
-            else:
+        for use in uses:
+            state, reason, until = "compacted" if self.apply else "compactable", "low-utilization", ""
+            use = use if use in worth else everywhere[use.name]
+            if use in worth and self.apply and use.name not in done:
+                state, reason = "held", "damaged"
                 until = "until `latentcache verify CACHE --repair --yes` has removed its damaged entries"
-                self.items.append(Garbage(state="held", reason="damaged", file=file, num_bytes=freed, until=until))
-
-    def _in_use(self, use: ShardUse, *, shared: bool, building: bool) -> None:
-        """Unreferenced entries in a shard that is in use."""
-        if use.entries <= use.needed:
-            return
-        until = "until less than half of the entries of its shard are needed"
-        if shared:
-            until = "until no other snapshot needs its shard"
-        if building:
-            until = "until the build that was started has ended"
-        self.items.append(
-            Garbage(
-                state="held",
-                reason="unfinished-build" if building else "in-use",
-                file=f"shards/{use.name}",
-                num_bytes=max(use.bytes - use.needed_bytes, 0),
-                entries=use.entries - use.needed,
-                until=until,
+            elif use not in worth and use.entries > use.needed:
+                state, reason, until = "held", "in-use", "until less than half of the entries of its shard are needed"
+                until = "until no other snapshot needs its shard" if use.name in shared else until
+                if building:
+                    reason, until = "unfinished-build", _BUILDING
+            elif use not in worth:
+                continue
+            size, entries = max(use.bytes - use.needed_bytes, 0), 0 if use in worth else use.entries - use.needed
+            file = f"shards/{use.name}"
+            self.items.append(
+                Garbage(state=state, reason=reason, file=file, num_bytes=size, entries=entries, until=until)
             )
-        )
 
     def _fates(self) -> Iterator[tuple[_Old, str]]:
         """Every snapshot and why it stays; without a reason it goes, and no reader gets it until the next one."""
@@ -258,7 +243,7 @@ class _Collector:
                 continue
             stay.append((old, reason))
             if reason != "kept":
-                self._hold(old.folder, reason, self._until(old, reason), self._holders(old, reason))
+                self._hold_for(old.folder, old, reason)
         return stay
 
     def _shards(self, stay: list[tuple[_Old, str]]) -> None:
@@ -273,10 +258,9 @@ class _Collector:
                 continue
             dead, sealed = folder.name in tombstoned, _sealed_at(folder)
             if needing or blind:
-                old, reason = needing[0] if needing else blind or stay[0]
-                self._hold(folder, reason, self._until(old, reason), self._holders(old, reason))
+                self._hold_for(folder, *(needing[0] if needing else blind or stay[0]))
             elif self.paths.building.exists() and not dead:
-                self._hold(folder, "unfinished-build", "until the build that was started has ended")
+                self._hold(folder, "unfinished-build", _BUILDING)
             elif unfinished and not dead:
                 self._hold(folder, "unfinished-repair", "until the repair is run again, or a build")
             elif not dead and self._is_recent(sealed):
@@ -301,13 +285,13 @@ class _Collector:
     def _is_recent(self, moment: float) -> bool:
         return self.grace_s > 0 and time.time() - moment < self.grace_s
 
-    def _holders(self, old: _Old, reason: str) -> tuple[Holder, ...]:
-        return tuple(holders(old.folder / "manifest.json")) if reason == "leased" else ()
-
-    def _until(self, old: _Old, reason: str) -> str:
+    def _hold_for(self, path: Path, old: _Old, reason: str) -> None:
+        """Something that a snapshot keeps that is neither current nor kept."""
         if reason == "leased":
-            return "until its readers close the cache"
-        return f"until {_clock(old.since + self.grace_s)}, for readers without a lease"
+            by = tuple(holders(old.folder / "manifest.json"))
+            self._hold(path, reason, "until its readers close the cache", by)
+        else:
+            self._hold(path, reason, f"until {_clock(old.since + self.grace_s)}, for readers without a lease")
 
     def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = ()) -> None:
         self.items.append(replace(self._garbage("held", reason, path), holders=by, until=until))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import write_atomically
 from latentcache.store.garbage import check_one_disk, copy_entries, relocate, tombstone
-from latentcache.store.index import ShardIndex, load_index
+from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import PLACE_DTYPE
@@ -161,10 +162,12 @@ def _plan(store: Store, report: VerifyReport, *, drop_stale: bool) -> RepairPlan
     for name, batches in store.damage.lost.items():
         drop[name][np.concatenate(batches)] = True
     wanted = _wrong_sums(store)
-    for name, index in _indexes(store.paths) if len(wanted) else ():
-        same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
-        condemned |= {key.tobytes() for key in index.entry_keys(same)}
-        shards |= {name} if len(same) else set()
+    for folder in store.paths.sealed_shards() if len(wanted) else ():
+        with suppress(StoreError):
+            index = load_index(folder, check_data=False)
+            same = np.flatnonzero(np.isin(np.asarray(index.checksum).astype(np.uint64), wanted))
+            condemned |= {key.tobytes() for key in index.entry_keys(same)}
+            shards |= {folder.name} if len(same) else set()
     for name, view in store.views.items():
         twins = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
         drop[name][twins] = True
@@ -217,16 +220,6 @@ def _wrong_sums(store: Store) -> NDArray[np.uint64]:
     """
     found = [store.views[name].checksum[np.concatenate(batches)] for name, batches in store.damage.intact.items()]
     return np.unique(np.concatenate([*found, np.empty(0, dtype=np.uint64)]).astype(np.uint64))
-
-
-def _indexes(paths: CachePaths) -> Iterator[tuple[str, ShardIndex]]:
-    for folder in paths.sealed_shards():
-        try:
-            index = load_index(folder, check_data=False)
-            index.check()
-            yield folder.name, index
-        except StoreError:
-            continue
 
 
 def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
