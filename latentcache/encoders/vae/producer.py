@@ -71,7 +71,7 @@ class VaeProducer(Producer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         self._recipe, self._context, self._groups = recipe, context, context.groups
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
-        self._local = threading.local()
+        self._local, self._encodes = threading.local(), threading.get_ident()
         description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
         _check_resample(recipe)
         self._encoder = open_encoder(description, device=context.device, fold=bool(producer["fold"]))
@@ -150,9 +150,10 @@ class VaeProducer(Producer):
         return items
 
     def _scratch(self) -> Scratch:
-        """Memory of the calling thread; its first image also sets the thread up."""
+        """Memory of the calling thread; its first image also sets the thread up, if it does not encode."""
         if not hasattr(self._local, "scratch"):
-            thread_setup()
+            if threading.get_ident() != self._encodes:
+                thread_setup()
             self._local.scratch = Scratch()
         scratch: Scratch = self._local.scratch
         return scratch

