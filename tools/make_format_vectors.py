@@ -1,8 +1,8 @@
-"""A tiny cache whose every byte is known: the test vectors of docs/format, for whoever writes a second reader.
+"""Make a tiny cache whose every byte is known: the test vectors of docs/format for authors of a second reader.
 
-Four pictures made by a formula, kept as PPM so that no codec has a say; the stub encoder, whose values are exact;
-two shards, small and large values, a caption that is not ASCII and a name that is not UTF-8. The same entries come
-out on every machine. Run it again only when the format changes; tests/golden compares.
+Three fields of made-up kinds cover what the format can do: one item per entry, blocks of equal items, blocks of
+ragged items; plain and ragged columns; inline and large values; a name that is not UTF-8. Values come from a formula,
+so the same entries come out on every machine. Run it again only if the format changes; tests/golden compares.
 
     python tools/make_format_vectors.py            writes docs/format/vectors
     python tools/make_format_vectors.py FOLDER     writes elsewhere
@@ -10,8 +10,11 @@ out on every machine. Run it again only when the format changes; tests/golden co
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,175 +22,222 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.encoders.stub import StubEncoder
-from latentcache.geometry.placement import place
-from latentcache.geometry.sizes import Size
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.protocol import FieldKind, FieldSpec, Group, ReadSpec, recipe_id
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import checksum, content_hash
 from latentcache.identity.key import EntryKey
-from latentcache.identity.stat import StatMemo
-from latentcache.recipe import GeometrySettings, PixelProfile, Recipe
-from latentcache.store.catalog import Located, load_catalog
-from latentcache.store.columns import StringColumn
-from latentcache.store.durable import write_json
-from latentcache.store.entry import HEADER_BYTES, EntryFacts, EntryHeader, NewEntry, pack_facts, pack_header
-from latentcache.store.generation import Rows, Samples, pack_memo, publish
-from latentcache.store.layout import CacheLayout
+from latentcache.store.atomic_io import write_json
+from latentcache.store.blocks import Item, pack_items
+from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import read_header
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "format" / "vectors"
-BUCKETS = (Size(64, 64), Size(64, 96), Size(256, 192))
-FIRST_VALUES = 8
+NAMES = ("a/wide.png", "b/tall.png", "caf\u00e9.png", "raw-\udcff.png")
+CAPTIONS = ("a wide gradient", "a tall gradient", "\u00abcaf\u00e9\u00bb \u753b\u50cf", "")
+SHARDS = ("first", "second")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """One picture. It covers its bucket as it is, so nothing is resized; at most a margin is cut off."""
+@dataclass(frozen=True, kw_only=True)
+class VectorRecipe:
+    """The recipe of one field of the vectors."""
 
-    name: str
-    caption: str
-    size: Size
-    shard: str
+    kind: str
+    spec: FieldSpec
+
+    @property
+    def read_time(self) -> ReadSpec:
+        """Nothing is applied."""
+        return ReadSpec()
+
+    def identity(self) -> dict[str, Any]:
+        """What enters the id."""
+        return {"dtype": self.spec.dtype, "rule": 1}
+
+    def as_json(self) -> dict[str, Any]:
+        """The identity and a number that has no part in it."""
+        return self.identity() | {"scale": 0.18215}
+
+    @property
+    def recipe_id(self) -> bytes:
+        """16 bytes."""
+        return recipe_id(self.kind, self.identity())
 
 
-#: In the byte order of their names.
-PICTURES = (
-    Picture(name="a/wide.ppm", caption="a wide gradient", size=Size(64, 72), shard="small"),
-    Picture(name="b/tall.ppm", caption="a tall gradient", size=Size(70, 64), shard="small"),
-    Picture(name="caf\u00e9.ppm", caption="\u00abcaf\u00e9\u00bb \u753b\u50cf", size=Size(64, 96), shard="small"),
-    Picture(name="raw-\udcff.ppm", caption="", size=Size(256, 192), shard="large"),
+class Plane(FieldKind):
+    """One float16 array per entry, with a same-hash and a crop; one of them fits into a page, one does not."""
+
+    name, kind, packing, inputs = "example_plane", 200, "entry", ("image",)
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "quality": ("<f4", ())}
+
+
+class Vector(FieldKind):
+    """Blocks of float32 vectors of one length."""
+
+    name, kind, packing, inputs = "example_vector", 201, "block", ("image",)
+
+
+class Words(FieldKind):
+    """Blocks of ragged uint32 items with spans."""
+
+    name, kind, packing, inputs = "example_words", 202, "block", ("image",)
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"odd": ("<u4", ())}
+    ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"spans": ("<u4", (2,))}
+
+
+PLANE, VECTOR, WORDS = Plane(), Vector(), Words()
+FIELDS: tuple[tuple[FieldKind, FieldSpec, tuple[Group, ...]], ...] = (
+    (
+        PLANE,
+        FieldSpec(dtype="bfloat16", dims=("C", "h", "w")),
+        (
+            Group(label="64x64", shape=(4, 8, 8), dims=(1, 64, 64)),
+            Group(label="256x192", shape=(4, 32, 24), dims=(1, 256, 192)),
+        ),
+    ),
+    (VECTOR, FieldSpec(dtype="float32", dims=("d",)), (Group(label="", shape=(6,)),)),
+    (WORDS, FieldSpec(dtype="uint32", dims=("n",), ragged=True, collate="pack"), (Group(label="", shape=(-1,)),)),
 )
-REFUSED = {"name": "d/broken.ppm", "cause": "truncated", "detail": "ends after 9 of 12 288 bytes"}
-NOTE = {"name": "notes.md", "cause": "unlisted", "detail": ""}
 
 
-def recipe() -> Recipe:
-    """The recipe of the vectors."""
-    geometry = GeometrySettings(resolutions=(), multiple=8, buckets=BUCKETS)
-    return Recipe(geometry=geometry, pixels=PixelProfile(), encoder=StubEncoder().spec)
+def recipe_of(kind: FieldKind, spec: FieldSpec) -> VectorRecipe:
+    """The recipe of a field."""
+    return VectorRecipe(kind=kind.name, spec=spec)
 
 
-def pixels_of(size: Size) -> NDArray[np.uint8]:
-    """(H, W, 3): red rises downwards and to the right, green to the right, blue is a chequered pattern of both."""
-    y, x = np.mgrid[0 : size.height, 0 : size.width]
-    channels = [(3 * y + 5 * x) % 256, (2 * x) % 256, (x ^ y) % 256]
-    return np.stack(channels, axis=2).astype(np.uint8)
-
-
-def file_of(picture: Picture) -> bytes:
-    """The picture as a binary PPM file."""
-    size = picture.size
-    return b"P6\n%d %d\n255\n" % (size.width, size.height) + pixels_of(size).tobytes()
-
-
-def entry_of(picture: Picture) -> NewEntry:
-    """What a build would store for the picture."""
-    (table,) = recipe().geometry.tables()
-    placement = place(picture.size, table)
-    if placement.resize != picture.size:
-        raise ValueError(f"{picture.name} would be resized, and the vectors would depend on a resize kernel")
-    crop = placement.crop
-    cut = pixels_of(picture.size)[crop.top : crop.top + crop.size.height, crop.left : crop.left + crop.size.width]
-    latents = StubEncoder().encode(np.ascontiguousarray(cut)[None]).latents[0]
-    payload = latents.tobytes()
-    content = content_hash(file_of(picture))
-    key = EntryKey(content=content, bucket=placement.bucket, recipe=recipe().key_part)
-    header = EntryHeader(
-        kind=key.kind,
-        dtype="float16",
-        shape=latents.shape,
-        payload_checksum=checksum(payload),
-        content=content,
-        recipe_id=recipe().recipe_id,
-        original_size=picture.size,
+def values_of(number: int, count: int, dtype: str) -> NDArray[Any]:
+    """(count,) values by a formula."""
+    rising = (np.arange(count) * (2 * number + 3) + number) % 251
+    return (rising + 0x3F00 if dtype == "bfloat16" else rising / 8 if dtype == "float32" else rising * 300).astype(
+        numpy_dtype(dtype)
     )
-    facts = EntryFacts(pixel_hash=content_hash(cut.tobytes()), placement=placement)
-    return NewEntry(key=key.pack(), value=pack_header(header, key.pack()) + payload, facts=pack_facts(facts))
+
+
+def group_of(number: int, groups: tuple[Group, ...]) -> int:
+    """The group of a sample."""
+    return int(number == 3) if len(groups) > 1 else 0
+
+
+def item_of(number: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, ...]) -> Item:
+    """The item of a sample in a field."""
+    group = groups[group_of(number, groups)]
+    key = EntryKey(
+        kind=kind.kind, content=content_of(number), recipe=recipe_of(kind, spec).recipe_id[:8], dims=group.dims
+    ).pack()
+    shape = group.shape if not spec.ragged else (5 + 4 * number,)
+    array = values_of(number, int(np.prod(shape)), spec.dtype).reshape(shape)
+    if kind is PLANE:
+        columns = {"crop": (number, 300 * number), "quality": number / 4}
+        return Item(key=key, array=array, same=content_hash(array.tobytes()), columns=columns)
+    spans = np.array([[0, 2], [3, 1]])[: number % 3]
+    return Item(key=key, array=array, columns={"odd": number % 2}, ragged_columns={"spans": spans})
+
+
+def content_of(number: int) -> bytes:
+    """The content hash of a sample's image."""
+    return content_hash(NAMES[number].encode("utf-8", "surrogateescape"))
+
+
+def samples() -> SampleTable:
+    """Four samples."""
+    count = len(NAMES)
+    names = Strings.of(NAMES)
+    content = np.frombuffer(b"".join(map(content_of, range(count))), dtype=np.uint8).reshape(count, 16)
+    stat = np.arange(6 * count, dtype=np.uint64).reshape(count, 6)
+    nothing = np.zeros((count, 16), dtype=np.uint8)
+    image = Input(content=content, file=np.arange(count, dtype=np.int32))
+    caption = Input(content=nothing, file=np.full(count, -1, dtype=np.int32), text=Strings.of(CAPTIONS))
+    table = SampleTable(
+        names=names,
+        files=Files(names=names, stat=stat, content=content),
+        inputs={"image": image, "caption": caption},
+    )
+    return table.with_columns(original_size=np.array([[64, 72], [70, 64], [64, 64], [256, 192]], dtype=np.uint32))
 
 
 def make_vectors(folder: Path) -> dict[str, Any]:
-    """Write ``cache/`` and ``expected.json`` into a folder, in place of what is there; returns the latter."""
+    """Write ``cache/`` and ``expected.json`` into a folder, in place of what is there; return the latter."""
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    layout = CacheLayout(folder / "cache")
-    for shard in sorted({picture.shard for picture in PICTURES}):
-        writer = ShardWriter(layout.shards / f"{shard}.open", map_bytes=1 << 20)
-        writer.write([entry_of(picture) for picture in PICTURES if picture.shard == shard])
-        writer.seal()
-    catalog = load_catalog(layout)
-    found = [entry for picture in PICTURES if (entry := catalog.locate(entry_of(picture).key))]
-    _publish(layout, found)
+    paths = CachePaths(folder / "cache")
+    entries = []
+    for number, shard in enumerate(SHARDS):
+        chosen = [sample for sample in range(len(NAMES)) if sample % len(SHARDS) == number]
+        packed = [
+            entry
+            for kind, spec, groups in FIELDS
+            for entry in pack_items(
+                [item_of(sample, kind, spec, groups) for sample in chosen], recipe_of(kind, spec), kind
+            )
+        ]
+        with contextlib.closing(ShardWriter(paths.shards / f"{shard}.open", map_bytes=1 << 20)) as writer:
+            writer.write(packed)
+            writer.seal()
+        entries += packed
+    _publish(paths)
     expected = {
         "format": 1,
-        "recipe_id": recipe().recipe_id.hex(),
-        "entries": [_expected(picture) for picture in PICTURES],
-        "refused": [REFUSED["name"]],
+        "entries": [
+            {"key": entry.key.hex(), "head": bytes(entry.value[: read_header(entry.value).head_bytes]).hex()}
+            for entry in entries
+        ],
+        "items": [
+            _expected(sample, kind, spec, groups) for kind, spec, groups in FIELDS for sample in range(len(NAMES))
+        ],
     }
     write_json(folder / "expected.json", expected)
     return expected
 
 
-def _publish(layout: CacheLayout, found: list[Located]) -> None:
-    """One generation of the entries, one row for each picture, with facts that are no machine's own."""
-    shards = sorted({entry.shard for entry in found})
-    places = [entry.facts.placement for entry in found]
-    memo = StatMemo(size=0, mtime_ns=-1, ctime_ns=1, inode=2, device=3, seen_ns=4)
-    rows = Rows(
-        key=_column([entry.key for entry in found]),
-        shard=np.array([shards.index(entry.shard) for entry in found], np.int32),
-        offset=np.array([entry.offset for entry in found], np.uint64),
-        bucket=np.array([BUCKETS.index(place.bucket) for place in places], np.int32),
-        sample=np.arange(len(found), dtype=np.int32),
-        crop=np.array([(place.crop.top, place.crop.left) for place in places], np.uint32),
-        resize=np.array([(place.resize.height, place.resize.width) for place in places], np.uint32),
-        pixel_hash=_column([entry.facts.pixel_hash for entry in found]),
-    )
-    samples = Samples(
-        names=StringColumn.of(picture.name for picture in PICTURES),
-        captions=StringColumn.of(picture.caption for picture in PICTURES),
-        content=_column([entry.header.content for entry in found]),
-        original_size=np.array([(p.size.height, p.size.width) for p in PICTURES], np.uint32),
-        stat=np.array([pack_memo(memo)] * len(found), np.uint64),
-    )
-    publish(
-        layout,
-        recipe=recipe(),
-        rows=rows,
-        samples=samples,
-        buckets=BUCKETS,
-        shards=shards,
-        refused=[REFUSED | {"hint": "", "content": "", "stat": None}],
-        notes=[NOTE | {"hint": "", "content": "", "stat": None}],
-        facts={
-            "created": "2026-01-01T00:00:00+00:00",
-            "source": {"root": "pictures", "relative": "../pictures", "captions": "sidecar"},
-            "demo": False,
-            "provenance": {"model": "stub", "latentcache": "vectors"},
-        },
+def _publish(paths: CachePaths) -> None:
+    catalog, count = load_catalog(paths), len(NAMES)
+    drafts = []
+    for kind, spec, groups in FIELDS:
+        keys = b"".join(item_of(sample, kind, spec, groups).key for sample in range(count))
+        draft = field_draft(
+            catalog,
+            kind=kind,
+            recipe=recipe_of(kind, spec),
+            groups=groups,
+            sample=np.arange(count),
+            group=np.array([group_of(sample, groups) for sample in range(count)]),
+            variant=np.zeros(count, dtype=np.uint8),
+            place=catalog.find(np.frombuffer(keys, dtype=np.uint8).reshape(count, 32)),
+            provenance={"latentcache": "vectors"},
+        )
+        drafts.append(draft)
+    publish_snapshot(
+        paths,
+        SnapshotDraft(
+            samples=samples(),
+            fields=tuple(drafts),
+            shards=catalog.shards,
+            source={"root": "images", "data_kind": "images"},
+            rejected=[Rejected(name="d/broken.png", reason="truncated", detail="ends after 9 of 12 288 bytes")],
+            notes=[Rejected(name="notes.md", reason="unlisted")],
+            facts={"created": "2026-01-01T00:00:00+00:00"},
+        ),
     )
 
 
-def _column(values: list[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
-
-
-def _expected(picture: Picture) -> dict[str, Any]:
-    """What any reader must find for a picture."""
-    entry = entry_of(picture)
-    value = bytes(entry.value)
-    values = np.frombuffer(value[HEADER_BYTES:], "<f2")
-    key = EntryKey.unpack(entry.key)
+def _expected(sample: int, kind: FieldKind, spec: FieldSpec, groups: tuple[Group, ...]) -> dict[str, Any]:
+    """What any reader must find for a row."""
+    item = item_of(sample, kind, spec, groups)
     return {
-        "key": entry.key.hex(),
-        "name_hex": picture.name.encode("utf-8", "surrogateescape").hex(),
-        "caption": picture.caption,
-        "dtype": "float16",
-        "shape": [4, key.bucket.height // 8, key.bucket.width // 8],
-        "header": value[:HEADER_BYTES].hex(),
-        "facts": entry.facts.hex(),
-        "payload_checksum": f"{checksum(value[HEADER_BYTES:]):016x}",
-        "first_values": [float(number) for number in values[:FIRST_VALUES]],
+        "field": kind.name,
+        "key": item.key.hex(),
+        "name_hex": NAMES[sample].encode("utf-8", "surrogateescape").hex(),
+        "dtype": spec.dtype,
+        "shape": list(item.array.shape),
+        "checksum": f"{checksum(item.array.tobytes()):016x}",
+        "columns": json.loads(json.dumps(item.columns)),
+        "spans": np.asarray(item.ragged_columns.get("spans", [])).tolist(),
     }
 
 
 if __name__ == "__main__":
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    print(f"{len(make_vectors(target)['entries'])} entries in {target}")
+    print(f"{len(make_vectors(target)['items'])} items in {target}")

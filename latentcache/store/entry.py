@@ -22,6 +22,7 @@ from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.fields.dtypes import DTYPES, numpy_dtype
 from latentcache.identity.content import HASH_BYTES, checksum, content_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES
+from latentcache.store.atomic_io import Buffer
 
 #: The last byte is the version.
 MAGIC = b"LCE1"
@@ -111,7 +112,7 @@ class NewEntry:
     """One entry ready to be written."""
 
     key: bytes
-    value: bytes | bytearray | memoryview
+    value: Buffer
     """Head and payload."""
     item_keys: tuple[bytes, ...]
 
@@ -122,7 +123,7 @@ def pack_entry(
     recipe_id: bytes,
     dtype: str,
     shape: tuple[int, ...],
-    payload: bytes | memoryview,
+    payload: Buffer,
     flags: int = 0,
     items: int = 1,
     same: bytes = _NO_HASH,
@@ -166,7 +167,7 @@ def pack_entry(
     return value
 
 
-def read_header(data: bytes | memoryview, key: bytes | None = None) -> EntryHeader:
+def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
     """Parse a head and believe nothing that its checksum and its own rules do not prove.
 
     Args:
@@ -184,14 +185,14 @@ def read_header(data: bytes | memoryview, key: bytes | None = None) -> EntryHead
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
-def head_length(data: bytes | memoryview) -> int:
+def head_length(data: Buffer) -> int:
     """Bytes of the head, as its fixed part says; 0 if the data is no head."""
     if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
         return 0
     return int(_FIXED.unpack_from(data)[5])
 
 
-def head_intact(head: bytes | memoryview, key: bytes) -> bool:
+def head_intact(head: Buffer, key: bytes) -> bool:
     """True if the bytes are a head of this key whose checksum holds; it may still contradict itself."""
     if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[32 : 32 + KEY_BYTES]) != key:
         return False
@@ -200,7 +201,7 @@ def head_intact(head: bytes | memoryview, key: bytes) -> bool:
         return checksum(memory[:stop]) == int.from_bytes(memory[stop:], "little")
 
 
-def check_version(data: bytes | memoryview, where: str) -> None:
+def check_version(data: Buffer, where: str) -> None:
     """Raise if a head is of another version.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The committed vectors of the format: today's reader opens them, today's writer makes the same entries."""
+"""The committed vectors of the format: the current reader opens them, the current writer makes the same entries."""
 
 import json
 import os
@@ -6,80 +6,119 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import make_format_vectors
 import numpy as np
 import pytest
-from make_pictures import make_pictures
 
+from latentcache.fields import registry
 from latentcache.identity.content import checksum
-from latentcache.store.entry import HEADER_BYTES, unpack_header
-from latentcache.store.generation import load_generation
-from latentcache.store.index import collect_rows, load_index
-from latentcache.store.inventory import stored_entries
-from latentcache.store.layout import CacheLayout
+from latentcache.store.catalog import load_catalog
+from latentcache.store.columns import ColumnFile
+from latentcache.store.entry import read_header
+from latentcache.store.garbage import stored_entries
+from latentcache.store.index import collect_index, load_index
+from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
+import made_entries
 
 FOLDER = make_format_vectors.FOLDER
 EXPECTED = json.loads((FOLDER / "expected.json").read_bytes())
+KINDS = {kind.name: kind for kind, _, _ in make_format_vectors.FIELDS}
 
 
 @pytest.fixture(scope="module")
-def layout():
-    return CacheLayout(FOLDER / "cache")
+def paths():
+    return CachePaths(FOLDER / "cache")
+
+
+def known(monkeypatch):
+    """Make the kinds of the vectors known, as an installed package would."""
+    recipes = {kind.name: make_format_vectors.recipe_of(kind, spec) for kind, spec, _ in make_format_vectors.FIELDS}
+    for name, kind in KINDS.items():
+        monkeypatch.setattr(kind, "recipe_from_json", lambda data, name=name: recipes[name], raising=False)
+    monkeypatch.setattr(registry, "field_kinds", lambda: KINDS)
 
 
 def test_the_vectors_are_small():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 300_000
+    assert sum(path.stat().st_size for path in files) < 100_000
     assert not {"lock.mdb", "builder.lock", "BUILDING"} & {path.name for path in files}
 
 
-def test_todays_reader_opens_them(layout):
-    generation = load_generation(layout.root)
-    reader = EntryReader(layout, generation)
-    assert generation.recipe.recipe_id.hex() == EXPECTED["recipe_id"]
-    assert [item["name"] for item in generation.refused] == EXPECTED["refused"]
-    assert len(generation.rows.shard) == len(EXPECTED["entries"])
-    for row, entry in enumerate(EXPECTED["entries"]):
-        header, payload = reader.read(row)
-        assert header == unpack_header(bytes.fromhex(entry["header"]), bytes.fromhex(entry["key"]))
-        assert (header.dtype, list(header.shape)) == (entry["dtype"], entry["shape"])
-        assert f"{header.payload_checksum:016x}" == entry["payload_checksum"]
-        assert payload.reshape(-1)[:8].tolist() == entry["first_values"]
-        assert generation.rows.key[row].tobytes().hex() == entry["key"]
-        assert os.fsencode(reader.sample_name(row)).hex() == entry["name_hex"]
-        assert generation.samples.captions[row] == entry["caption"]
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_current_reader_opens_them(paths, monkeypatch, installed):
+    if installed:
+        known(monkeypatch)
+    snapshot = open_snapshot(paths.root)
+    reader = EntryReader(paths, snapshot)
+    rows = [(field, row) for field in snapshot.fields.values() for row in range(len(field))]
+    for (field, row), item in zip(rows, EXPECTED["items"], strict=True):
+        array = reader.read(field.name, row)
+        assert (field.name, field.spec.dtype, list(array.shape)) == (item["field"], item["dtype"], item["shape"])
+        assert f"{checksum(array.tobytes()):016x}" == item["checksum"]
+        assert os.fsencode(snapshot.samples.names[int(field.sample[row])]).hex() == item["name_hex"]
+        for name, values in field.columns.items():
+            np.testing.assert_array_equal(values[row], item["columns"][name])
+        for ends, values in field.ragged_columns.values():
+            begin = int(ends[row - 1]) if row else 0
+            np.testing.assert_array_equal(values[begin : int(ends[row])], np.reshape(item["spans"], (-1, 2)))
+        if installed or field.packing == "entry":
+            assert field.row_keys(np.array([row]))[0].tobytes().hex() == item["key"]
+        assert (field.kind is not None) == installed
+    assert [one.name for one in snapshot.rejected] == ["d/broken.png"]
     reader.close()
 
 
-def test_their_indexes_are_those_of_their_pages(layout):
-    for folder in layout.sealed_shards():
-        index = load_index(folder)
-        np.testing.assert_array_equal(collect_rows(index.data), index.rows)
-        for row, key in zip(index.rows, index.keys(), strict=True):
-            (entry,) = [entry for entry in EXPECTED["entries"] if entry["key"] == key.hex()]
-            assert (row["header"].tobytes().hex(), row["facts"].tobytes().hex()) == (entry["header"], entry["facts"])
+def test_their_indexes_are_those_of_their_pages(paths):
+    for folder in paths.sealed_shards():
+        index, collected = load_index(folder), collect_index(folder / "data.mdb")
+        index.check()
+        assert sorted(collected) == sorted(index.columns)
+        for name, values in collected.items():
+            np.testing.assert_array_equal(np.asarray(index.columns[name]), values)
 
 
-def test_todays_writer_makes_the_same_entries(tmp_path, layout):
+def test_the_current_writer_makes_the_same_bytes(tmp_path, paths):
     assert make_format_vectors.make_vectors(tmp_path) == EXPECTED
-    made, kept = (load_generation(root) for root in (tmp_path / "cache", layout.root))
-    for name in ("key", "shard", "bucket", "sample", "crop", "resize", "pixel_hash"):
-        np.testing.assert_array_equal(getattr(made.rows, name), getattr(kept.rows, name))
-    assert (made.recipe, made.buckets, made.shards) == (kept.recipe, kept.buckets, kept.shards)
-    assert (made.refused, made.notes) == (kept.refused, kept.notes)
+    for kept in sorted(path for path in paths.root.rglob("*") if path.is_file()):
+        made = tmp_path / "cache" / kept.relative_to(paths.root)
+        if kept.name != "data.mdb":  # whose meta pages hold the address of a map
+            assert made.read_bytes() == kept.read_bytes(), kept
+    made, kept = (load_catalog(one).keys() for one in (CachePaths(tmp_path / "cache"), paths))
+    np.testing.assert_array_equal(made, kept)
 
 
-def test_the_vectors_cover_what_they_say(layout):
-    header = [unpack_header(bytes.fromhex(e["header"]), bytes.fromhex(e["key"])) for e in EXPECTED["entries"]]
-    assert any(h.payload_bytes < 2000 for h in header)
-    assert any(h.payload_bytes > 4096 for h in header)
-    crops = load_generation(layout.root).rows.crop
-    assert crops[:, 0].any()
-    assert crops[:, 1].any()
+def test_heads_are_the_expected_ones(paths):
+    heads = {entry["key"]: bytes.fromhex(entry["head"]) for entry in EXPECTED["entries"]}
+    for folder in paths.sealed_shards():
+        index, data = load_index(folder), (folder / "data.mdb").read_bytes()
+        for entry, key in enumerate(index.entry_keys()):
+            offset, head = int(index.offset[entry]), int(index.head[entry])
+            assert data[offset - head : offset] == heads.pop(key.tobytes().hex())
+    assert not heads
+
+
+def test_the_vectors_cover_what_they_say(paths):
+    headers = [read_header(bytes.fromhex(entry["head"])) for entry in EXPECTED["entries"]]
+    assert {(header.packed, header.ragged) for header in headers} == {(False, False), (True, False), (True, True)}
+    assert any(header.payload_bytes < 1000 for header in headers)
+    assert any(header.payload_bytes > 4096 for header in headers)
+    assert any(header.ragged_columns for header in headers)
+    forms = json.loads(_header(paths)["__metadata__"]["columns"])
+    kinds = {name for form in forms.values() for name in form}
+    assert {"alias", "step"} <= kinds
     with pytest.raises(UnicodeDecodeError):
-        bytes.fromhex(EXPECTED["entries"][-1]["name_hex"]).decode("utf-8")
+        bytes.fromhex(EXPECTED["items"][3]["name_hex"]).decode("utf-8")
+
+
+def _header(paths):
+    data = (paths.snapshot(1) / "columns.safetensors").read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
 
 
 # The reader of docs/format/second-reader.md.
@@ -88,8 +127,9 @@ def test_the_vectors_cover_what_they_say(layout):
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     page = (FOLDER.parent / "second-reader.md").read_text("utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
-    assert len(code.splitlines()) <= 60
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) < 80
+    assert max(map(len, code.splitlines())) <= 120
     assert "import latentcache" not in code
     path = tmp_path_factory.mktemp("second") / "second_reader.py"
     path.write_text(code, encoding="utf-8")
@@ -103,45 +143,41 @@ def listed(program, cache):
 
 def test_the_second_reader_reads_the_vectors(program, tmp_path):
     lines = listed(program, shutil.copytree(FOLDER / "cache", tmp_path / "cache"))
-    wanted = []
-    for entry in EXPECTED["entries"]:
-        name = os.fsdecode(bytes.fromhex(entry["name_hex"]))
-        wanted.append(f"{entry['key']} float16 {entry['shape']} {name!a} {entry['caption']!a}")
-    assert lines == wanted
+    for line, item in zip(lines, EXPECTED["items"], strict=True):
+        name = os.fsdecode(bytes.fromhex(item["name_hex"]))
+        dtype = {"bfloat16": "uint16"}.get(item["dtype"], item["dtype"])
+        assert line == f"{item['field']} {item['key']} {dtype} {item['shape']} {item['checksum']} {name!a}"
 
 
-def test_the_second_reader_reads_a_fresh_cache(program, tmp_path):
-    paths = make_pictures(tmp_path / "pictures", 8, side=96)
-    places = [tmp_path / "pictures", "--out", tmp_path / "cache"]
-    command = [sys.executable, "-m", "latentcache", "build", *places, "--model", "stub", "--resolution", "128"]
-    subprocess.run(command, check=True, capture_output=True)
-    lines = listed(program, tmp_path / "cache")
-    keys = {stored.key.hex() for stored in stored_entries(tmp_path / "cache", payloads=True) if stored.intact}
-    assert {line.split()[0] for line in lines} == keys
-    for line, path in zip(lines, sorted(paths), strict=True):
-        caption = path.with_suffix(".txt").read_text("utf-8").strip()
-        assert line.endswith(f"{path.name!a} {caption!a}")
+@pytest.mark.parametrize("count", [12, 400])
+def test_the_second_reader_reads_every_kind(program, tmp_path, monkeypatch, count):
+    made_entries.install(monkeypatch)
+    paths = made_entries.make_cache(tmp_path / "cache", range(count), shards=3)
+    lines = [line.split(" ") for line in listed(program, paths.root)]
+    stored = {one.key.hex(): f"{one.checksum:016x}" for one in stored_entries(paths.root, payloads=True)}
+    assert len(lines) == 3 * count
+    for line in lines:
+        assert stored[line[1]] == line[-2]
+    for name in made_entries.KINDS:
+        keys = [item.key.hex() for item in made_entries.items_of(name, range(count))]
+        assert [line[1] for line in lines if line[0] == name] == keys
 
 
-def test_the_second_reader_lists_mirror_images_behind_their_pictures(program, tmp_path):
-    make_pictures(tmp_path / "pictures", 3, side=96)
-    places = [tmp_path / "pictures", "--out", tmp_path / "cache"]
-    more = ["--model", "stub", "--resolution", "128", "--flip"]
-    subprocess.run([sys.executable, "-m", "latentcache", "build", *places, *more], check=True, capture_output=True)
-    lines = [line.split(maxsplit=1) for line in listed(program, tmp_path / "cache")]
-    assert [key[2:4] for key, _ in lines] == ["00"] * 3 + ["01"] * 3
-    assert [rest for _, rest in lines[:3]] == [rest for _, rest in lines[3:]]
+def test_the_second_reader_reads_starts_that_do_not_follow(program, tmp_path, monkeypatch):
+    made_entries.install(monkeypatch)
+    paths = made_entries.make_cache(tmp_path / "cache", range(40), shards=1)
+    made_entries.publish(paths, [39, 3, 4, 7, 0])
+    assert "fields/words/start" in ColumnFile(paths.snapshot(2) / "columns.safetensors")
+    words = [line.split(" ") for line in listed(program, paths.root) if line.startswith("words")]
+    items = made_entries.items_of("words", [39, 3, 4, 7, 0])
+    assert [line[1] for line in words] == [item.key.hex() for item in items]
+    assert [line[-2] for line in words] == [f"{checksum(item.array.tobytes()):016x}" for item in items]
 
 
 def test_the_second_reader_refuses_damage(program, tmp_path):
     cache = shutil.copytree(FOLDER / "cache", tmp_path / "cache")
-    index = load_index(cache / "shards" / "large")
-    data = bytearray(index.data.read_bytes())
-    at = int(index.rows["offset"][0]) + HEADER_BYTES + 100
-    assert checksum(bytes(data[at - 100 : at - 100 + 6144])) == int(EXPECTED["entries"][-1]["payload_checksum"], 16)
-    data[at] ^= 1
-    index.data.chmod(0o644)
-    index.data.write_bytes(data)
+    index = load_index(cache / "shards" / "second")
+    made_entries.flip(index.data, int(np.asarray(index.offset)[0]) + 10)
     done = subprocess.run([sys.executable, program, cache], capture_output=True, text=True)
     assert done.returncode == 1
     assert "ValueError: payload checksum" in done.stderr
