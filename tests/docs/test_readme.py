@@ -54,7 +54,7 @@ def test_the_five_lines_for_tokens_read_every_row_twice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes, seen = [], 0
 
-    def train_step(input_ids, labels, position_ids):
+    def train_step(input_ids, labels, position_ids, use_cache):
         nonlocal seen
         shapes.append(tuple(input_ids.shape))
         seen += int((labels != -100).sum())

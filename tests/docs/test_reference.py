@@ -46,11 +46,11 @@ def test_every_error_has_a_heading_with_its_slug():
 
 @pytest.mark.parametrize("cause", HINTS)
 def test_every_cause_is_explained_with_its_hint(cause):
-    pages = [(DOCS / "howto" / name).read_text("utf-8") for name in ("bad-pictures.md", "records.md")]
+    pages = [(DOCS / "howto" / name).read_text("utf-8") for name in ("rejected-inputs.md", "records.md")]
     tables = [page.partition("| cause |")[2] if "| form |" in page else page for page in pages]
     rows = [row for table in tables for row in re.findall(r"^\| `(\S+)` \| (.+?) \| (.+) \|$", table, re.M)]
     found = {word: (meaning, fix) for word, meaning, fix in rows}
-    assert cause in found, f"give {cause} a row in docs/howto/bad-pictures.md or records.md"
+    assert cause in found, f"give {cause} a row in docs/howto/rejected-inputs.md or records.md"
     assert found[cause][1] == HINTS[cause]
     assert found[cause][0] != found[cause][1]
     assert set(found) <= set(HINTS), "a row for a word that is not used"
@@ -60,10 +60,10 @@ def test_every_cause_is_explained_with_its_hint(cause):
 def objects(tmp_path_factory):
     """One JSON object of each command."""
     folder = tmp_path_factory.mktemp("json")
-    make_images(folder / "pictures", count=3, side=64)
-    (folder / "pictures" / "empty.png").touch()
-    cache = f"{folder}/pictures.latentcache"
-    build = run("build", f"{folder}/pictures", "--model", "stub", "--resolution", "64", "--json")
+    make_images(folder / "images", count=3, side=64)
+    (folder / "images" / "empty.png").touch()
+    cache = f"{folder}/images.latentcache"
+    build = run("build", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
     rest = (
         run("verify", cache, "--json"),
         run("info", cache, "--entries", "--quarantine", "--json"),
