@@ -12,11 +12,16 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 both = pytest.mark.parametrize("number", WATCHED)
 
 
+def signalled(number):
+    """Send a signal to this process and wait for its effect."""
+    os.kill(os.getpid(), number)
+    time.sleep(5)
+
+
 @both
 def test_while_nothing_runs_a_signal_raises_at_once(number):
     with StopSignal() as stop, pytest.raises(InterruptedBuildError) as caught:
-        os.kill(os.getpid(), number)
-        time.sleep(5)
+        signalled(number)
     assert (caught.value.exit_code, caught.value.slug) == (128 + number, "interrupted")
     assert number.name in caught.value.what
     assert stop.requested
@@ -44,9 +49,14 @@ def test_a_second_signal_ends_the_patience_and_never_the_process():
 
 def test_a_deferred_block_ends_before_the_error():
     done = []
-    with StopSignal() as stop, pytest.raises(InterruptedBuildError), stop.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        done.append(1)
+
+    def work(stop):
+        with stop.deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(1)
+
+    with StopSignal() as stop, pytest.raises(InterruptedBuildError):
+        work(stop)
     assert done == [1]
 
 

@@ -126,6 +126,8 @@ class ByteBudget:
 
     def release(self, size: int) -> None:
         """Give bytes back."""
+        if not size:
+            return
         with self._free:
             self._held -= size
             self._free.notify_all()

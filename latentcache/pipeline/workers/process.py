@@ -188,8 +188,7 @@ class WorkerThread:
 
 
 class WarmWorker:
-    """A worker process that answers questions before a build, and that :func:`run_jobs` takes over: torch is imported
-    once.
+    """A worker process that answers questions before a build. :func:`run_jobs` takes it over: torch is imported once.
 
     Args:
         device: As in ``--device``; the process is for the first device.
@@ -252,7 +251,7 @@ class WarmWorker:
 
 def import_path() -> list[str]:
     """``sys.path`` of this process for another one, with the working directory last."""
-    here = os.path.realpath(os.getcwd())
+    here = str(Path.cwd())
     local = [one for one in sys.path if not one or os.path.realpath(one) == here]
     package = str(Path(failpoint.__file__).resolve().parent.parent)
     first = [] if package in sys.path and package not in local else [package]

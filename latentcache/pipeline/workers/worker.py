@@ -178,6 +178,10 @@ class WorkerLoop:
         for chunk in self._chunks(tracked):
             self._to_prepare.put(chunk)
 
+    def fail(self, error: BaseException) -> None:
+        """Have the loop raise an error of another thread."""
+        self._inbox.put(error)
+
     def _chunks(self, jobs: Sequence[Tracked]) -> Iterator[list[Tracked]]:
         """Jobs as they are prepared one after the other: several of a cheap kind, to save turns of threads."""
         most = self.kind.work.unit_cost // _CHUNKS if self.kind.device == "cpu" else 0
@@ -220,6 +224,8 @@ class WorkerLoop:
             if isinstance(found, Unit):
                 self._units[found.number] = found
                 self._remaining += found.unmade
+            elif isinstance(found, BaseException):
+                raise found
             elif found is not None:
                 self._remaining -= len(found)
                 for tracked, outcome in found:
@@ -279,7 +285,8 @@ class WorkerLoop:
             tracked.missing = self.jobs.missing(tracked, outcome.content)
         missing = {output.item for output in tracked.missing}
         items = [one for one in outcome.items if one.output.item in missing]
-        self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
+        if len(items) < len(outcome.items):
+            self.budget.release(sum(one.num_bytes for one in outcome.items) - sum(one.num_bytes for one in items))
         if len(items) != len(missing):
             raise RuntimeError(f"{self.kind.name}: {tracked.job.name} was prepared without some of its outputs")
         tracked.unmade += len(items)
@@ -568,7 +575,10 @@ def _listen(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
     """Take messages, in a thread of its own."""
     while (message := loop.channel.receive()) is not None:
         if message.kind == "work":
-            loop.feed(message)
+            try:
+                loop.feed(message)
+            except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+                loop.fail(error)
         elif message.kind == "stop":
             loop.stopping.set()
     _lost(loop, on_loss)

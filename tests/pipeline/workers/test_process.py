@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     for name in ("json", "numpy", "socket", "signal"):
         (tmp_path / f"{name}.py").write_text("import os; os.kill(os.getpid(), 9)")
     (tmp_path / "own.py").write_text("def answer(): return 7")
-    tests = os.getcwd()
+    tests = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
     assert ask_worker("own:answer", device="cpu") == 7

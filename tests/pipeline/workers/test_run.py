@@ -291,6 +291,7 @@ def test_a_second_request_waits_for_nobody(toy):
     assert toy.stop.hurry
 
 
+@pytest.mark.slow
 def test_a_stopped_build_accuses_no_worker(toy):
     script = (
         "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
@@ -414,3 +415,12 @@ def test_inputs_that_changed_are_not_made_again(words):
     assert found.made.reason == "source-changed"
     assert [producer.device for producer in opened] == ["cpu"]
     assert not list(make_again(words.task(), [], opened=opened.append))
+
+
+def test_an_error_in_a_listening_thread_ends_the_build(toy, monkeypatch):
+    def broken(self, message):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("latentcache.pipeline.workers.worker.WorkerLoop.feed", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        toy.run(TEXTS, workers=0, device="cpu")

@@ -125,9 +125,13 @@ def test_a_failure_is_raised_by_put_and_by_finish_and_earlier_commits_stay(tmp_p
 
     monkeypatch.setattr(ShardWriter, "write", full_after_two)
     bench = Bench(tmp_path, commit_every=1)
-    with pytest.raises(DiskFullError):
+
+    def put_until_it_fails():
         for _ in range(1000):
             bench.writer.put(made)
+
+    with pytest.raises(DiskFullError):
+        put_until_it_fails()
     with pytest.raises(DiskFullError):
         bench.writer.finish()
     assert bench.commits == [list(made[0].item_keys), list(made[1].item_keys)]

@@ -4,6 +4,7 @@ An input is words; the first word is what it stands for, the others are orders: 
 ``stop-prepare``, ``fail-encode``, ``memory-prepare``, ``print-prepare``, ``sleep-encode``, ``once-encode`` ...
 """
 
+# ruff: noqa: RUF012, C901
 from __future__ import annotations
 
 import os
