@@ -46,7 +46,9 @@ class View:
             (self.entry, len(self)),
             (self.group, len(rows.groups)),
         ]
-        if any(len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in bounds):
+        if (len(self) and not len(self.entry)) or any(
+            len(column) and not 0 <= int(column.min()) <= int(column.max()) < most for column, most in bounds
+        ):
             raise CacheDamagedError(
                 f"the field {self.name!r} of a snapshot contradicts itself", why="a row points outside"
             )
@@ -87,11 +89,15 @@ class View:
         within = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times)
         return order[first[which] + within], which
 
-    def group_of(self, entries: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Position of the group of each entry; 0 for an entry without rows."""
+    def first_rows(self, entries: NDArray[np.integer]) -> NDArray[np.intp]:
+        """(n,) a row of each entry; of an entry without rows that of another one."""
         order, entry = self._by_entry
-        first = np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))
-        return self.group[order[first]].astype(np.int64) if len(entry) else np.zeros(len(entries), dtype=np.int64)
+        return order[np.minimum(np.searchsorted(entry, entries), max(len(entry) - 1, 0))]
+
+    @cached_property
+    def own(self) -> dict[str, NDArray[Any]]:
+        """The kind's own columns, (R, ...) each; none for blocks, whose payload holds many rows."""
+        return {} if self.rows.packing == "block" else {n: np.asarray(c) for n, c in self.rows.columns.items()}
 
 
 @dataclass(slots=True)

@@ -172,9 +172,9 @@ def _look(descriptor: int, run: _Run, buffer: memoryview) -> _Outcome:
         outcome.wrong += [(entry, "unverifiable", reason, text, False) for entry in run.entries.tolist()]
         return outcome
     offsets, heads, sizes = (column[run.entries].tolist() for column in (view.offset, view.head, view.bytes))
-    sums, groups = view.checksum[run.entries].tolist(), view.group_of(run.entries).tolist()
-    for entry, offset, head, size, expected, group in zip(
-        run.entries.tolist(), offsets, heads, sizes, sums, groups, strict=True
+    sums, rows = view.checksum[run.entries].tolist(), view.first_rows(run.entries).tolist()
+    for entry, offset, head, size, expected, row in zip(
+        run.entries.tolist(), offsets, heads, sizes, sums, rows, strict=True
     ):
         at = offset - run.first
         if at + size > got:
@@ -187,7 +187,7 @@ def _look(descriptor: int, run: _Run, buffer: memoryview) -> _Outcome:
             outcome.wrong.append((entry, "corrupt", "payload", text, False))
         elif text := _wrong_head(buffer[at - head : at], view, entry):
             outcome.wrong.append((entry, "corrupt", "header", text, False))
-        elif text := _wrong_values(payload, view, group):
+        elif text := _wrong_values(payload, view, row):
             outcome.wrong.append((entry, "corrupt", "values", text, True))
     return outcome
 
@@ -204,17 +204,18 @@ def _wrong_head(head: memoryview, view: View, entry: int) -> str:
     return ""
 
 
-def _wrong_values(payload: memoryview, view: View, group: int) -> str:
+def _wrong_values(payload: memoryview, view: View, row: int) -> str:
     """Why the kind does not accept a payload whose checksum is right; empty if it does, or is not installed."""
     rows = view.rows
     if rows.kind is None or rows.recipe is None:
         return ""
-    shape = rows.groups[group].shape
+    group, own = rows.groups[int(view.group[row])], {name: column[row] for name, column in view.own.items()}
+    shape = group.shape
     try:
         values: NDArray[Any] = np.frombuffer(payload, dtype=numpy_dtype(rows.spec.dtype))
         many = rows.spec.ragged or rows.packing == "block"
         values = values.reshape(-1, *(shape[1:] if rows.spec.ragged else shape)) if many else values.reshape(shape)
     except ValueError:
         return f"{len(payload)} bytes are no {rows.spec.dtype} of shape {list(shape)}"
-    text: str = rows.kind.check(rows.groups[group], values, {}, rows.recipe)
+    text: str = rows.kind.check(group, values, own, rows.recipe)
     return text

@@ -92,6 +92,15 @@ def test_values_that_the_kind_does_not_accept_are_corrupt_though_their_checksum_
     assert [(one.category, one.reason, one.found) for one in report.findings] == [("corrupt", "values", "not finite")]
 
 
+def test_the_kind_sees_the_own_columns_of_an_entry(tmp_path, monkeypatch):
+    import made_cache
+
+    seen = []
+    monkeypatch.setattr(made_cache.Flat, "check", lambda self, group, payload, row, recipe: seen.append(row) or "")
+    check(make(tmp_path, "flat"))
+    assert [row["crop"].tolist() for row in seen] == [[0, 0]] * 8
+
+
 def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
     import made_cache
 
