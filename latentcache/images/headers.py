@@ -204,6 +204,11 @@ def translated_errors(stream: BinaryIO) -> Iterator[None]:
         raise rejection(_reason(error, stream), _detail(error, stream)) from error
 
 
+def since_listed(error: UnusableSampleError) -> tuple[str, str]:
+    """Reason and hint for a file that was listed a moment ago: one that is gone since then has ``vanished``."""
+    return ("vanished", hint_for("vanished")) if error.slug == "not-found" else (error.slug, error.fix)
+
+
 def rejection(reason: str, detail: str) -> UnusableSampleError:
     """The error of one reason."""
     return UnusableSampleError(detail, fix=hint_for(reason), slug=reason)
@@ -225,12 +230,13 @@ def _read_while_quick(read: Callable[[int], None], numbers: range) -> int:
 def _rejected(root: Path, name: str, error: UnusableSampleError) -> Rejected:
     """A rejection with the content and stat that it was made for, so that it stands until the bytes change."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
+    reason, hint = since_listed(error)
     try:
         data, memo = read_source(root / name)
     except UnusableSampleError:
-        return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix)
+        return Rejected(name=name, reason=reason, detail=detail, hint=hint)
     stat, content = stat_numbers(memo), content_hash(data)
-    return Rejected(name=name, reason=error.slug, detail=detail, hint=error.fix, content=content, stat=stat)
+    return Rejected(name=name, reason=reason, detail=detail, hint=hint, content=content, stat=stat)
 
 
 def _silence_pillow() -> None:

@@ -29,6 +29,7 @@ from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Box, Size, latent_size
 from latentcache.identity.content import content_hash
 from latentcache.images.decode import EncodedImage
+from latentcache.images.headers import since_listed
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 from latentcache.images.scratch import Scratch, own_memory
 from latentcache.sources.causes import hint_for
@@ -93,7 +94,8 @@ class VaeProducer(Producer):
             items = self._items(job, image, outputs) if outputs else []
         except UnusableSampleError as error:
             detail = "; ".join(part for part in (error.what, error.why) if part)
-            return Failure(reason=error.slug, detail=detail, hint=error.fix, content=content, stat=memo)
+            reason, hint = since_listed(error)
+            return Failure(reason=reason, detail=detail, hint=hint, content=content, stat=memo)
         except MemoryError:
             detail, hint = "there is not enough memory to decode it", hint_for("out-of-memory")
             return Failure(reason="out-of-memory", detail=detail, hint=hint, content=content, stat=memo)
