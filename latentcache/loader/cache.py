@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheIncompleteError, UsageError
+from latentcache.errors import CacheIncompleteError, CacheNotFoundError, UsageError
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.items import Checksum
@@ -33,6 +33,8 @@ from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_row
 from latentcache.plan.samples import plan_report
 from latentcache.plan.split import in_validation
 from latentcache.store.lease import open_leased
+from latentcache.store.paths import CachePaths
+from latentcache.store.pending import open_pending
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import Snapshot
 
@@ -555,11 +557,13 @@ def open_cache(
 
 
 def _pending(root: Path, timeout_s: float) -> Snapshot | None:
-    """The snapshot that a streaming build will make, if one runs."""
-    from latentcache.store import pending  # type: ignore[attr-defined,unused-ignore]
-
-    found: Snapshot | None = pending.open_pending(root, timeout_s=timeout_s)
-    return found
+    """The snapshot that a streaming build will make; waits for one only if there is no finished snapshot."""
+    paths = CachePaths(root)
+    try:
+        finished = paths.current_snapshot() > 0
+    except CacheNotFoundError:
+        finished = False
+    return None if finished and not paths.pending.exists() else open_pending(root, timeout_s=timeout_s)
 
 
 def _folder_repeats(part: Part) -> NDArray[np.int64]:

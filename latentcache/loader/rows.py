@@ -382,7 +382,7 @@ class Rows(Dataset[Batch]):
 
     def _split(self, rows: Ints) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
-        rows = rows.astype(np.int64, copy=False)
+        rows = np.asarray(rows, dtype=np.int64)
         if len(self._parts) == 1:
             every: NDArray[np.int64] = np.arange(len(rows))
             return [(0, every, rows)]

@@ -449,10 +449,10 @@ class SampleReader:
     def _numbers(self, source: str, number: int, local: Ints, variant: Ints) -> Ints:
         """(n, 2) of a column of the samples, or of the first field that has one of this name."""
         snapshot = self._parts[number].snapshot
-        field, rows = "", self._joined[number].sample[local]
+        field, rows = "", np.asarray(self._joined[number].sample[local], dtype=np.int64)
         if source not in snapshot.samples.columns:
             field = next(name for name in self.fields if source in snapshot.fields[name].columns)
-            rows = self._items(field, number, local, variant)
+            rows = self._items(field, number, local, variant).astype(np.int64)
         found: Ints = self._column(number, field, source)[rows]
         return found
 

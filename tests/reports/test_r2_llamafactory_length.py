@@ -11,6 +11,9 @@ from small_cache import of_three_sizes
 from latentcache import open_cache
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:bucket .* is filled up with")
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     """Thirteen images in buckets of five, four and four."""
@@ -25,7 +28,7 @@ def test_the_length_is_what_comes(cache, batch_size, world_size, policy):
     report = opened.plan(batch_size=batch_size, world_size=world_size, remainder=policy)
     if not report.steps:
         return
-    words = {"batch_size": batch_size, "world_size": world_size, "small_buckets": policy}
+    words = {"batch_size": batch_size, "world_size": world_size, "remainder": policy}
     for rank in range(world_size):
         loader = opened.loader(rank=rank, **words)
         assert len(loader) == report.steps

@@ -60,15 +60,15 @@ def test_a_gguf_file_is_called_one_before_torch_is_loaded(run, tmp_path):
 
 
 def test_memory_that_runs_out_halves_the_batch_and_goes_on(monkeypatch, tmp_path):
-    """Fails without the halving: the build would end with DeviceMemoryError, or a image would be lost."""
+    """Fails without the halving: the build would end with DeviceMemoryError, or an image would be lost."""
     sizes = []
     encode = StubEncoder.encode
 
-    def small(self, pixels, *, precise=False):
+    def small(self, pixels):
         sizes.append(len(pixels))
         if len(pixels) > 1:
             raise DeviceMemoryError("CUDA out of memory")
-        return encode(self, pixels, precise=precise)
+        return encode(self, pixels)
 
     draw_four(tmp_path / "whole")
     build(tmp_path / "whole", tmp_path / "expected")

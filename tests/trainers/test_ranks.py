@@ -46,7 +46,7 @@ def test_three_ranks_go_on_where_two_stopped(two, thirteen, tmp_path):
     assert_in_step(after)
     first, rest = served(before), served(after)
     assert set(first) | set(rest) == NAMES
-    left = open_cache(thirteen / "images.latentcache").loader(batch_size=1, world_size=3, remainder="partial")
+    left = open_cache(thirteen / "images.latentcache").loader(batch_size=1, rank=0, world_size=3, remainder="partial")
     left.load_state_dict(state)
     assert [len(rank["steps"]) for rank in after] == [left.remaining()] * 3
     repeated = 3 * left.remaining() + sum(first.values()) - len(NAMES)

@@ -78,6 +78,7 @@ def test_one_long_row_is_what_trl_makes_of_the_same_documents(cache):
         for row in range(3)
     ]
     theirs = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(rows)
+    assert ours.pop("use_cache") is False
     assert set(ours) == set(theirs)
     for name, value in theirs.items():
         if isinstance(value, torch.Tensor):
