@@ -40,7 +40,7 @@ from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, to_json
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
-from latentcache.store.blocks import Item, pack_items
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import NewEntry
 from latentcache.store.paths import CachePaths
@@ -237,6 +237,8 @@ class WorkerLoop:
             if idle and not self._flushed:
                 self.writer.put(())  # nothing is left to wait for
             self._flushed = idle
+            if idle:
+                self.writer.check()  # it fails on its own, and no further put() would tell
             if self.jobs.num_settled >= _TELL_JOBS or time.monotonic() - self._told > _TELL_S or idle:
                 self._tell()
         self._fetch(wait=True)

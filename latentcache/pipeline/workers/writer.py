@@ -62,7 +62,7 @@ class WriterThread:
             StoreError: The writer failed, or has been finished.
         """
         self._put(entries)
-        self._raise()
+        self.check()
 
     def finish(self) -> None:
         """Commit the rest and seal the shard. May be called again, from any thread.
@@ -72,7 +72,7 @@ class WriterThread:
         """
         self._put(None)
         self._thread.join()
-        self._raise()
+        self.check()
 
     def _put(self, entries: Sequence[NewEntry] | None) -> None:
         while self._thread.is_alive():
@@ -82,7 +82,12 @@ class WriterThread:
                 continue
             return
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raise the error of a writer that failed since the last call.
+
+        Raises:
+            StoreError: The writer failed.
+        """
         if self._error is not None:
             raise self._error
 
