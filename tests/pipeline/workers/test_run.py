@@ -130,6 +130,7 @@ def test_a_job_that_is_too_large_fails_unread(words):
     assert words.times("prepare", "giant") == 0
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_enough_fails_one_sample(toy):
     """In a bounded process the worker is replaced and the sample tried alone; elsewhere the sample fails at once."""
     result = toy.run([*TEXTS[:6], "hungry memory-prepare"])
@@ -138,6 +139,7 @@ def test_memory_that_is_not_enough_fails_one_sample(toy):
     assert settled(result) == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prepare", "encode"])
 def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
     texts = [*TEXTS[:12], f"poison crash-{stage}", *TEXTS[12:24]]
@@ -151,6 +153,7 @@ def test_a_sample_that_kills_its_workers_is_convicted(toy, stage):
     assert result.restarts >= 3
 
 
+@pytest.mark.slow
 def test_two_samples_that_kill_are_found_in_one_batch(toy):
     texts = ["p crash-encode", *TEXTS[:6], "q crash-encode", *TEXTS[6:9]]
     result = toy.run(texts)
@@ -169,11 +172,13 @@ def test_a_worker_that_dies_once_convicts_nobody(toy):
     assert any("SIGSEGV" in warning for warning in toy.warnings)
 
 
+@pytest.mark.slow
 def test_a_dead_encoder_convicts_no_good_samples(toy):
     with pytest.raises(WorkerError, match="keep dying"):
         toy.run([f"w{number} crash-encode" for number in range(24)])
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_later_ends_the_build(toy):
     """Every sample succeeds until one moment; from then on each worker dies, also on samples that were fine."""
     with pytest.raises(WorkerError, match="keep dying"):
