@@ -40,9 +40,8 @@ from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
 from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, to_json
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
-from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import open_lookup
-from latentcache.store.entry import NewEntry
+from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
 
 #: Seconds that a worker process may outlive its build.

@@ -9,8 +9,8 @@ from latentcache.fields.registry import field_kinds
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.workers import writer as writer_module
 from latentcache.pipeline.workers.writer import WriterThread
-from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.shard import ShardWriter
 
