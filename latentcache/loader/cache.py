@@ -20,12 +20,13 @@ from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.items import Checksum
 from latentcache.loader.loader import Loader
-from latentcache.loader.row_reader import RowReader
+from latentcache.loader.row_reader import PendingRowReader, RowReader
 from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
 from latentcache.loader.sample_reader import Part, SampleReader
 from latentcache.loader.substitute import OnError
 from latentcache.loader.values import Draw, ReadSettings
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
+from latentcache.plan.documents import RowPlan
 from latentcache.plan.length_buckets import checked_lengths
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
@@ -297,8 +298,14 @@ class Cache:
         make = {"pack": packed_rows, "pad": padded_rows, "chunk": concat_and_chunk}[kind]
         parts = []
         for one in documents:
-            plan = cast("Any", make)(one.corpus, length, **options)
-            parts.append(RowPart(RowReader(one, plan), {"kind": kind, "length": length, **options}, self._title))
+            reader: RowReader | PendingRowReader
+            if one.pending:
+                _refuse_unknown(kind, policy, no_loss, len(settings.lengths))
+                reader = PendingRowReader(one, length, policy)
+            else:
+                plan: RowPlan = cast("Any", make)(one.corpus, length, **options)
+                reader = RowReader(one, plan)
+            parts.append(RowPart(reader, {"kind": kind, "length": length, **options}, self._title))
         rows = Rows(parts, settings)
         if not len(rows):
             raise no_rows(first, parts[0].reader.plan, self._title)
@@ -578,6 +585,16 @@ def _folder_repeats(part: Part) -> NDArray[np.int64]:
         if mark and count.isascii() and count.isdecimal() and int(count) > 0:
             repeats[place] = int(count)
     return repeats[inverse]
+
+
+def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:
+    """Refuse rows of a streaming build whose number depends on lengths that are not known yet."""
+    if kind != "pad" or overflow in ("split", "drop") or no_loss != "error" or lengths > 1:
+        raise UsageError(
+            f"rows({kind}=..., overflow={overflow!r}, no_loss={no_loss!r}): not while the cache is being built",
+            why="their number depends on documents that are not tokenized yet",
+            fix="rows(pad=4096, overflow='truncate_right', no_loss='error'), or wait for the end of the build",
+        )
 
 
 def _refuse_foreign(kind: str, **given: bool) -> None:

@@ -105,10 +105,39 @@ class Documents:
 
     @property
     def identity(self) -> bytes:
-        """16 bytes that name the recipe, the documents in their order, their lengths and spans."""
-        recipe = self.snapshot.fields[self.field].recipe_id
-        columns = (self.content, self.lengths, self.span_ends, self.spans)
-        return content_hash(recipe + b"".join(np.ascontiguousarray(column).tobytes() for column in columns))
+        """16 bytes that name the recipe and the documents in their order; elements follow from these."""
+        return content_hash(self.snapshot.fields[self.field].recipe_id + np.ascontiguousarray(self.content).tobytes())
+
+    @property
+    def pending(self) -> bool:
+        """True if a streaming build is still making them: lengths and spans are unknown."""
+        return self.snapshot.pending is not None
+
+    def arrived(self, documents: Ints) -> Arrived:
+        """These documents of a streaming build, once they can be read.
+
+        Raises:
+            MissingEntryError: One of them was rejected.
+            NotYetEncodedError: One of them did not come in time.
+        """
+        rows, reader = self._rows[documents], self._items.reader
+        reader.ready(self.field, rows)
+        lengths = self.snapshot.pending.length(self.field, rows).astype(np.int64)
+        spans = [np.array([[0, length]]) for length in lengths.tolist()]
+        if _SPANS in getattr(self.snapshot.fields[self.field].kind, "ragged_columns", ()):
+            spans = [
+                self._spans_in_head(row, key) for row, key in zip(rows.tolist(), self.keys(documents), strict=True)
+            ]
+        ends = np.cumsum([len(one) for one in spans])
+        return Arrived(self, documents, lengths, ends, np.concatenate(spans))
+
+    def _spans_in_head(self, row: int, key: NDArray[np.uint8]) -> Ints:
+        """The loss spans of an item, from the head of its entry."""
+        header = self._items.reader.header(self.field, row)
+        item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
+        ends, values = header.ragged_columns[_SPANS]
+        found: Ints = values[int(ends[item - 1]) if item else 0 : int(ends[item])]
+        return found
 
     def read(self, document: int) -> NDArray[Any]:
         """(n,) the elements of one document.
@@ -158,6 +187,23 @@ class Documents:
         if len(self._rows) == len(ends) and (np.diff(self._rows) == 1).all():
             return ends, values
         return np.cumsum(counts), values[spread(begins(ends)[self._rows], counts)]
+
+
+class Arrived:
+    """Some documents of a streaming build, numbered from 0, in the place of :class:`Documents`."""
+
+    def __init__(self, documents: Documents, chosen: Ints, lengths: Ints, span_ends: Ints, spans: Ints) -> None:
+        self._documents, self._chosen = documents, chosen
+        self.dtype = documents.dtype
+        self.corpus = Corpus(length=lengths, span_ends=span_ends, spans=spans, where=self.where)
+
+    def where(self, document: int) -> str:
+        """File and line of a document."""
+        return self._documents.where(int(self._chosen[document]))
+
+    def gather(self, document: Ints, start: Ints, length: Ints, out: NDArray[Any], at: Ints) -> None:
+        """See :meth:`Documents.gather`."""
+        self._documents.gather(self._chosen[document], start, length, out, at)
 
 
 def content_of(snapshot: Snapshot, samples: Ints | None = None) -> NDArray[np.uint8]:

@@ -80,6 +80,11 @@ class Items:
             pass
         reader.gather(field, rows, out, at, start=start, length=length)
 
+    @property
+    def reader(self) -> EntryReader:
+        """What proves and names entries."""
+        return self._reader
+
     def places(self, rows: Ints) -> list[Place]:
         """Where items are, for reading ahead.
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.documents import Documents
+from latentcache.loader.documents import Arrived, Documents
 from latentcache.loader.formats import IGNORED
 from latentcache.plan.documents import RowPlan, begins, spread
 from latentcache.plan.loss_spans import LossSpans, loss_spans
+from latentcache.plan.rows import Overflow, padded_rows
 
 Ids = NDArray[np.int64]
 #: Bytes of an id in a row.
@@ -58,8 +59,8 @@ class RowReader:
         plan: The rows.
     """
 
-    def __init__(self, documents: Documents, plan: RowPlan) -> None:
-        self.documents, self.plan = documents, plan
+    def __init__(self, documents: Documents | Arrived, plan: RowPlan) -> None:
+        self.documents, self.plan = cast("Documents", documents), plan
         corpus = documents.corpus
         self.lengths = plan.row_lengths()
         self._begins = begins(plan.ends)
@@ -79,7 +80,7 @@ class RowReader:
 
     def fill(
         self,
-        documents: Documents,
+        documents: Documents | Arrived,
         rows: NDArray[np.integer],
         out: RowArrays,
         at: NDArray[np.int64],
@@ -161,6 +162,52 @@ class RowReader:
             if length < width:
                 positions[row, length:] = counting[: width - length]
                 documents[row, length:] = 0
+
+
+class PendingRowReader:
+    """Rows of documents that a streaming build still makes: one per document, waited for batch by batch.
+
+    Args:
+        documents: The documents.
+        length: Tokens in a row.
+        overflow: What happens to longer documents; a policy that gives each document one row.
+    """
+
+    def __init__(self, documents: Documents, length: int, overflow: Overflow) -> None:
+        self.documents, self._length, self._overflow = documents, length, overflow
+        self.lengths = np.zeros(len(documents), dtype=np.int64)  # not known yet
+        none = np.empty(0, dtype=np.int64)
+        self.plan = RowPlan(length_of_row=length, ends=none, document=none.astype(np.int32),
+                            start=none.astype(np.uint32), length=none.astype(np.uint32))  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def where(self, row: int) -> str:
+        """File and line of the document in a row."""
+        return self.documents.where(row)
+
+    def fill(
+        self,
+        documents: Documents,
+        rows: NDArray[np.integer],
+        out: RowArrays,
+        at: NDArray[np.int64],
+        narrow: NDArray[Any],
+        *,
+        pad_id: int,
+        left: bool,
+    ) -> None:
+        """See :meth:`RowReader.fill`.
+
+        Raises:
+            MissingEntryError: A document was rejected.
+            NotYetEncodedError: A document did not come in time.
+            PlanError: A document is too long, or has no token to learn; file and line are named.
+        """
+        arrived = documents.arrived(rows)
+        plan = padded_rows(arrived.corpus, self._length, overflow=self._overflow, no_loss="error")
+        RowReader(arrived, plan).fill(arrived, np.arange(len(rows)), out, at, narrow, pad_id=pad_id, left=left)
 
 
 def _piece_columns(plan: RowPlan) -> NDArray[np.int64]:

@@ -25,7 +25,7 @@ from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
 from latentcache.loader.items import Place
 from latentcache.loader.loader import Loader, NoSuchRowError, checked_index, checked_rows
-from latentcache.loader.row_reader import RowReader, arrays_in
+from latentcache.loader.row_reader import PendingRowReader, RowReader, arrays_in
 from latentcache.loader.substitute import OnError
 from latentcache.plan.batching import BatchPlan, Bucket, PlanReport, Remainder, trainer_steps
 from latentcache.plan.documents import RowPlan
@@ -33,6 +33,7 @@ from latentcache.plan.length_buckets import fitting
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex, plan_report
 
+Places = NDArray[Any]
 #: Columns of a batch beside its tensors that can be asked for.
 _EXTRA = ("names", "meta")
 
@@ -63,7 +64,7 @@ class RowSettings:
 class RowPart:
     """Rows of the documents of one cache."""
 
-    reader: RowReader
+    reader: RowReader | PendingRowReader
     facts: Mapping[str, Any]
     """What the rows follow from, as JSON values."""
     name: str
@@ -364,6 +365,8 @@ class Rows(Dataset[Batch]):
         found: list[Place] = []
         for number, _, local in self._split(rows):
             reader = self._parts[number].reader
+            if isinstance(reader, PendingRowReader):
+                continue
             begin = np.where(local > 0, reader.plan.ends[local - 1], 0)
             found += self._documents[number].places(np.unique(reader.plan.document[begin]))
         return found
@@ -380,14 +383,14 @@ class Rows(Dataset[Batch]):
             reader.fill(documents, local, arrays, at, narrow, pad_id=settings.pad_id, left=left)
         return {key: torch.from_numpy(getattr(arrays, name)) for key, name in settings.columns.items()}
 
-    def _split(self, rows: Ints) -> list[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def _split(self, rows: Ints) -> list[tuple[int, Places, Places]]:
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(self._parts) == 1:
-            every: NDArray[np.int64] = np.arange(len(rows))
+            every = np.arange(len(rows), dtype=np.int64)
             return [(0, every, rows)]
         owner = np.searchsorted(self._starts, rows, side="right") - 1
-        found: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
+        found: list[tuple[int, Places, Places]] = []
         for number in np.unique(owner).tolist():
             at = np.flatnonzero(owner == number)
             found.append((number, at, rows[at] - self._starts[number]))
@@ -422,7 +425,8 @@ class RowsReader:
     def __init__(self, rows: Rows, *, names: bool = False) -> None:
         self._rows, self._names = rows, names
         self.index = rows.index
-        self.tokens: NDArray[np.int64] | None = rows.row_lengths
+        pending = any(one.pending for one in rows.documents)
+        self.tokens: NDArray[np.int64] | None = None if pending else rows.row_lengths
 
     def read(self, rows: Ints, bucket: int, turn: tuple[int, int]) -> Batch:
         """(B, L) tensors."""

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]  # made_caches, the toy kind
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2]),
+]  # made_caches, the toy kind
 
 SHAPES = [(64, 96), (96, 64), (80, 80)]
 

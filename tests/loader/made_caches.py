@@ -20,7 +20,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.loader.cache import open_cache
-from latentcache.store.blocks import Item, pack_items
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
