@@ -99,7 +99,7 @@ def start_followed(cache, *words):
 
 def start_build(data, cache, *more, delay_ms=0, events=None, **options):
     words = ["build", data, "--out", cache, "--model", f"stub:delay_ms={delay_ms}", *RECIPE]
-    words += ["--commit-every", 1, "--json", "--quiet", *more]
+    words += ["--commit-every", 1, "--batch-size", 2, "--json", "--quiet", *more]
     words += ["--events", events] if events else []
     return start(*words, **options)
 

@@ -58,7 +58,7 @@ class Reference:
     def __init__(self, folder):
         self.folder = Path(folder).resolve()
         # A map that has to grow twice; no builder would begin so small.
-        ShardWriter.__init__.__kwdefaults__["map_bytes"] = 64 << 10
+        ShardWriter.__init__.__kwdefaults__["map_bytes"] = 24 << 10
         self.data = draw_folder(self.folder / "data", NUM_IMAGES)
         self.half = draw_folder(self.folder / "half", NUM_IMAGES // 2)
         place = self.place("reference").fresh()

@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_in_words_and_the_next_run_finishes(tmp_path):
     sources = state_of(data)
 
     def little_room():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, 80_000))
 
     full = finished(start_build(data, cache, events=events, preexec_fn=little_room))
     assert (full.code, full.json["error"]["slug"]) == (3, "disk-full")

@@ -1,0 +1,144 @@
+"""The kinds of this package and one from outside, with data and commands for each: what a guarantee is shown for."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from commands import ROOT, finished, look, noise
+
+from latentcache import open_cache
+from latentcache.fields import registry
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import EntryReader
+from latentcache.store.snapshot import open_snapshot
+
+TOY = "tests.fields.edge_map:EdgeMap"
+#: Text that is a unit of work, and a block, of its own.
+LONG = (1 << 20) + 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How commands make a field, and from what."""
+
+    field: str
+    words: tuple[str, ...]
+    """Flags that every command takes."""
+    recipe: str
+    """Flags of a first build; ``{delay}`` stands for milliseconds per sample."""
+    two: tuple[str, ...]
+    """Flags of a build with two worker processes."""
+    many: int
+    """Samples that are several units of work and several entries."""
+    delay_ms: int
+    """Pause per sample that makes a build of ``many`` take about two seconds."""
+    suffix: str = ".png"
+    variables: dict = field(default_factory=dict)
+
+    def write(self, folder, number, seed=None, *, long=False):
+        """Sample ``number``, a file of its own."""
+        path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
+        if self.suffix == ".png":
+            path.write_bytes(noise(seed, 48 + seed % 31, 48))
+        else:
+            text = f"{seed} ".ljust(LONG if long else 40, "abcdefgh"[seed % 8])
+            path.write_text(json.dumps({"text": text}) + "\n")
+        return path
+
+    def data(self, folder, count=None):
+        """A folder of so many samples; without a number of ``many``, that is of several entries."""
+        folder.mkdir()
+        for number in range(count or self.many):
+            self.write(folder, number, long=count is None)
+        return folder
+
+    def spoil(self, folder, number):
+        """A sample that cannot be used; gives its name."""
+        path = self.write(folder, number)
+        path.write_bytes(path.read_bytes()[:-20])
+        return path.name if self.suffix == ".png" else f"{path.name}:1"
+
+    def build_words(self, data, cache, *more, delay_ms=0):
+        return ("build", data, "--out", cache, *self.recipe.format(delay=delay_ms).split(), *more, *self.words)
+
+    def build(self, data, cache, *more):
+        """A build in this process."""
+        return look(*self.build_words(data, cache, *more), "--json")
+
+    def opened(self, cache, **more):
+        """What a training loop reads batches from."""
+        cache = open_cache(cache, **more)
+        return cache.rows(pad=16, overflow="truncate_right", no_loss="error") if self.suffix == ".jsonl" else cache
+
+    def verify(self, cache, *more):
+        return look("verify", cache, *more, *self.words, "--json")
+
+    def start(self, data, cache, *more, delay_ms=None, variables=None, **options):
+        """A slow build in a process of its own, with a commit per entry."""
+        delay_ms = self.delay_ms if delay_ms is None else delay_ms
+        words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
+        return begin(*words, "--json", "--quiet", variables={"DELAY_MS": str(delay_ms), **(variables or {})}, **options)
+
+    def finish(self, data, cache, *more, timeout=60, **options):
+        return finished(self.start(data, cache, *more, **options), timeout)
+
+
+def begin(*words, variables=None, **options):
+    """A process of the command line, with variables of its environment."""
+    command = [sys.executable, "-m", "latentcache", *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **(variables or {})}
+    return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+KINDS = {
+    "latents": Kind(
+        field="latents",
+        words=(),
+        recipe="--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2",
+        two=("--device", "cpu*2"),
+        many=24,
+        delay_ms=80,
+    ),
+    "input_ids": Kind(
+        field="input_ids",
+        words=(),
+        recipe="--tokenizer stub:delay_ms={delay}",
+        two=("--workers", "2"),
+        many=10,
+        delay_ms=250,
+        suffix=".jsonl",
+    ),
+    "edge_map": Kind(
+        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=150, delay_ms=15
+    ),
+}
+
+
+def forget_kinds(monkeypatch):
+    """Kinds from outside that a test names are forgotten when it ends."""
+    monkeypatch.setenv(registry.VARIABLE, "")
+    monkeypatch.syspath_prepend(ROOT)
+    registry.field_kinds.cache_clear()
+
+
+def stored(cache, name):
+    """Item key -> (sample, array) of one field, in the order of the snapshot."""
+    snapshot = open_snapshot(cache)
+    reader, rows = EntryReader(CachePaths(Path(cache)), snapshot), snapshot.fields[name]
+    samples = zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True)
+    names = list(snapshot.samples.names)
+    found = {
+        key.tobytes().hex(): (names[sample], reader.read(name, row).tobytes())
+        for row, (key, sample) in enumerate(samples)
+    }
+    reader.close()
+    return found
+
+
+def num_entries(cache, name):
+    return open_snapshot(cache).fields[name].entries

@@ -1,0 +1,415 @@
+"""Every guarantee for every kind: one test each, over the kinds of this package and one from outside."""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import acknowledged, finished, look, run, state_of, wait_for
+from kinds import KINDS, begin, forget_kinds, num_entries, stored
+from made_tokenizers import byte_level, save
+from small_cache import damage_payload
+from test_workers import is_running, workers_of
+
+from latentcache.errors import DeviceMemoryError
+from latentcache.fields import registry
+from latentcache.fields.registry import field_kind, load
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request, monkeypatch):
+    forget_kinds(monkeypatch)
+    if KINDS[request.param].words:
+        registry.register(KINDS[request.param].words[1:])
+    yield KINDS[request.param]
+    monkeypatch.undo()
+    registry.field_kinds.cache_clear()
+
+
+@pytest.fixture
+def few(kind, tmp_path):
+    """Data of six samples, and a finished cache of them."""
+    data, cache = kind.data(tmp_path / "data", 6), tmp_path / "cache"
+    assert kind.build(data, cache).json["counts"]["encoded"] == 6
+    return data, cache
+
+
+def ok(kind, cache, *more):
+    """Counts of a check that are not zero."""
+    counts = kind.verify(cache, *more).json["counts"]
+    return {name: number for name, number in counts.items() if number and name != "unreferenced"}
+
+
+def change_encoder(kind, monkeypatch, change):
+    """Let ``change(batch, encode)`` answer in place of the encoder of this kind."""
+    producer = load(field_kind(kind.field).producer)
+    encode = producer.encode
+    monkeypatch.setattr(producer, "encode", lambda self, batch: change(batch, lambda some: encode(self, some)))
+
+
+# builds
+
+
+def test_an_up_to_date_build_is_one_diff_and_loads_no_encoder(kind, few, monkeypatch):
+    data, cache = few
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    monkeypatch.setattr(load(field_kind(kind.field).producer), "__init__", None)
+    from latentcache.pipeline import build
+
+    diffs, field_work = [], build.field_work
+    monkeypatch.setattr(build, "field_work", lambda *given, **more: diffs.append(1) or field_work(*given, **more))
+    before = state_of(cache / "shards")
+    done = look("build", data, "--out", cache, *kind.words, "--json").json
+    assert (done["counts"]["encoded"], done["counts"]["cached"], done["published"]) == (0, 6, False)
+    assert (done["snapshot"], len(diffs), state_of(cache / "shards")) == (1, 1, before)
+
+
+def test_an_input_that_cannot_be_used_is_quarantined_with_its_reason(kind, few):
+    data, cache = few
+    name = kind.spoil(data, 7)
+    done = kind.build(data, cache)
+    assert (done.code, done.json["counts"]["quarantined"], done.json["counts"]["cached"]) == (1, 1, 6)
+    (item,) = [one for one in done.json["items"] if one["category"] == "quarantined"]
+    assert item["path"] == name.removesuffix(":1")
+    assert item["reason"]
+    assert item["hint"]
+    assert kind.build(data, cache, "--allow-failed", 1).code == 0
+    (cause,) = look("info", cache, "--quarantine", *kind.words, "--json").json["causes"]
+    assert (cause["reason"], cause["count"]) == (item["reason"], 1)
+    assert ok(kind, cache, "--full") == {"ok": 6, "quarantined": 1}
+    kind.write(data, 7)
+    assert kind.build(data, cache).json["counts"]["encoded"] == 1
+
+
+def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
+    def two_at_most(batch, encode):
+        if len(batch) > 2:
+            raise DeviceMemoryError("the device is full")
+        return encode(batch)
+
+    change_encoder(kind, monkeypatch, two_at_most)
+    data = kind.data(tmp_path / "data", 8)
+    done = kind.build(data, tmp_path / "cache", "--batch-size", 8)
+    assert (done.code, done.json["counts"]["encoded"]) == (0, 8)
+    assert "the batch size is now 2" in done.talk
+    monkeypatch.undo()
+    forget_kinds(monkeypatch)
+    assert kind.build(data, tmp_path / "plain").code == 0
+    assert stored(tmp_path / "cache", kind.field) == stored(tmp_path / "plain", kind.field)
+
+
+def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, monkeypatch):
+    def never_three(batch, encode):
+        if any("003" in one.output_of for one in map(_Named, batch)):
+            raise DeviceMemoryError("the device is full")
+        return encode(batch)
+
+    seen = {}
+    producer = load(field_kind(kind.field).producer)
+    prepare = producer.prepare
+
+    def remembered(self, job):
+        read = prepare(self, job)
+        for one in getattr(read, "items", ()):
+            seen[one.output.item] = job.name
+        return read
+
+    class _Named:
+        def __init__(self, prepared):
+            self.output_of = seen[prepared.output.item]
+
+    monkeypatch.setattr(producer, "prepare", remembered)
+    change_encoder(kind, monkeypatch, never_three)
+    done = kind.build(kind.data(tmp_path / "data", 6), tmp_path / "cache")
+    counts = done.json["counts"]
+    assert (done.code, counts["encoded"], counts["quarantined"]) == (1, 5, 1)
+    (item,) = done.json["items"]
+    assert item["reason"] == field_kind(kind.field).reasons.get("memory", "out-of-memory")
+    assert "003" in item["path"]
+
+
+def test_the_waits_of_each_stage_are_in_the_report(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("DELAY_MS", "5")
+    data, cache, report = kind.data(tmp_path / "data", 6), tmp_path / "cache", tmp_path / "report.json"
+    words = kind.build_words(data, cache, "--report", report, "--json", delay_ms=5)
+    field = look(*words).json["fields"][kind.field]
+    assert {"prepare", "encode", "write"} <= set(field["waits"])
+    assert 0 < field["elapsed_s"] < 30
+    assert json.loads(report.read_text())["fields"][kind.field]["waits"] == field["waits"]
+
+
+def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
+    data, whole, merged = kind.data(tmp_path / "data", 9), tmp_path / "whole", tmp_path / "merged"
+    parts = [tmp_path / f"part{number}" for number in range(3)]
+    for number, part in enumerate(parts):
+        assert kind.build(data, part, "--part", f"{number}/3").code == 0
+    assert kind.build(data, whole).code == 0
+    assert sum(len(stored(part, kind.field)) for part in parts) == 9
+    done = look("merge", *parts, "--out", merged, *kind.words, "--json")
+    assert (done.code, done.json["counts"]["encoded"]) == (0, 0)
+    assert stored(merged, kind.field) == stored(whole, kind.field)
+    assert list(open_snapshot(merged).samples.names) == list(open_snapshot(whole).samples.names)
+    assert ok(kind, merged, "--full") == {"ok": 9}
+    assert kind.build(data, merged).json["counts"]["encoded"] == 0
+
+
+def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
+    process = kind.start(data, cache, "--stream")
+    announced = CachePaths(cache).pending / "manifest.json"
+    wait_for(announced.exists, process, timeout=60)
+    pending = kind.opened(cache, follow=True, timeout_s=60)
+    loader = pending.loader(batch_size=2)
+    batches = iter(loader)
+    first = next(batches)
+    assert process.poll() is None, "the first batch is there before the build ends"
+    rest = list(batches)
+    assert finished(process).code == 0
+    assert (len(pending), len(loader), 1 + len(rest)) == (kind.many, kind.many // 2, kind.many // 2)
+    expected = next(iter(kind.opened(cache).loader(batch_size=2)))
+    width = first[kind.field].shape[1]  # a ragged field is padded to the longest item that is known
+    assert np.array_equal(first[kind.field], expected[kind.field][:, :width])
+    assert not announced.exists()
+
+
+def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
+    first = kind.start(data, cache, delay_ms=60_000)
+    wait_for((cache / "BUILDING").exists, first)
+    started = time.monotonic()
+    second = kind.build(data, cache)
+    waited = time.monotonic() - started
+    first.kill()
+    finished(first)
+    error = second.json["error"]
+    assert (second.code, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
+    assert waited < 2
+
+
+# checks
+
+
+def test_checks_of_every_depth(kind, few):
+    data, cache = few
+    assert ok(kind, cache) == ok(kind, cache, "--full") == ok(kind, cache, "--sample", "2G") == {"ok": 6}
+    part = kind.verify(cache, "--sample", "50%").json
+    assert (part["mode"], part["counts"]["ok"], part["not_looked_at"]) == ("sample", 3, 3)
+    kind.write(data, 1, seed=90)
+    assert ok(kind, cache) == {"ok": 5, "stale": 1}
+    (data / kind.write(data, 1).name).unlink()
+    assert ok(kind, cache) == {"ok": 5, "stale": 1}
+
+
+def test_seven_checks_of_a_seventh_read_everything_once(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
+    assert kind.build(data, cache).code == 0
+    parts = [kind.verify(cache, "--sample", f"{number}/7").json for number in range(1, 8)]
+    assert sum(part["checked"]["payloads"] for part in parts) == num_entries(cache, kind.field) > 2
+    assert sum(part["counts"]["ok"] for part in parts) >= kind.many
+    damage_payload(cache, field=kind.field)
+    codes = [kind.verify(cache, "--sample", f"{number}/7").code for number in range(1, 8)]
+    assert sorted(codes) == [0] * 6 + [1]
+
+
+def test_a_part_in_percent_or_bytes_says_what_it_proves(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
+    assert kind.build(data, cache).code == 0
+    for words in ("5%", "1K"):
+        part = kind.verify(cache, "--sample", words, "--seed", 3).json
+        assert 0 < part["checked"]["payloads"] < num_entries(cache, kind.field)
+        assert part["not_looked_at"] > 0
+        assert "95 % sure" in part["confidence"]
+
+
+def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):
+    cache = few[1]
+    done = kind.verify(cache, "--reencode", 6).json
+    assert (done["exit_code"], done["checked"]["reencoded"], done["counts"]["drift"]) == (0, 6, 0)
+
+    def other(batch, encode):
+        pending = encode(batch)
+        wrong = [dataclasses.replace(one, array=np.zeros_like(one.array)) for one in pending.result()]
+        return type("Pending", (), {"done": lambda self: True, "result": lambda self: wrong})()
+
+    change_encoder(kind, monkeypatch, other)
+    done = kind.verify(cache, "--reencode", 6)
+    assert (done.code, done.json["counts"]["drift"]) == (1, 6)
+
+
+def test_damage_is_found_by_one_check_repaired_and_built_again(kind, few):
+    data, cache = few
+    damage_payload(cache, row=2, field=kind.field)
+    assert ok(kind, cache) == {"ok": 6}, "a fast check reads no payload"
+    lost = ok(kind, cache, "--full")["corrupt"]
+    assert kind.verify(cache, "--repair", "--yes").json["repair"]
+    assert ok(kind, cache).get("missing") == lost
+    assert kind.build(data, cache).json["counts"]["encoded"] == lost
+    assert ok(kind, cache, "--full") == {"ok": 6}
+
+
+def test_collection_copies_what_is_needed_of_a_shard(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data"), tmp_path / "cache"
+    assert kind.build(data, cache).code == 0
+    kept = stored(cache, kind.field)
+    changed = kind.many * 9 // 10
+    for number in range(changed):
+        kind.write(data, number, seed=1000 + number)
+    assert kind.build(data, cache).json["counts"]["encoded"] == changed
+    wanted, size = stored(cache, kind.field), sum(path.stat().st_size for path in cache.rglob("data.mdb"))
+    assert len(set(kept) & set(wanted)) == kind.many - changed
+    dry = look("gc", cache, "--keep", 1, "--grace", 0, *kind.words, "--json").json
+    assert dry["counts"]["compactable"] == 1
+    for _ in range(2):
+        assert look("gc", cache, "--apply", "--keep", 1, "--grace", 0, *kind.words, "--json").code == 0
+    assert stored(cache, kind.field) == wanted
+    assert sum(path.stat().st_size for path in cache.rglob("data.mdb")) < size
+    assert kind.verify(cache, "--full").json["counts"]["ok"] == kind.many
+    assert kind.build(data, cache).json["counts"]["encoded"] == 0
+
+
+# identity
+
+
+def test_a_recipe_id_is_the_same_in_another_process(kind, few, tmp_path):
+    data, cache = few
+    mine = open_snapshot(cache).fields[kind.field].recipe_id.hex()
+    for seed in ("1", "77"):
+        words = (*kind.build_words(data, tmp_path / seed), "--dry-run", "--json")
+        done = finished(begin(*words, variables={"PYTHONHASHSEED": seed, "HF_HOME": str(tmp_path / "hub")}))
+        assert done.json["fields"][kind.field]["recipe_id"] == mine
+
+
+def test_settings_of_a_run_are_never_in_an_entry(kind, few, tmp_path, monkeypatch):
+    data, cache = few
+    monkeypatch.setenv("DELAY_MS", "1")
+    other = tmp_path / "other"
+    more = ("--batch-size", 3, "--decode-threads", 2, "--workers", 0, "--stream-seed", 5, "--commit-every", 2)
+    assert look(*kind.build_words(data, other, *more, delay_ms=1), "--stream", "--json").code == 0
+    assert stored(other, kind.field) == stored(cache, kind.field)
+    recipes = [open_snapshot(one).fields[kind.field].recipe_json for one in (cache, other)]
+    assert recipes[0] == recipes[1]
+    text = json.dumps(recipes[0])
+    assert not [word for word in ("dropout", "shuffle", "batch", "seed", "worker", "delay") if word in text]
+    before = state_of(cache)
+    for seed in (0, 1):
+        assert len(list(kind.opened(cache).loader(batch_size=2, seed=seed))) == 3
+    assert state_of(cache) == before
+
+
+def test_a_tokenizer_that_was_used_has_the_same_recipe(tmp_path):
+    kind, folder = KINDS["input_ids"], save(byte_level(), tmp_path / "tokenizer")
+    data = kind.data(tmp_path / "data", 4)
+    words = ("build", data, "--tokenizer", folder, "--no-add-eos", "--json")
+    fresh = run(*words, "--out", tmp_path / "a", "--dry-run").json["fields"]["input_ids"]["recipe_id"]
+    ids = [look(*words, "--out", tmp_path / name).json["fields"]["input_ids"]["recipe_id"] for name in "bcd"]
+    from transformers import AutoTokenizer
+
+    used = AutoTokenizer.from_pretrained(folder)
+    used(["warm it up"] * 4, padding=True, truncation=True, max_length=3)
+    used.save_pretrained(tmp_path / "again")
+    ids.append(look(*words, "--out", tmp_path / "e").json["fields"]["input_ids"]["recipe_id"])
+    assert set(ids) == {fresh}
+
+
+# kills, signals and memory
+
+
+def begun(kind, tmp_path, *more, wanted=1, **options):
+    """A build that has acknowledged a commit, with two worker processes."""
+    data, cache, events = kind.data(tmp_path / "data"), tmp_path / "cache", tmp_path / "events"
+    process = kind.start(data, cache, *kind.two, "--events", events, *more, **options)
+    wait_for(lambda: len(acknowledged(events)) >= wanted, process)
+    assert process.poll() is None, finished(process).talk
+    return process, data, cache, events
+
+
+def goes_on(kind, data, cache, events):
+    """The same command goes on; what was acknowledged is not encoded again, and the end is that of one build."""
+    done = set(acknowledged(events))
+    last = kind.finish(data, cache, *kind.two, "--events", events, delay_ms=0)
+    assert last.code == 0, last.talk
+    keys, counts = acknowledged(events), last.json["counts"]
+    assert len(keys) == len(set(keys))
+    assert counts["encoded"] + counts["cached"] == kind.many
+    assert counts["cached"] >= len(done)
+    other = cache.with_name("other")
+    assert kind.build(data, other).code == 0
+    assert stored(cache, kind.field) == stored(other, kind.field)
+    assert set(keys) <= set(stored(cache, kind.field))
+    assert ok(kind, cache, "--full") == {"ok": kind.many}
+    assert not CachePaths(cache).open_shards()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_worker_that_hangs_or_dies_is_replaced_and_accuses_nobody(kind, tmp_path, number):
+    process, data, cache, events = begun(kind, tmp_path, variables={"LATENTCACHE_WORKER_DEADLINE": "2"})
+    victim = workers_of(process)[0]
+    os.kill(victim, number)
+    done = finished(process, 60)
+    assert not is_running(victim)
+    assert (done.code, done.json["worker_restarts"], done.json["counts"]["quarantined"]) == (0, 1, 0), done.talk
+    assert done.json["counts"]["encoded"] == kind.many
+    goes_on(kind, data, cache, events)
+
+
+@pytest.mark.slow
+def test_a_killed_build_ends_its_workers_and_is_gone_on_with(kind, tmp_path):
+    process, data, cache, events = begun(kind, tmp_path)
+    workers = workers_of(process)
+    process.kill()
+    finished(process)
+    assert len(workers) == 2
+    goes_on(kind, data, cache, events)
+    wait_for(lambda: not any(map(is_running, workers)), timeout=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("two", [False, True])
+def test_a_signal_ends_a_build_in_order(kind, tmp_path, number, two):
+    used = kind if two else dataclasses.replace(kind, two=("--workers", "0"))
+    process, data, cache, events = begun(used, tmp_path)
+    workers, started = workers_of(process), time.monotonic()
+    process.send_signal(number)
+    done = finished(process, 15)
+    assert time.monotonic() - started < 10
+    assert (done.code, done.json["error"]["slug"]) == (128 + number, "interrupted")
+    assert 0 < len(acknowledged(events)) < kind.many
+    assert not any(map(is_running, workers))
+    assert not CachePaths(cache).open_shards()
+    goes_on(used, data, cache, events)
+
+
+@pytest.mark.slow
+def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
+    process, data, cache, events = begun(kind, tmp_path)
+    for worker in workers_of(process):
+        os.kill(worker, signal.SIGSTOP)
+    time.sleep(0.5)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert finished(process, 15).code == 130
+    assert time.monotonic() - started < 10
+    goes_on(kind, data, cache, events)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit for a running process")
+def test_the_memory_of_workers_is_limited(kind, tmp_path):
+    process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 29)
+    limits = [Path(f"/proc/{worker}/limits").read_text() for worker in workers_of(process)]
+    process.kill()
+    finished(process)
+    found = [line.split()[3] for text in limits for line in text.splitlines() if line.startswith("Max data size")]
+    assert len(found) == 2
+    if field_kind(kind.field).device == "cpu":
+        assert all(int(one) <= (1 << 30) + (1 << 29) for one in found)
