@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: Strings that become Python objects at a time when a column is iterated.
 _SLICE = 1 << 14
+#: Positions looked up together in a column on disk, and strings between two of them that are read with them.
+_NEAR, _GAP_STRINGS = 1 << 12, 32
 
 
 class Strings(Sequence[str]):
@@ -86,3 +88,68 @@ class Strings(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _SLICE):
             yield from self.take(np.arange(start, min(start + _SLICE, len(self))))
+
+
+class LazyStrings(Strings):
+    """Strings that stay on disk; those at asked positions are read.
+
+    Args:
+        data: All bytes: a column that is read by position and slice.
+        ends: Where each string ends: likewise.
+    """
+
+    def __init__(self, data: Any, ends: Any) -> None:
+        self._data, self._ends = data, ends
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """All bytes."""
+        return np.asarray(self._data)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """(n,) where each string ends in :attr:`data`."""
+        return np.asarray(self._ends, dtype=np.int64)
+
+    def __reduce__(self) -> Any:
+        return LazyStrings, (self._data, self._ends)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strings) and Strings(self.data, self.ends) == Strings(other.data, other.ends)
+
+    __hash__ = None
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(*index.indices(len(self))))
+        return self.take([range(len(self))[index]])[0]
+
+    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
+        """The strings at these positions (from 0); quick for positions that are close together."""
+        chosen, found = np.asarray(positions, dtype=np.int64), list[str]()
+        for start in range(0, len(chosen), _NEAR):
+            part = chosen[start : start + _NEAR]
+            low, high = int(part.min()), int(part.max())
+            if high - low >= _GAP_STRINGS * len(part) and len(part) > 1:
+                for position in part.tolist():
+                    found += self.take([position])
+                continue
+            bounds = self._bounds_of(low, high + 1)
+            text = self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
+            at = bounds - bounds[0]
+            spans = zip(at[part - low].tolist(), at[part - low + 1].tolist(), strict=True)
+            found += [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
+        return found
+
+    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
+        """Lengths and bytes of the strings from ``start`` to ``stop``."""
+        bounds = self._bounds_of(start, stop)
+        return np.diff(bounds), self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
+
+    def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
+        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
+        ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
+        return ends if low else np.concatenate([np.zeros(1, np.int64), ends])

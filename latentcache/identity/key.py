@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.identity.content import HASH_BYTES
 
@@ -19,6 +23,7 @@ RECIPE_BYTES = 8
 CONTENT_AT = 8
 #: Largest side or frame count that a key holds.
 MAX_DIM = 65535
+_END = CONTENT_AT + HASH_BYTES
 _LAYOUT = struct.Struct(f">BBHHH{HASH_BYTES}s{RECIPE_BYTES}s")
 
 
@@ -59,3 +64,60 @@ class EntryKey:
             raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(data)}")
         kind, variant, frames, height, width, content, recipe = _LAYOUT.unpack(data)
         return cls(kind=kind, variant=variant, dims=(frames, height, width), content=content, recipe=recipe)
+
+
+class Keys:
+    """(n, 32) keys as contents (n, 16), the number of the frame of each (n,), and distinct frames (F, 16).
+
+    A frame is the 8 bytes before and the 8 bytes after the content. Indexing gives arrays of keys.
+    """
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, content: Any, frame: Any, frames: Any) -> None:
+        self.content, self.frame, self.frames = content, frame, frames
+        self.shape = (len(content), KEY_BYTES)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> NDArray[np.uint8]:
+        if isinstance(index, int | np.integer):
+            one: NDArray[np.uint8] = self[np.array([index])][0]
+            return one
+        return joined_keys(self.content[index], np.asarray(self.frames)[self.frame[index]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
+
+
+def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(n, 32) keys from their contents (n, 16) and frames (n, 16): the 8 bytes before and after the content."""
+    keys = np.empty((len(content), KEY_BYTES), dtype=np.uint8)
+    keys[:, :CONTENT_AT], keys[:, CONTENT_AT:_END], keys[:, _END :] = frames[:, :8], content, frames[:, 8:]
+    return keys
+
+
+def split_keys(keys: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int32]]:
+    """Contents (n, 16), distinct frames (F, 16) in memcmp order, and (n,) the frame of each key."""
+    if isinstance(keys, Keys):
+        content, frames, frame = (np.asarray(part) for part in (keys.content, keys.frames, keys.frame))
+        used, number = np.unique(frame, return_inverse=True)
+        return content, frames[used], number.astype(np.int32)
+    content = np.ascontiguousarray(keys[:, CONTENT_AT:_END])
+    frames = np.concatenate([keys[:, :CONTENT_AT], keys[:, _END :]], axis=1)
+    halves = frames.view(">u8").astype(np.uint64)
+    if not len(keys):
+        return content, frames, np.zeros(0, dtype=np.int32)
+    changes = np.flatnonzero((halves[1:] != halves[:-1]).any(axis=1)) + 1
+    starts = np.concatenate([[0], changes])
+    mixed = halves[starts, 0] * np.uint64(0x9E37_79B9_7F4A_7C15) + halves[starts, 1]
+    _, first, number = np.unique(mixed, return_index=True, return_inverse=True)
+    distinct = frames[starts[first]]
+    if not np.array_equal(distinct[number], frames[starts]):  # two frames with one mixed number
+        distinct, number = np.unique(frames[starts], axis=0, return_inverse=True)
+    order = np.lexsort(distinct.T[::-1])
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    counts = np.diff(np.append(starts, len(keys)))
+    return content, distinct[order], np.repeat(rank[number.reshape(-1)], counts)

@@ -1,1 +1,1 @@
-"""As what bytes? Entry headers, LMDB shards, generations and the column index. No torch."""
+"""As what bytes? Entries, LMDB shards, columns, snapshots and the reader of items. No torch."""

@@ -21,18 +21,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum
+from latentcache.identity.key import Keys, joined_keys, split_keys
 from latentcache.store.atomic_io import make_folder, open_file, refuse_unreadable, writing
-from latentcache.store.blocks import Item
-from latentcache.store.entry import EntryHeader
-from latentcache.store.index import (
-    Keys,
-    ShardIndex,
-    checked_head,
-    joined_keys,
-    load_index,
-    open_shard_index,
-    split_keys,
-)
+from latentcache.store.entry import EntryHeader, Item
+from latentcache.store.index import ShardIndex, checked_head, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 
 #: Items whose same-hashes are read together.

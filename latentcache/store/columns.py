@@ -14,7 +14,7 @@ import operator
 import os
 import struct
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError
-from latentcache.fields.strings import Strings
+from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
 from latentcache.store.atomic_io import open_file, write_atomically
 
@@ -37,8 +37,8 @@ _TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
-#: Positions looked up together, and bytes or strings between two positions that are read with them.
-_TOGETHER, _GAP_BYTES, _GAP_STRINGS = 1 << 12, 1 << 12, 32
+#: Positions looked up together, and bytes between two positions that are read with them.
+_TOGETHER, _GAP_BYTES = 1 << 12, 1 << 12
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 #: Rows of a column that are converted together.
@@ -340,71 +340,6 @@ class ColumnFile:
 
     def _damaged(self, why: str) -> CacheDamagedError:
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
-
-
-class LazyStrings(Strings):
-    """Strings that stay on disk; those at asked positions are read.
-
-    Args:
-        data: All bytes, a column.
-        ends: Where each string ends, a column.
-    """
-
-    def __init__(self, data: Column, ends: Column) -> None:
-        self._data, self._ends = data, ends
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """All bytes."""
-        return np.asarray(self._data)
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """(n,) where each string ends in :attr:`data`."""
-        return np.asarray(self._ends, dtype=np.int64)
-
-    def __reduce__(self) -> Any:
-        return LazyStrings, (self._data, self._ends)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Strings) and Strings(self.data, self.ends) == Strings(other.data, other.ends)
-
-    __hash__ = None
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.take(np.arange(*index.indices(len(self))))
-        return self.take([range(len(self))[index]])[0]
-
-    def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
-        """The strings at these positions (from 0); quick for positions that are close together."""
-        chosen, found = np.asarray(positions, dtype=np.int64), list[str]()
-        for start in range(0, len(chosen), _TOGETHER):
-            part = chosen[start : start + _TOGETHER]
-            low, high = int(part.min()), int(part.max())
-            if high - low >= _GAP_STRINGS * len(part) and len(part) > 1:
-                for position in part.tolist():
-                    found += self.take([position])
-                continue
-            bounds = self._bounds_of(low, high + 1)
-            text = self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
-            at = bounds - bounds[0]
-            spans = zip(at[part - low].tolist(), at[part - low + 1].tolist(), strict=True)
-            found += [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
-        return found
-
-    def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
-        """Lengths and bytes of the strings from ``start`` to ``stop``."""
-        bounds = self._bounds_of(start, stop)
-        return np.diff(bounds), self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
-
-    def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
-        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
-        ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
-        return ends if low else np.concatenate([np.zeros(1, np.int64), ends])
 
 
 def write_columns(

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
+from latentcache.identity.key import split_keys
 from latentcache.store.atomic_io import json_bytes, make_folder, sync_folder, write_atomically, writing
 from latentcache.store.catalog import Catalog, CatalogRows
 from latentcache.store.columns import write_columns
-from latentcache.store.index import split_keys
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import (
     COLUMNS,

@@ -24,13 +24,13 @@ from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import canonical_json, checksum
+from latentcache.identity.key import Keys
 from latentcache.store.atomic_io import (
     read_file,
     read_json,
     unreadable,
 )
 from latentcache.store.columns import ColumnFile
-from latentcache.store.index import Keys
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
 

@@ -103,7 +103,7 @@ def as_stored(values, dtype):
     return np.asarray(values).astype(dtype)
 
 
-def images(root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, **more):
+def images(root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7, **more):
     """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
 
     ``edges``: heights of a ragged field of the same images, None for an image that lacks it. Gives the folder.
@@ -145,7 +145,7 @@ def images(root, sizes, *, captions=True, names=None, field=None, edges=None, re
         fields.append(
             Field(EdgeMap(), EdgeRecipe(), [Group(label="", shape=(-1, 8))], there, [0] * len(there), values)
         )
-    return publish(root, table, fields, seal_every=7)
+    return publish(root, table, fields, seal_every=seal_every)
 
 
 def latents_of(cache, row=None):

@@ -13,8 +13,8 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.identity.key import EntryKey
 from latentcache.store.atomic_io import make_folder
-from latentcache.store.blocks import Item, pack_items
 from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter

@@ -12,8 +12,8 @@ from made_entries import KINDS, RECIPES, entries_of, flip, item_of, items_of, ke
 from latentcache.errors import CacheDamagedError, StoreError
 from latentcache.identity.key import EntryKey
 from latentcache.store.atomic_io import make_folder
-from latentcache.store.blocks import pack_items
 from latentcache.store.catalog import load_catalog, open_lookup
+from latentcache.store.entry import pack_items
 from latentcache.store.index import INDEX, load_index
 from latentcache.store.paths import CachePaths
 

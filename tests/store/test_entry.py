@@ -21,13 +21,15 @@ from made_entries import (
 from latentcache.errors import CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum, content_hash
 from latentcache.store import entry as entry_module
-from latentcache.store.blocks import BLOCK_BYTES, Item, pack_items
 from latentcache.store.entry import (
+    BLOCK_BYTES,
     CHECKSUM_BYTES,
     FIXED_BYTES,
+    Item,
     head_intact,
     head_length,
     pack_entry,
+    pack_items,
     read_header,
 )
 
@@ -90,9 +92,7 @@ def test_overhead_stays_small():
 def test_blocks_bring_small_items_under_15_percent(tmp_path, size):
     from made_entries import make_shard
 
-    items = [
-        Item(key=item_of("vector", n).key, array=np.full(size // 4, n, dtype="<f4")) for n in range(2000)
-    ]
+    items = [Item(key=item_of("vector", n).key, array=np.full(size // 4, n, dtype="<f4")) for n in range(2000)]
     folder = make_shard(tmp_path / "one", pack_items(items, VECTOR_RECIPE, VECTOR))
     total = sum(path.stat().st_size for path in folder.iterdir())
     assert total / (2000 * size) < 1.15

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from made_entries import KINDS, entries_of, flat_entry, flip, items_of, keys_of, make_shard, open_shard
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError
+from latentcache.identity.key import Keys, split_keys
 from latentcache.store.index import (
     INDEX,
-    Keys,
     collect_index,
     load_index,
     open_shard_index,
     read_meta,
-    split_keys,
     walk,
 )
 
