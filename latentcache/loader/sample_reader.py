@@ -3,7 +3,7 @@
 Guarantee: a batch holds what the plan decided before the first read; every entry is proven as ``checksum`` says;
 tensors are memory of their own, used again only when nothing refers to them. A sample that lacks a field that was
 asked for is excluded and counted. A field whose items differ in length is padded to one fixed length, its longest
-item, with a mask.
+item, with a mask; while a build still makes items, to the longest item of the batch.
 """
 
 from __future__ import annotations
@@ -395,18 +395,29 @@ class SampleReader:
 
     def _padded(self, name: str, items: Split, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, L, ...) of a ragged field, and (B, L) bool where an element is."""
-        spec, kind, longest = self._specs[name], numpy_dtype(self._specs[name].dtype), self._lengths[name]
+        spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
+        lengths = np.empty(count, dtype=np.int64)
+        for number, at, rows in items:
+            lengths[at] = self._elements(name, number, rows)
+        longest = self._lengths[name] or max(int(lengths.max()), 1)
         rest = self._parts[0].snapshot.fields[name].groups[0].shape[1:]
         size = longest * math.prod(rest) * kind.itemsize
         memory = self._pool.take(count * size)
         values = memory.view(kind).reshape(count, longest, *rest)
         values[:] = spec.pad_value
-        lengths = np.empty(count, dtype=np.int64)
         for number, at, rows in items:
-            lengths[at] = found = self._column(number, name, "length")[rows].astype(np.int64)
-            self._stores[number][name].gather(rows, memory, at * size, found * (size // longest))
+            self._stores[number][name].gather(rows, memory, at * size, lengths[at] * (size // longest))
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
         return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
+
+    def _elements(self, name: str, number: int, rows: Ints) -> Ints:
+        """(n,) lengths of items; those of a streaming build are waited for."""
+        pending = self._parts[number].snapshot.pending
+        if pending is None:
+            found: Ints = self._column(number, name, "length")[rows]
+            return found
+        self._stores[number][name].reader.ready(name, rows)
+        return np.asarray(pending.length(name, rows))
 
     def _described(self, split: Split, variant: Ints, count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
@@ -515,7 +526,9 @@ class SampleReader:
         return Shape(labels[0] if labels else "all", (height, width), shapes)
 
     def _longest(self, name: str) -> int:
-        """The fixed length of a ragged field: that of its longest item."""
+        """The fixed length of a ragged field: that of its longest item; 0 while a build still makes items."""
+        if any(part.snapshot.pending is not None for part in self._parts):
+            return 0
         found = 1
         for part, joined in zip(self._parts, self._joined, strict=True):
             lengths = np.asarray(part.snapshot.fields[name].length)[joined.rows[name].reshape(-1)]

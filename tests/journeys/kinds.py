@@ -17,8 +17,8 @@ from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import open_snapshot
 
 TOY = "tests.fields.edge_map:EdgeMap"
-#: Text that is a unit of work, and a block, of its own.
-LONG = (1 << 20) + 16
+#: Characters of a text that is a block of its own, and of one that is a unit of work.
+BLOCK, UNIT = 140_000, (1 << 20) + 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,21 +39,21 @@ class Kind:
     suffix: str = ".png"
     variables: dict = field(default_factory=dict)
 
-    def write(self, folder, number, seed=None, *, long=False):
+    def write(self, folder, number, seed=None, *, size=40):
         """Sample ``number``, a file of its own."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
         if self.suffix == ".png":
             path.write_bytes(noise(seed, 48 + seed % 31, 48))
         else:
-            text = f"{seed} ".ljust(LONG if long else 40, "abcdefgh"[seed % 8])
+            text = f"{seed} ".ljust(size, "abcdefgh"[seed % 8])
             path.write_text(json.dumps({"text": text}) + "\n")
         return path
 
-    def data(self, folder, count=None):
+    def data(self, folder, count=None, *, size=BLOCK):
         """A folder of so many samples; without a number of ``many``, that is of several entries."""
         folder.mkdir()
         for number in range(count or self.many):
-            self.write(folder, number, long=count is None)
+            self.write(folder, number, size=40 if count else size)
         return folder
 
     def spoil(self, folder, number):
@@ -81,7 +81,9 @@ class Kind:
         """A slow build in a process of its own, with a commit per entry."""
         delay_ms = self.delay_ms if delay_ms is None else delay_ms
         words = self.build_words(data, cache, "--commit-every", 1, *more, delay_ms=delay_ms)
-        return begin(*words, "--json", "--quiet", variables={"DELAY_MS": str(delay_ms), **(variables or {})}, **options)
+        return begin(
+            *words, "--json", "--quiet", variables={"DELAY_MS": str(delay_ms), **(variables or {})}, **options
+        )
 
     def finish(self, data, cache, *more, timeout=60, **options):
         return finished(self.start(data, cache, *more, **options), timeout)
