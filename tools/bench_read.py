@@ -1,11 +1,10 @@
 """Measure reading: the loader against plain copies and against other ways to store the same tensors.
 
-All candidates hand over whole batches and take turns in every round, so that whatever else the machine does hits
-them alike. Ratios to ``memcpy`` are taken round by round; the median is shown. Shuffled and in the order of the file
-(rows of the plan, through ``loader.batch``), with the page cache warm; shuffled from a cold one, in a process of its
-own each time, with the files dropped from the page cache before. Then: how long a training step waits for its batch,
-the time to the first batch and the memory of a process of its own. Other formats take part where their libraries are
-installed (``read_peers``).
+The recipe has a scale and a shift; the first row is the loader with its default options. All candidates give whole
+batches and take turns in every round. Ratios to ``memcpy`` are taken round by round; the median is shown. Shuffled
+and in the order of the file (``loader.batch``), with the page cache warm; shuffled from a cold one, in a process of
+its own each time. Then: the wait of a training step for its batch, time to the first batch and memory, and packed
+rows of tokens. Other formats take part if their libraries are installed (``read_peers``).
 
     python tools/bench_read.py --json times.json
 """
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from bench_tokens import bench_packed, packed_table
 from numpy.typing import NDArray
-from read_limits import BATCH, PAYLOADS, Epoch, limits, make_cache, others, payloads, sequential, ways, write_peers
+from read_limits import BATCH, Epoch, limits, others, payloads, sequential, ways, write_caches, write_peers
 from read_peers import peers
 
 from latentcache import open_cache
@@ -36,8 +37,8 @@ from latentcache import open_cache
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
 COLD_MIB = 64
-"""From a cold cache so much is timed. In a small set later batches find what was read too much for earlier ones."""
-PARTS = ("cold", "waiting", "start", "warm")
+"""Timed from a cold cache. In a small set later batches find pages that were read ahead for earlier ones."""
+PARTS = ("cold", "waiting", "start", "warm", "tokens")
 
 
 def said(words: str) -> None:
@@ -49,8 +50,8 @@ def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epo
     """Order -> name -> what serves an epoch of batches."""
     plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
     other |= peers(folder / "peers", data, BATCH)
-    in_order = {"loader.batch()": sequential(folder), "loader.batch(), mapped": sequential(folder, mapped=True)}
-    return {"shuffled": plain | ways(folder) | other, "sequential": plain | in_order | other}
+    in_order = {"loader.batch()": sequential(folder)}
+    return {"shuffled": ways(folder) | plain | other, "sequential": in_order | plain | other}
 
 
 def seconds_per_batch(epoch: Epoch, plan: list[list[int]]) -> float:
@@ -79,8 +80,8 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
 
 
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
-    """What is measured from a cold page cache: everything that lies on a disk, without processes of its own."""
-    names = ["loader()", "loader(mapped=True)", "warm(), loader()"]
+    """Candidates from a cold page cache: all that read a disk, without worker processes."""
+    names = ["loader()", "loader(), three resolutions", "warm(), loader()"]
     names += [*others(folder, (data.shape[0], data.shape[1])), *peers(folder / "peers", data, BATCH)]
     return [name for name in names if "2 workers" not in name]
 
@@ -116,7 +117,7 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     plan = np.random.default_rng(7).permutation(count)[: count // BATCH * BATCH].reshape(-1, BATCH).tolist()
     batches = max(2, min(len(plan), (COLD_MIB << 20) // (BATCH * size)))
     plain = others(folder, (count, size))
-    if "loader()" not in name and name not in plain:  # its library is imported now, as torch was
+    if "loader()" not in name and name not in plain:  # imports its library now
         plain = peers(folder / "peers", data, BATCH, formats=name.split(",")[:1])
     before, start = disk_mib(), time.perf_counter()
     if name == "warm(), loader()":
@@ -125,9 +126,8 @@ def cold_child(name: str, folder: Path, count: int, size: int) -> None:
     iterator = (ways(folder) if name.startswith("loader") else plain)[name](plan)
     next(iterator)
     first = time.perf_counter() - start
-    for _ in range(batches - 1):
-        next(iterator)
-    print(first, (time.perf_counter() - start) / batches, disk_mib() - before)
+    served = 1 + sum(1 for _ in itertools.islice(iterator, batches - 1))
+    print(first, (time.perf_counter() - start) / served, disk_mib() - before)
 
 
 def disk_mib() -> float:
@@ -166,11 +166,11 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Milliseconds that each step waits for its batch."""
     cache = open_cache(folder / "cache")
     waits: dict[str, list[float]] = {}
-    options: list[dict[str, Any]] = [{}, {"mapped": True}, {"prefetch": 0}]
+    options: list[dict[str, Any]] = [{}, {"prefetch": 0}]
     for _ in range(rounds):
         for option in options:
             for name, step in STEPS.items():
-                loader = cache.loader(batch_size=BATCH, small_buckets="drop", **option)
+                loader = cache.loader(batch_size=BATCH, remainder="drop", **option)
                 words = ", ".join(f"{key}={value}" for key, value in option.items())
                 waits.setdefault(f"loader({words}) beside {name}", []).extend(step_waits(iter(loader), step))
     return waits
@@ -196,7 +196,7 @@ open_cache
 def anonymous():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon")) / 1024
 before, start = anonymous(), time.perf_counter()
-loader = open_cache(sys.argv[1]).loader(batch_size=32, small_buckets="drop", **eval(sys.argv[2]))
+loader = open_cache(sys.argv[1]).loader(batch_size=32, remainder="drop")
 iterator = iter(loader)
 next(iterator)
 first = time.perf_counter() - start
@@ -205,9 +205,9 @@ print(1000 * first, anonymous() - before)
 """
 
 
-def bench_start(folder: Path, option: str) -> tuple[float, float]:
+def bench_start(folder: Path) -> tuple[float, float]:
     """(ms from opening to the first batch, MiB of anonymous memory after an epoch) in a process of its own."""
-    command = [sys.executable, "-c", _CHILD, str(folder / "cache"), option]
+    command = [sys.executable, "-c", _CHILD, str(folder / "cache")]
     first, memory = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     return float(first), float(memory)
 
@@ -243,21 +243,22 @@ def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
 
 
 def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict[str, Any]:
-    """Everything that was asked for about payloads of one size."""
+    """The chosen parts for payloads of one size."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder, data = Path(name), payloads(kib << 10, megabytes * 1024 // kib)
-        make_cache(folder / "cache", PAYLOADS[kib], data)
+        folder, data = Path(name), payloads(kib, megabytes * 1024 // kib)
+        write_caches(folder, kib, data)
         write_peers(folder, data)
         if "cold" in parts:
             names = cold_names(folder, data)
             found["cold"] = bench_cold(folder, names, len(data), data.shape[1], min(rounds, 3))
-        evict(folder / "cache")  # reads at random places leave small pages in the page cache
+        evict(folder)  # reads at random places leave small pages in the page cache
+        open_cache(folder / "three").warm()
         open_cache(folder / "cache").warm()
         if "waiting" in parts:
             found["waiting"] = bench_waiting(folder, min(rounds, 3))
         if "start" in parts:
-            found["start"] = {words: bench_start(folder, words) for words in ("{}", "{'mapped': True}")}
+            found["start"] = {"loader()": bench_start(folder)}
         if "warm" in parts:
             for order, epochs in candidates(folder, data).items():
                 found[order] = bench_warm(epochs, len(data), rounds, shuffle=order == "shuffled")
@@ -265,7 +266,7 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict
 
 
 def report(results: dict[int, dict[str, Any]]) -> str:
-    """All tables of what was measured."""
+    """All tables."""
     some = next(iter(results.values()))
     warm = {order: {kib: found[order] for kib, found in results.items()} for order in ORDERS if order in some}
     parts = [f"{order}\n\n{warm_table(found)}" for order, found in warm.items()]
@@ -279,8 +280,7 @@ def report(results: dict[int, dict[str, Any]]) -> str:
         parts.append(table("a step of 4 ms waits", [f"{kib} KiB: ms, median and p90" for kib in results], rows))
     if "start" in some:
         rows = {
-            f"loader(**{words})": ["{:.0f}, {:.0f}".format(*f["start"][words]) for f in results.values()]
-            for words in some["start"]
+            words: ["{:.0f}, {:.0f}".format(*f["start"][words]) for f in results.values()] for words in some["start"]
         }
         parts.append(table("start", [f"{kib} KiB: ms to first batch, MiB of memory" for kib in results], rows))
     return "\n\n".join(parts)
@@ -291,10 +291,10 @@ ORDERS = ("shuffled", "sequential")
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Measure the loader against memory copies and other stores.")
-    parser.add_argument("--kib", default="512,128,32", help="payloads (default: 512,128,32)")
-    parser.add_argument("--megabytes", type=int, default=256, help="of payload for each (default: 256)")
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default: 9)")
-    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure (default: cold,waiting,start,warm)")
+    parser.add_argument("--kib", default="512,128,32", help="payloads [default: 512,128,32]")
+    parser.add_argument("--megabytes", type=int, default=256, help="of payload for each [default: 256]")
+    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds [default: 9]")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"[default: {','.join(PARTS)}]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times")
     parser.add_argument("--cold", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -309,6 +309,10 @@ def main(words: Sequence[str] | None = None) -> None:
         said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
+    if "tokens" in options.parts.split(","):
+        with tempfile.TemporaryDirectory() as name:
+            tokens = bench_packed(Path(name), 1600, options.rounds)
+        print("\n" + packed_table(tokens))
     if options.json:
         facts = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
         options.json.write_text(json.dumps({**facts, "kib": results}, indent=1) + "\n", "utf-8")

@@ -1,20 +1,20 @@
-"""What ten million entries cost: planning an epoch, resuming, opening columns, finding that nothing has changed.
+"""Time and memory of large caches: planning, a training rank, the catalog of a build, one new image.
 
-Synthetic entries of one resolution in 24 skewed buckets, one per sample, names of 20 bytes and captions of 42; a
-generation written by the package's own ``publish`` and the index of one shard that holds them all, without payloads.
-Each measurement runs in a process of its own and is given a time and the most memory that the process held. The last
-column is the cost of the larger size over that of the smaller, divided by how many times larger it is: 1 is linear.
+Synthetic samples of one bucket, each with a small file of its own; a snapshot written by the package and the index of
+one shard that holds all entries, without payloads. Each part runs in a process of its own; memory is its peak above
+the interpreter with its libraries. Goals at ten million: a rank 2 s and 0.6 GB, a catalog 3 s and 0.6 GB, one new
+image 2 us per known sample beyond a bare listing and stat of the same files, and 2 GB.
 
-    python tools/bench_scale.py [--entries 1000000 10000000] [--folder DIR] [--parts plan,open,...] [--json FILE]
+    python tools/bench_scale.py [--rows 1000000] [--folder DIR] [--parts make,plan,...] [--json FILE]
 
-Cost: about 5 GB of disk, removed at the end, up to 6 GiB of memory and five minutes. ``--most-gib`` refuses a
-part before it starts where the machine has less memory free.
+Cost for a million rows: 5 GB of disk, one inode per row, two minutes. For the record: ``--rows 1000000 10000000``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,230 +25,191 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_plan import measure as measure_plan
+from made_caches import build_settings, stretched
+from PIL import Image
 
-from latentcache.geometry.sizes import Size
-from latentcache.identity.content import checksum
-from latentcache.identity.key import KEY_BYTES
-from latentcache.pipeline.standstill import _same_samples
-from latentcache.recipe import EncoderSpec, GeometrySettings, PixelProfile, Recipe
-from latentcache.sources.sample import SampleColumns
-from latentcache.store.catalog import Catalog
-from latentcache.store.columns import StringColumn, npy_bytes
-from latentcache.store.durable import write_json
-from latentcache.store.generation import Rows, Samples, load_generation, publish
-from latentcache.store.index import INDEX_DTYPE, holds, load_rows
-from latentcache.store.layout import CacheLayout
+from latentcache import build_cache, open_cache
+from latentcache.plan.batching import BatchPlan, Bucket
+from latentcache.plan.mixing import mixture
+from latentcache.plan.resume import Cursor, Leg, rest_of_epoch
+from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.store.catalog import load_catalog
+from latentcache.store.paths import CachePaths
+from latentcache.store.reader import EntryReader
 
-_ENCODER = EncoderSpec(family="made", fingerprint="ab" * 16, config="cd" * 16, channels=16, factor=8, multiple=8)
-_RECIPE = Recipe(geometry=GeometrySettings(resolutions=(512,)), pixels=PixelProfile(), encoder=_ENCODER)
 _NUM_BUCKETS = 24
-_VALUE_BYTES = 4096 + 64
-_MIB = 1 << 20
-_GIB = 1 << 30
-#: MiB per million entries that a part holds at its peak; what is refused before it starts.
-_NEEDS = {"make": 700, "plan": 100, "open": 600, "unchanged": 800, "index": 700, "catalog": 700}
+_MIB, _GIB = 1 << 20, 1 << 30
+#: MiB per million rows that a part holds at its peak; a part that needs more than there is does not start.
+_NEEDS = {"make": 700, "plan": 100, "mixture": 100, "rank": 100, "catalog": 150, "listing": 50, "new image": 400}
+
+Found = dict[str, float]
 
 
-def make(entries: int, folder: Path) -> dict[str, float]:
-    """Write the generation and the index; returns the seconds of the generation alone."""
+def make(rows: int, folder: Path) -> Found:
+    """Write the files, the snapshot and the index."""
+    stretched(folder, rows)
+    return {}
+
+
+def plan(rows: int, folder: Path, *, weighted: bool = False) -> Found:
+    """One epoch of 24 skewed buckets on 4 ranks, and the rest of it on 3."""
     rng = np.random.default_rng(0)
-    share = rng.dirichlet(np.ones(_NUM_BUCKETS) * 0.5)
-    keys = rng.integers(0, 256, (entries, KEY_BYTES), dtype=np.uint8)
-    rows = Rows(
-        key=keys,
-        shard=np.zeros(entries, np.int32),
-        offset=(np.arange(entries, dtype=np.uint64) + 1) * np.uint64(_VALUE_BYTES),
-        bucket=rng.choice(_NUM_BUCKETS, p=share, size=entries).astype(np.int32),
-        sample=np.arange(entries, dtype=np.int32),
-        crop=np.zeros((entries, 2), np.uint32),
-        resize=np.full((entries, 2), 512, np.uint32),
-        pixel_hash=rng.integers(0, 256, (entries, 16), dtype=np.uint8),
-    )
-    samples = Samples(
-        names=_strings("pictures/%08d.jpg", entries),
-        captions=_strings("a picture of something, number %08d", entries),
-        content=rng.integers(0, 256, (entries, 16), dtype=np.uint8),
-        original_size=np.full((entries, 2), 1024, np.uint32),
-        stat=np.tile(np.array([1 << 20, 10**18, 10**18, 7, 8, 10**18 + 10**10], np.uint64), (entries, 1)),
-    )
-    layout = CacheLayout(folder)
-    layout.shards.mkdir(parents=True)
+    part = rng.dirichlet(np.ones(_NUM_BUCKETS) * 0.5)
+    bucket = rng.choice(_NUM_BUCKETS, p=part, size=rows).astype(np.int32)
+    buckets = tuple(Bucket(label=str(n), dims={"height": 64 + 8 * n, "width": 64}) for n in range(_NUM_BUCKETS))
+    mix = mixture([rows - rows // 4, rows // 4], [1, 1]) if weighted else None
+    index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "made", mixture=mix)
     started = time.perf_counter()
-    publish(
-        layout,
-        recipe=_RECIPE,
-        rows=rows,
-        samples=samples,
-        buckets=[Size(64 + 8 * number, 64) for number in range(_NUM_BUCKETS)],
-        shards=["one"],
-        refused=[],
-        notes=[],
-        facts={"source": {"root": "/", "relative": ".", "captions": "none"}, "demo": False, "provenance": {}},
-    )
+    steps = len(plan_epoch(index, BatchPlan(batch_size=16, world_size=4), seed=0, epoch=0))
     taken = time.perf_counter() - started
-    _write_index(layout.shards / "one", rows)
-    return {"seconds": taken}
-
-
-def plan(entries: int, folder: Path) -> dict[str, float]:
-    """One epoch on 4 ranks, and the rest of one on 3."""
-    found = measure_plan(entries, rounds=1)
-    return {"seconds": found["plan_s"], "resume": found["resume_s"]}
-
-
-def open_columns(entries: int, folder: Path) -> dict[str, float]:
-    """Open a generation: what every reader, plan and check begins with."""
+    leg = Leg(batch_size=16, world_size=4, steps=steps // 2)
     started = time.perf_counter()
-    generation = load_generation(folder)
-    taken = time.perf_counter() - started
-    return {"seconds": taken, "checked": float(len(generation.rows.shard) == entries)}
+    rest = rest_of_epoch(
+        index, Cursor(seed=0, epoch=0, remainder="repeat", legs=(leg,)), BatchPlan(batch_size=16, world_size=3)
+    )
+    return {"seconds": taken, "resume": time.perf_counter() - started, "checked": float(len(rest) > 0)}
 
 
-def unchanged(entries: int, folder: Path) -> dict[str, float]:
-    """Compare a folder's names, captions and stats with the generation, as a second build does after its walk."""
-    generation = load_generation(folder)
-    samples = generation.samples
-    found = SampleColumns(list(samples.names), list(samples.captions), np.ascontiguousarray(samples.stat[:, :5]))
+def mixed(rows: int, folder: Path) -> Found:
+    """The same of two sources with three quarters and one quarter of the samples, and equal weights."""
+    return plan(rows, folder, weighted=True)
+
+
+def rank(rows: int, folder: Path) -> Found:
+    """What a training rank loads before its first read: snapshot, plan, and where the first batch is."""
     started = time.perf_counter()
-    same = _same_samples(found, set(), generation)
-    return {"seconds": time.perf_counter() - started, "checked": float(same)}
+    cache = open_cache(folder / "cache")
+    loader = cache.loader(batch_size=16, rank=0, world_size=4, fields=("latents",))
+    batch = next(iter(loader.sampler))
+    snapshot = cache.snapshots[0]
+    found = EntryReader(snapshot.paths, snapshot).segments("latents", batch.rows)
+    return {
+        "seconds": time.perf_counter() - started,
+        "checked": float(len(cache) == rows and len(found.offset) == 16),
+    }
 
 
-def index(entries: int, folder: Path) -> dict[str, float]:
-    """Open a shard's index and look every entry of the generation up in it, as a second build does."""
-    generation = load_generation(folder)
+def catalog(rows: int, folder: Path) -> Found:
+    """The committed items, as a build looks them up."""
     started = time.perf_counter()
-    found = load_rows(folder / "shards" / "one")
-    held = bool(holds(found, generation.rows.key, generation.rows.offset).all())
-    return {"seconds": time.perf_counter() - started, "checked": float(held)}
+    found = load_catalog(CachePaths(folder / "cache"))
+    return {"seconds": time.perf_counter() - started, "checked": float(len(found) == rows)}
 
 
-def catalog(entries: int, folder: Path) -> dict[str, float]:
-    """Every committed key in one dictionary: what a build with something to do looks entries up in."""
-    found = load_rows(folder / "shards" / "one")
+def listing(rows: int, folder: Path) -> Found:
+    """List the folder and stat each file, and nothing else."""
     started = time.perf_counter()
-    entry = Catalog([found])
-    taken = time.perf_counter() - started
-    return {"seconds": taken, "checked": float(len(entry) == entries)}
+    count, folders = 0, [str(folder / "data")]
+    while folders:
+        for one in os.scandir(folders.pop()):
+            if one.is_dir(follow_symlinks=False):
+                folders.append(one.path)
+            else:
+                one.stat(follow_symlinks=False)
+                count += 1
+    return {"seconds": time.perf_counter() - started, "checked": float(count == rows)}
 
 
-PARTS: Mapping[str, Callable[[int, Path], dict[str, float]]] = {
-    "make": make,
-    "plan": plan,
-    "open": open_columns,
-    "unchanged": unchanged,
-    "index": index,
-    "catalog": catalog,
-}
+def new_image(rows: int, folder: Path) -> Found:
+    """A build that finds one new image."""
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "data" / "00000" / "new.png")
+    started = time.perf_counter()
+    report = build_cache(build_settings(folder / "data", folder / "cache"))
+    checked = (report.encoded, report.cached) == (1, rows)
+    return {"seconds": time.perf_counter() - started, "checked": float(checked)}
 
 
-def in_own_process(part: str, entries: int, folder: Path, free_bytes: int) -> dict[str, Any]:
-    """One part in a fresh interpreter, or why it was not run."""
-    if _NEEDS[part] * _MIB * entries // 1_000_000 > free_bytes:
-        return {"part": part, "entries": entries, "not run": "not enough memory free"}
-    words = [sys.executable, __file__, "--alone", part, str(entries), str(folder)]
+PARTS: Mapping[str, Callable[[int, Path], Found]] = {
+    "make": make, "plan": plan, "mixture": mixed, "rank": rank, "catalog": catalog, "listing": listing,
+    "new image": new_image,
+}  # fmt: skip
+
+
+def in_own_process(part: str, rows: int, folder: Path, free_bytes: int) -> dict[str, Any]:
+    """One part in a fresh interpreter, or why it did not run."""
+    if _NEEDS[part] * _MIB * rows // 1_000_000 > free_bytes:
+        return {"part": part, "rows": rows, "not run": "not enough memory free"}
+    words = [sys.executable, __file__, "--alone", part, str(rows), str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"part": part, "entries": entries, "not run": (done.stderr.strip().splitlines() or ["ended"])[-1]}
+        return {"part": part, "rows": rows, "not run": (done.stderr.strip().splitlines() or ["ended"])[-1]}
     found: dict[str, Any] = json.loads(done.stdout)
     if not found.pop("checked", 1.0):
-        raise SystemExit(f"{part} did not find what was written")
-    return {"part": part, "entries": entries} | found
+        raise SystemExit(f"{part} did not find the written rows")
+    return {"part": part, "rows": rows} | found
 
 
-def alone(part: str, entries: int, folder: Path) -> dict[str, float]:
-    """One part, the most MiB it held beyond the interpreter and its libraries, and all its processor time."""
-    before, cpu = _most_bytes(), time.process_time()
-    found = PARTS[part](entries, folder)
-    return found | {"peak_mib": (_most_bytes() - before) / _MIB, "cpu_s": time.process_time() - cpu}
+def alone(part: str, rows: int, folder: Path) -> Found:
+    """One part, its seconds of wall and processor time, and its peak of MiB above the interpreter."""
+    before, cpu, started = _most_bytes(), time.process_time(), time.perf_counter()
+    found = PARTS[part](rows, folder)
+    times = {"seconds": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+    return times | found | {"peak_mib": (_most_bytes() - before) / _MIB}
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All parts as Markdown; slopes against the first size."""
-    lines = ["| part | entries | s | peak, MiB | bytes per entry | time, slope |", "|---|---:|---:|---:|---:|---:|"]
-    for row in with_resume(rows):
-        about = f"| {row['part']} | {row['entries']:,} |"
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """All parts as Markdown, with the cost of a new image beyond the listing."""
+    lines = ["| part | rows | s | CPU s | us per row | peak, MiB | bytes per row |", "|---|" + "---:|" * 6]
+    for row in _with_differences(found):
+        about = f"| {row['part']} | {row['rows']:,} |"
         if "not run" in row:
-            lines.append(f"{about} not run: {row['not run']} | | | |")
+            lines.append(f"{about} not run: {row['not run']} | | | | |")
             continue
-        first = next(other for other in with_resume(rows) if other["part"] == row["part"])
-        times = row["entries"] / first["entries"]
-        slope = f"{row['seconds'] / first['seconds'] / times:.2f}" if times > 1 and "seconds" in first else ""
-        each = row["peak_mib"] * _MIB / row["entries"]
-        lines.append(f"{about} {row['seconds']:.2f} | {row['peak_mib']:.0f} | {each:.0f} | {slope} |")
+        times = f"{row['seconds']:.2f} | {row['cpu_s']:.2f} | {1e6 * row['seconds'] / row['rows']:.2f}"
+        lines.append(f"{about} {times} | {row['peak_mib']:.0f} | {row['peak_mib'] * _MIB / row['rows']:.0f} |")
     return "\n".join(lines)
 
 
-def with_resume(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows, with resuming as a row of its own."""
-    found: list[Mapping[str, Any]] = []
-    for row in rows:
-        found.append(row)
+def _with_differences(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    listed = {row["rows"]: row for row in found if row["part"] == "listing" and "seconds" in row}
+    rows: list[Mapping[str, Any]] = []
+    for row in found:
+        rows.append(row)
         if "resume" in row:
-            found.append({**row, "part": "resume", "seconds": row["resume"]})
-    return found
+            rows.append({**row, "part": f"{row['part']}, resume", "seconds": row["resume"]})
+        if row["part"] == "new image" and "seconds" in row and row["rows"] in listed:
+            less = {name: row[name] - listed[row["rows"]][name] for name in ("seconds", "cpu_s")}
+            rows.append({**row, "part": "new image, beyond the listing", **less})
+    return rows
 
 
 def free_memory() -> int:
     """Bytes that the system says are available."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0)
 
 
 def _most_bytes() -> int:
-    """The most memory this process has held; ``ru_maxrss`` would count its parent's before it was another program."""
+    """The peak of this process; ``ru_maxrss`` would count its parent's before it was another program."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entries", type=int, nargs="+", default=[1_000_000, 10_000_000])
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"default: {','.join(PARTS)}")
-    parser.add_argument("--folder", type=Path, help="where the synthetic caches go (default: a temporary one)")
-    parser.add_argument("--most-gib", type=float, default=8.0, help="memory a part may take (default: 8)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000], help="samples [default: 1000000]")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"[default: {','.join(PARTS)}]")
+    parser.add_argument("--folder", type=Path, help="place of the synthetic caches [default: a temporary folder]")
+    parser.add_argument("--most-gib", type=float, default=8.0, help="memory that a part may take [default: 8]")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--alone", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.alone:
-        part, entries, folder = options.alone
-        print(json.dumps(alone(part, int(entries), Path(folder))))
+        part, rows, folder = options.alone
+        print(json.dumps(alone(part, int(rows), Path(folder))))
         return
-    rows: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        for entries in options.entries:
-            cache = Path(name) / str(entries)
+        for rows in options.rows:
+            made = Path(name) / str(rows)
             for part in options.parts.split(","):
                 free = min(free_memory(), int(options.most_gib * _GIB))
-                rows.append(in_own_process(part, entries, cache, free))
-                print(rows[-1], file=sys.stderr, flush=True)
-            shutil.rmtree(cache, ignore_errors=True)
-    print(table(rows))
+                found.append(in_own_process(part, rows, made, free))
+                print(found[-1], file=sys.stderr, flush=True)
+            shutil.rmtree(made, ignore_errors=True)
+    print(table(found))
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-
-
-def _strings(pattern: str, count: int) -> StringColumn:
-    """``pattern`` with the numbers from 0, all of one length."""
-    data = "".join(pattern % number for number in range(count)).encode("ascii")
-    each = len(pattern % 0)
-    return StringColumn(np.frombuffer(data, np.uint8), np.arange(1, count + 1, dtype=np.uint64) * np.uint64(each))
-
-
-def _write_index(folder: Path, rows: Rows) -> None:
-    """The index of a shard with these entries, in the order of their keys; headers and facts are left empty."""
-    folder.mkdir()
-    order = np.argsort(rows.key.view("S32")[:, 0])
-    found = np.zeros(len(order), INDEX_DTYPE)
-    found["key"], found["offset"] = rows.key[order], rows.offset[order]
-    data = npy_bytes(found)
-    del found
-    (folder / "index.npy").write_bytes(data)
-    facts = {"schema": 1, "entries": len(order), "transaction": 1, "index_checksum": f"{checksum(data):016x}"}
-    write_json(folder / "shard.json", facts)
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _FIX = "python tools/make_reference.py"
 _WRITTEN_BY = "<!-- Written by tools/make_reference.py; change the code and run it again. -->"
 _INTRO = """\
-`latentcache COMMAND --help` shows the same text. An option has one meaning in all commands. Settings that are not given
-follow the cache ([why](../adr/0004-settings-follow-the-snapshot.md)).
+`latentcache COMMAND --help` shows the same text. An option has one meaning in all commands. Settings that are not
+given follow the cache ([why](../adr/0004-settings-follow-the-snapshot.md)).
 """
 _ERRORS_INTRO = """\
 Python, the command line and JSON use the same errors. Each error has `what`, `where`, `why`, `fix`, `slug` and

@@ -1,0 +1,210 @@
+"""Caches written by the store alone, without an encoder: for ``bench_read``, ``bench_scale`` and ``bench_verify``.
+
+``made_cache`` has a data folder of small files and payloads of noise. ``stretched`` has any number of entries without
+payloads: one real entry, and an index that repeats it under other keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.encoders.vae.describe import describe
+from latentcache.fields.latents import Latents, LatentsRecipe, LatentsSettings, Normalization
+from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
+from latentcache.geometry.sizes import Size
+from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.scan import SourceOptions, scan
+from latentcache.store.catalog import load_catalog
+from latentcache.store.columns import ColumnFile, write_columns
+from latentcache.store.entry import Item, pack_items
+from latentcache.store.index import split_keys
+from latentcache.store.paths import CachePaths
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.shard import ShardWriter
+
+KIND = Latents()
+
+
+class _Bare(Latents):
+    """Latents whose own columns are not read from the heads of entries."""
+
+    columns = {}  # noqa: RUF012 - never written
+
+
+CHANNELS = 16
+#: Files of a folder, and bytes of payload that are committed together.
+_PER_FOLDER, _COMMIT_BYTES = 1000, 16 << 20
+
+
+def settings_of(*sizes: Size) -> LatentsSettings:
+    """The stub encoder and these buckets."""
+    return LatentsSettings(model="stub", buckets=sizes)
+
+
+def described(*sizes: Size, normalization: Normalization | None = None) -> Described:
+    """The recipe of these buckets; a normalization comes with 16 channels."""
+    found: Described = describe(settings_of(*sizes), Cached(), DescribeContext())
+    assert isinstance(found.recipe, LatentsRecipe)
+    if normalization is None:
+        return found
+    return replace(found, recipe=found.recipe.with_encoder(normalization=normalization, channels=CHANNELS))
+
+
+def table_of(names: Strings, size: NDArray[np.uint32], *, seed: int = 0, stat: Any = None) -> SampleTable:
+    """Images of these names and sizes (height, width) with invented contents and captions."""
+    count = len(names)
+    content = np.random.default_rng(seed).integers(1, 256, (count, 16), dtype=np.uint8)
+    number = np.arange(count, dtype=np.int32)
+    stat = np.zeros((count, STAT_WIDTH), np.uint64) if stat is None else stat
+    captions = numbered("an image of something, number %08d", count)
+    missing = Input(content=np.zeros((count, 16), np.uint8), file=np.full(count, -1, np.int32), text=captions)
+    return SampleTable(
+        names=names,
+        files=Files(names=names, stat=stat, content=content),
+        inputs={"image": Input(content=content, file=number), "caption": missing},
+        columns={"original_size": size},
+    )
+
+
+def numbered(pattern: str, count: int) -> Strings:
+    """``pattern`` with the numbers from 0, all of one length."""
+    data = "".join(pattern % number for number in range(count)).encode("ascii")
+    ends = np.arange(1, count + 1, dtype=np.int64) * len(pattern % 0)
+    return Strings(np.frombuffer(data, np.uint8), ends)
+
+
+def noise(count: int, shape: Sequence[int]) -> NDArray[np.float16]:
+    """(count, *shape) of finite values."""
+    return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32).astype(np.float16)
+
+
+def write_shard(paths: CachePaths, plan: FieldPlan, recipe: LatentsRecipe, arrays: Iterator[NDArray[Any]]) -> None:
+    """One sealed shard with the items of a plan, in its order."""
+    paths.shards.mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
+    size = max(2 * int(np.prod(plan.groups[0].shape)), 1)
+    for rows in _batches(len(plan.key), size):
+        items = [Item(key=plan.key[row].tobytes(), array=next(arrays), columns=_placed(plan, row)) for row in rows]
+        writer.write(pack_items(items, recipe, KIND))
+    writer.seal()
+
+
+def publish(cache: Path, data: Path, samples: SampleTable, found: Described, plan: FieldPlan) -> None:
+    """The snapshot of a plan whose items are all committed."""
+    paths, catalog = CachePaths(cache), load_catalog(CachePaths(cache))
+    field = field_draft(
+        catalog,
+        kind=_Bare(),
+        recipe=found.recipe,
+        groups=plan.groups,
+        sample=plan.sample,
+        group=plan.group,
+        variant=plan.variant,
+        place=catalog.find(plan.key),
+        provenance=found.provenance,
+    )
+    dims = np.array([group.dims[1:] for group in plan.groups], np.uint32)[plan.group]
+    field = replace(field, columns={"crop": np.zeros_like(dims), "resize": dims})
+    source = {"root": str(data.resolve()), "relative": os.path.relpath(data, cache), "part": "", "captions": "none"}
+    source |= {"data_kind": "images", "options": SourceOptions(kind="images").as_json()}
+    publish_snapshot(paths, SnapshotDraft(samples=samples, fields=(field,), shards=catalog.shards, source=source))
+
+
+def made_latents(cache: Path, sizes: Sequence[Size], latents: Sequence[NDArray[np.float16]]) -> None:
+    """A cache without a data folder: image n has the size and the latents n. Scale and shift are in the recipe."""
+    distinct = sorted(set(sizes), key=lambda size: (-size.area, size.width))
+    found = described(*distinct, normalization=Normalization(kind="scale-shift", scale=0.3611, shift=0.1159))
+    size = np.array([(one.height, one.width) for one in sizes], np.uint32)
+    samples = table_of(numbered("folder/image_%06d.png", len(sizes)), size)
+    plan = KIND.plan(samples, found.recipe)
+    assert isinstance(found.recipe, LatentsRecipe)
+    write_shard(CachePaths(cache), plan, found.recipe, iter(latents))
+    publish(cache, cache.parent / "data", samples, found, plan)
+
+
+def made_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:
+    """A data folder of ``count`` small files, and the cache that a build of them might have made."""
+    data, cache = folder / "data", folder / "cache"
+    write_files(data, count)
+    samples, found = known_files(data, side), described(Size(side, side))
+    plan = KIND.plan(samples, found.recipe)
+    assert isinstance(found.recipe, LatentsRecipe)
+    some = noise(64, plan.groups[0].shape)
+    write_shard(CachePaths(cache), plan, found.recipe, (some[n % 64] + np.float16(n % 97) for n in range(count)))
+    publish(cache, data, samples, found, plan)
+    return data, cache
+
+
+def stretched(folder: Path, count: int, side: int = 64) -> tuple[Path, Path]:
+    """The same with one real entry: an index of ``count`` entries, which no reader could open."""
+    data, cache = folder / "data", folder / "cache"
+    write_files(data, count)
+    samples, found = known_files(data, side, hashed=False), described(Size(side, side))
+    plan = KIND.plan(samples, found.recipe)
+    assert isinstance(found.recipe, LatentsRecipe)
+    one = replace(plan, **{name: getattr(plan, name)[:1] for name in ("sample", "group", "variant", "cost", "key")})
+    write_shard(CachePaths(cache), one, found.recipe, iter(noise(1, plan.groups[0].shape)))
+    stretch_index(CachePaths(cache).shards / CachePaths(cache).sealed_shards()[0], plan.key)
+    publish(cache, data, samples, found, plan)
+    return data, cache
+
+
+def stretch_index(shard: Path, keys: NDArray[np.uint8]) -> None:
+    """Write an index that has the first entry of the shard under each of these keys."""
+    file, count = ColumnFile(shard / "index.safetensors"), len(keys)
+    old = {name: np.asarray(file[name]) for name in file}
+    keys = keys[np.lexsort(keys[:, 8:24].copy().view(">u8").astype(np.uint64).T[::-1])]
+    columns: dict[str, Any] = {name: np.repeat(v, count, axis=0) if len(v) == 1 else v for name, v in old.items()}
+    columns["content"], columns["frames"], columns["frame"] = split_keys(keys)
+    columns["same"] = columns["content"]
+    columns["offset"] = old["offset"][0] + np.arange(count, dtype=np.uint64) * np.uint64(12 << 10)
+    columns["checksum"] = np.random.default_rng(1).integers(0, 1 << 63, count).astype(np.uint64)
+    (shard / "index.safetensors").chmod(0o644)
+    write_columns(shard / "index.safetensors", columns, file.metadata, sums=("offset",))
+
+
+def write_files(data: Path, count: int) -> None:
+    """Files of a few bytes with the names of images, a thousand in a folder."""
+    for number in range(count):
+        if number % _PER_FOLDER == 0:
+            folder = data / f"{number // _PER_FOLDER:05}"
+            folder.mkdir(parents=True)
+        file = os.open(f"{folder}/{number:08}.png", os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(file, b"image %d" % number)
+        os.close(file)
+
+
+def known_files(data: Path, side: int, *, hashed: bool = True) -> SampleTable:
+    """The files as a snapshot has them: old enough to be trusted. Their contents are invented unless hashed."""
+    found = scan(data, SourceOptions(), hash_all=hashed).samples
+    stat = np.asarray(found.files.stat).copy()
+    stat[:, 5] = stat[:, 1:3].max(axis=1) + np.uint64(10**12)
+    size = np.full((len(found), 2), side, np.uint32)
+    if hashed:
+        return replace(found, files=replace(found.files, stat=stat)).with_columns(original_size=size)
+    made = table_of(found.names, size, stat=stat)
+    return replace(made, inputs={**found.inputs, "image": made.inputs["image"]})
+
+
+def build_settings(data: Path, cache: Path, side: int = 64) -> BuildSettings:
+    """A build of the same recipe."""
+    return BuildSettings(data=data, out=cache, fields={"latents": settings_of(Size(side, side))}, device="cpu")
+
+
+def _placed(plan: FieldPlan, row: int) -> dict[str, Any]:
+    height, width = plan.groups[int(plan.group[row])].dims[1:]
+    return {"crop": (0, 0), "resize": (height, width)}
+
+
+def _batches(count: int, size: int) -> Iterator[range]:
+    step = max(1, min(2048, _COMMIT_BYTES // size))
+    return (range(start, min(start + step, count)) for start in range(0, count, step))
