@@ -2,7 +2,7 @@
 
 The walk starts at the root of the newest valid meta page, so that only committed entries are indexed: LMDB leaves
 stale and uncommitted pages in the file. It reads many pages at once and follows nothing outside the file or twice.
-Every head is checked before it is indexed. Nothing is mapped. Cost: about 2 us per entry.
+Every head is checked before it is indexed. Nothing is mapped. Cost: about 3 us per entry.
 Source of the page layout: ``mdb.c`` of LMDB 0.9 (MDB_page, MDB_meta, MDB_db, MDB_node), 64-bit.
 """
 
@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ _FLAGS_WORD, _LOWER_WORD = 5, 6
 #: Bytes of a value that are read at first; the head of an entry that is no block is shorter.
 _FRONT_BYTES = 256
 _HEADS_TOGETHER = 1 << 14
+_VALUES = ("keys", "offsets", "lengths")
 _WIDTHS = np.zeros(256, dtype=np.float64)
 _WIDTHS[[code for code, _ in DTYPES.values()]] = [width for _, width in DTYPES.values()]
 
@@ -333,7 +335,7 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
     except OSError as error:
         raise CacheDamagedError("a shard cannot be read", where=str(data), why=str(error)) from error
     try:
-        parts = [_indexed(descriptor, some, data) for values in walk(descriptor, meta) for some in _cut(values)]
+        parts = [_indexed(descriptor, some, data) for some in _together(walk(descriptor, meta))]
     except CorruptEntryError as error:
         error.where = error.where or str(data)
         raise
@@ -352,10 +354,14 @@ def collect_index(data: Path, meta: Meta | None = None) -> dict[str, NDArray[Any
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-def _cut(values: Values) -> Iterator[Values]:
-    for start in range(0, len(values.keys), _HEADS_TOGETHER):
-        part = slice(start, start + _HEADS_TOGETHER)
-        yield Values(keys=values.keys[part], offsets=values.offsets[part], lengths=values.lengths[part])
+def _together(values: Iterator[Values]) -> Iterator[Values]:
+    """The same, more at a time: the heads of a few thousand entries are checked at once."""
+    waiting = list[Values]()
+    for some in chain(values, [None]):
+        waiting += [] if some is None else [some]
+        if waiting and (some is None or sum(len(one.keys) for one in waiting) >= _HEADS_TOGETHER):
+            yield Values(**{name: np.concatenate([getattr(one, name) for one in waiting]) for name in _VALUES})
+            waiting = []
 
 
 def _indexed(descriptor: int, values: Values, data: Path) -> dict[str, NDArray[Any]]:
