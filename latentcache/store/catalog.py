@@ -273,7 +273,7 @@ class Catalog:
                 part = slice(count, count + len(some))
                 mixed[part], places[part] = some, its_places
                 count = part.stop
-            order = np.argsort(mixed[:count], kind="stable")
+            order = _order(mixed[:count])
             mixed = mixed[order]
             self._columns |= {"same": mixed, "same_place": places[order]}
         return self._columns["same"], self._columns["same_place"]
@@ -381,8 +381,7 @@ def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Ca
         mixed[part], tail[part], frame[part] = halves[:, 0], halves[:, 1], number
         mixed[part] ^= _mixtures(frames)[number]
         del columns, halves, number
-    order: NDArray[Any] = np.argsort(mixed, kind="stable")
-    order = order.astype(np.uint32 if bases[-1] < 1 << 32 else np.uint64)
+    order = _order(mixed)
     mixed, tail, frame = mixed[order], tail[order], frame[order]
     twice = np.flatnonzero((mixed[1:] == mixed[:-1]) & (tail[1:] == tail[:-1]) & (frame[1:] == frame[:-1])) + 1
     columns = {"mixed": mixed, "tail": tail, "frame": frame, "row": order}
@@ -431,6 +430,21 @@ def undamaged_index(folder: Path) -> ShardIndex | None:
     except CacheDamagedError as error:
         refuse_unreadable(error, folder)
         return None
+
+
+def _order(numbers: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """What ``argsort`` gives, faster: positions replace the low bits, and values sort faster than positions.
+
+    Equal numbers stay in their order. There are fewer than 2**32.
+    """
+    low = np.uint64((1 << max(len(numbers) - 1, 1).bit_length()) - 1)
+    packed = numbers & ~low
+    packed |= np.arange(len(numbers), dtype=np.uint64)
+    packed.sort()
+    order = (packed & low).astype(np.uint32)
+    del packed
+    nearly: NDArray[np.uint64] = numbers[order]
+    return order[np.argsort(nearly, kind="stable")]  # linear: only numbers with equal high bits change places
 
 
 def _mixtures(frames: NDArray[np.uint8]) -> NDArray[np.uint64]:
