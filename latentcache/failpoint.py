@@ -1,16 +1,16 @@
-"""Named places where a test makes this process die, fail or hang, to see that nothing is lost.
+"""Named places where a test kills, fails or hangs this process, to check that no committed work is lost.
 
-Below every other module but the errors, so that store, pipeline and verify may all have such places.
-``LATENTCACHE_FAILPOINT=name:n:action`` arms one place; at the n-th time it is passed, the action is
+Below every other module but the errors, so that store, pipeline and verify can have such places.
+``LATENTCACHE_FAILPOINT=name:n:action`` arms one place. The action happens at the n-th passage:
 
-- ``kill``: the build is killed (SIGKILL, as by the kernel), also where one of its workers passes the place;
-- ``die``, ``crash``: this process alone is killed, or dies of SIGSEGV, as a library does;
-- ``stop``, ``hang``: this process is stopped (SIGSTOP), or the thread sleeps for an hour;
-- ``lost``: as when a device fails; ``raise``: ``OSError(EIO)``, as from a full or failing disk.
+- ``kill``: SIGKILL of the build, also if one of its workers passes the place;
+- ``die``, ``crash``: SIGKILL, or SIGSEGV, of this process alone;
+- ``stop``, ``hang``: SIGSTOP of this process, or the thread sleeps for an hour;
+- ``lost``: the error of a failed device; ``raise``: ``OSError(EIO)``, the error of a failing disk.
 
-``name@pattern:n:action`` counts only passages with a picture whose name matches (``*`` and ``?``). Worker processes
-inherit it; one that is started in the place of another only where there is a pattern. Guarantee: without the
-variable a passage costs one comparison and does nothing.
+``name@pattern:n:action`` counts only passages with an input whose name matches (``*`` and ``?``). Worker processes
+inherit it; a worker that replaces a dead one only with a pattern. Guarantee: without the variable a passage costs one
+comparison and does nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _HANG_S = 3600
 
 
 class _Armed:
-    """One place, and how often it is still passed in peace."""
+    """One place, and the passages left until its action."""
 
     def __init__(self, text: str, build: int | None) -> None:
         place, _, rest = text.partition(":")
@@ -62,14 +62,14 @@ class _Armed:
             or action not in _ACTIONS
         ):
             raise UsageError(
-                f"{VARIABLE}={text} names no failpoint",
-                why=f"it is name:n:action, where name is one of {', '.join(NAMES)}",
+                f"{VARIABLE}={text}: unknown failpoint",
+                why=f"expected name:n:action, with a name of {', '.join(NAMES)}",
                 fix=f"unset {VARIABLE}, or for example {VARIABLE}=after-commit:2:kill",
             )
         self.name, self.left, self.action, self.build = name, int(number), action, build
 
     def passed(self, name: str, subject: str = "") -> None:
-        """Count a passage; act when it is the one that was asked for."""
+        """Count a passage; act at the n-th one."""
         if name != self.name or (self.pattern and not fnmatchcase(subject, self.pattern)):
             return
         self.left -= 1
@@ -95,11 +95,11 @@ _armed: _Armed | None = None
 
 
 def arm(text: str | None, *, build: int | None = None) -> None:
-    """Arm the place that ``text`` names; none where it is empty.
+    """Arm the place that ``text`` names; disarm with an empty text.
 
     Args:
-        text: As in the variable.
-        build: Process id of the build, in a worker of it.
+        text: Value of the variable.
+        build: Process id of the build, in a worker.
 
     Raises:
         UsageError: No such place, number or action.
@@ -109,16 +109,16 @@ def arm(text: str | None, *, build: int | None = None) -> None:
 
 
 def for_another(text: str) -> str:
-    """What a worker that stands in for a dead one inherits of the variable."""
+    """Value of the variable for a worker that replaces a dead one."""
     return text if "@" in text.partition(":")[0] else ""
 
 
 def failpoint(name: str, subject: str = "") -> None:
-    """Pass a place, with the name of a picture where there is one.
+    """Pass a place, with the name of an input if there is one.
 
     Raises:
-        OSError: The place is armed to fail.
-        DeviceError: Likewise.
+        OSError: The place is armed with ``raise``.
+        DeviceError: The place is armed with ``lost``.
     """
     if _armed is not None:
         _armed.passed(name, subject)

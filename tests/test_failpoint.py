@@ -38,7 +38,7 @@ def test_the_nth_passage_fails_and_only_that():
     "text", ["nowhere:1:kill", "after-commit:0:kill", "after-commit:x:kill", "after-commit:1:no", "after-commit"]
 )
 def test_a_word_that_names_nothing_is_refused(text):
-    with pytest.raises(UsageError, match="names no failpoint"):
+    with pytest.raises(UsageError, match="unknown failpoint"):
         fp.arm(text)
 
 
@@ -47,7 +47,7 @@ def test_the_command_line_arms_it_and_refuses_a_wrong_word(tmp_path):
     command = [sys.executable, "-m", "latentcache", "info", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "names no failpoint" in done.stderr
+    assert "unknown failpoint" in done.stderr
 
 
 def test_the_process_is_killed_as_by_the_kernel():
@@ -55,7 +55,7 @@ def test_the_process_is_killed_as_by_the_kernel():
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
 
 
-def test_a_pattern_counts_only_pictures_that_match():
+def test_a_pattern_counts_only_images_that_match():
     fp.arm("decoding@a*.png:2:raise")
     for name in ("a1.png", "b.png", "", "b.png"):
         fp.failpoint("decoding", name)

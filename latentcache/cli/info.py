@@ -14,7 +14,7 @@ from latentcache.cli import console, flags, reports
 from latentcache.cli.console import counted, human_bytes, out, rejected_item
 from latentcache.cli.contents import begun_contents, field_contents, show_field
 from latentcache.cli.flags import option
-from latentcache.errors import LatentcacheError
+from latentcache.errors import CacheFormatError, LatentcacheError
 
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
@@ -117,8 +117,16 @@ def _bytes_on_disk(cache: Path) -> int:
 def _lost(snapshot: Snapshot, stored: Sequence[Any]) -> int:
     """Items that the snapshot needs and no readable shard has."""
     there = {one.key for one in stored}
-    needed = {key.tobytes() for rows in snapshot.fields.values() for key in rows.row_keys()}
+    needed = {key.tobytes() for rows in snapshot.fields.values() for key in _item_keys(rows)}
     return len(needed - there)
+
+
+def _item_keys(rows: FieldRows) -> Any:
+    """(n, 32) item keys; none of packed items whose kind is not installed, because the kind makes them."""
+    try:
+        return rows.row_keys()
+    except CacheFormatError:
+        return ()
 
 
 def _entries(stored: Sequence[Any], snapshot: Snapshot | None) -> list[dict[str, Any]]:
@@ -136,7 +144,7 @@ def _name_items(rows: FieldRows, snapshot: Snapshot | None, names: dict[bytes, l
     import numpy as np
 
     all_names = list(snapshot.samples.names)
-    for key, sample in zip(rows.row_keys(), np.asarray(rows.sample).tolist(), strict=True):
+    for key, sample in zip(_item_keys(rows), np.asarray(rows.sample).tolist(), strict=False):
         names.setdefault(key.tobytes(), []).append(all_names[sample])
 
 

@@ -341,7 +341,8 @@ def _remarks(report: VerifyReport) -> Sequence[str]:
     if unreferenced := report.counts.get("unreferenced"):
         lines.append(f"unreferenced: {counted(unreferenced, 'entry', 'entries')} (see `latentcache gc`)")
     if report.not_compared:
-        lines.append(f"not compared: {', '.join(report.not_compared)} (not given)")
+        words = (word if word.endswith(")") else f"{word} (not given)" for word in report.not_compared)
+        lines.append(f"not compared: {', '.join(words)}")
     if report.part:
         lines.append(f"this is part {report.part} of DATA: samples of other parts were not checked")
     if report.not_looked_at:

@@ -1,1 +1,1 @@
-"""For whom else? Token caches as folders that trainers read without this package."""
+"""Export documents and rows as files that trainers read without this package, and check them."""

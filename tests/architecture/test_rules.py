@@ -18,7 +18,7 @@ from package_source import (
 
 MAX_FUNCTION_LINES = 60
 MAX_MEDIAN_LINES = 9
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 700
 MAX_FILES = 16
 BROAD_EXCEPTS = {
     "latentcache/cli/app.py": "the one place that turns every exception into an error and status 70",

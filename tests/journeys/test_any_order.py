@@ -217,7 +217,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.built and not self.damaged and not self.lost)
     def open_reader(self):
-        cache = open_cache(self.cache)
+        cache = open_cache(self.cache, checksum="always")
         loader = cache.loader(batch_size=2, seed=len(self.readers))
         self.readers = [*self.readers[-1:], (loader, self.served(loader))]
 

@@ -8,7 +8,7 @@ import torch
 from commands import start_followed
 from small_cache import SMALL, build, draw
 
-from latentcache.errors import MissingEntryError, NotYetEncodedError, UsageError
+from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.loader.cache import open_cache
 from latentcache.store.paths import CachePaths
 
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
     assert len(pending.loader(batch_size=2)) == COUNT // 2
-    with pytest.raises(MissingEntryError, match=r"p00\.png could not be used"):
+    with pytest.raises(MissingEntryError, match=r"latents of p00\.png cannot be made"):
         served(pending)
     with pytest.warns(UserWarning, match="served in place of p00"):
         found = served(pending, on_error="substitute")
@@ -71,16 +71,17 @@ def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_pat
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
-    with pytest.raises(NotYetEncodedError, match="not running"):
+    with pytest.raises(NotYetEncodedError, match="not encoded yet"):
         served(pending)
     build(data, tmp_path / "cache", model="stub")
     assert len(served(pending)) == COUNT
 
 
-def test_what_needs_contents_waits_for_the_end(data, tmp_path):
+def test_contents_are_known_before_the_end(data, tmp_path):
+    """A streaming build hashes inputs first, so the parts of a split are those of the finished cache."""
     process = start(data, tmp_path / "cache")
-    pending = open_cache(tmp_path / "cache", follow=True)
-    with pytest.raises(UsageError, match="under way"):
-        pending.split(0.5)
+    pending = [list(part.loader(batch_size=1).sampler) for part in open_cache(tmp_path / "cache", follow=True).split(0.5)]
+    assert process.poll() is None
     assert process.wait(60) == 0
-    assert len(open_cache(tmp_path / "cache", follow=True).split(0.5)) == 2
+    finished = open_cache(tmp_path / "cache", follow=True).split(0.5)
+    assert [len(part) for part in pending] == [len(part) for part in finished]

@@ -27,7 +27,7 @@ def data(tmp_path_factory):
 
 def start(data, cache, delay_ms):
     tokenizer = f"stub:delay_ms={delay_ms}"
-    return start_followed(cache, data, "--tokenizer", tokenizer, "--commit-every", 1, "--workers", 0)
+    return start_followed(cache, data, "--tokenizer", tokenizer, "--commit-every", 1, "--workers", 0, "--batch-size", 1)
 
 
 def rows_of(cache):

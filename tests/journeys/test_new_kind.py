@@ -1,0 +1,264 @@
+"""A kind of field from outside, in 120 lines, gets everything that the kinds of this package have.
+
+The toy kind ``edge_map`` is one ragged uint8 tensor per image. The package does not know it.
+"""
+
+import subprocess
+
+import numpy as np
+import pytest
+from commands import ROOT, acknowledged, finished, look, state_of, wait_for
+from kinds import KINDS, TOY, begin, forget_kinds, stored
+from small_cache import damage_payload
+
+from latentcache import open_cache
+from latentcache.errors import UsageError
+from latentcache.fields import registry
+from latentcache.store.paths import CachePaths
+from latentcache.store.snapshot import open_snapshot
+from tests.fields.edge_map import EdgeProducer, EdgeRecipe
+
+EDGES, FIELD = KINDS["edge_map"], ("--field", TOY)
+STUB = ("--model", "stub", "--resolution", 64, "--bucket-step", 32)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    """Only ``--field`` makes the kind known, and only to this test."""
+    forget_kinds(monkeypatch)
+    yield
+    monkeypatch.undo()
+    registry.field_kinds.cache_clear()
+
+
+@pytest.fixture
+def data(tmp_path):
+    return EDGES.data(tmp_path / "data", 8)
+
+
+@pytest.fixture
+def cache(data, tmp_path):
+    """A finished cache of the toy kind alone."""
+    assert EDGES.build(data, tmp_path / "cache").json["counts"]["encoded"] == 8
+    return tmp_path / "cache"
+
+
+def command(*words, variables=None, timeout=60):
+    """A command in a process of its own."""
+    return finished(begin(*words, "--json", variables={"LATENTCACHE_FIELDS": "", **(variables or {})}), timeout)
+
+
+def ok(cache, *more):
+    counts = EDGES.verify(cache, *more).json["counts"]
+    return {name: number for name, number in counts.items() if number and name != "unreferenced"}
+
+
+def edges(pixels):
+    """What the toy makes of pixels."""
+    return EdgeProducer({}, EdgeRecipe(), None)._edges("", pixels)
+
+
+def test_no_line_of_the_package_knows_the_kind():
+    found = subprocess.run(["grep", "-rniE", "edge_?map", "latentcache"], cwd=ROOT, capture_output=True, text=True)
+    assert [line for line in found.stdout.splitlines() if not line.startswith("Binary")] == []
+    assert len((ROOT / "tests/fields/edge_map.py").read_text().splitlines()) <= 120
+
+
+def test_it_is_built_beside_another_field_and_shown(data, tmp_path):
+    cache = tmp_path / "cache"
+    alone = command("build", data, "--out", cache, *FIELD)
+    assert (alone.code, alone.json["counts"]["encoded"], list(alone.json["fields"])) == (0, 8, ["edge_map"])
+    both = command("build", data, "--out", cache, *FIELD, "--fields", "latents,edge_map", *STUB).json
+    assert {name: (one["encoded"], one["cached"]) for name, one in both["fields"].items()} == {
+        "latents": (8, 0),
+        "edge_map": (0, 8),
+    }
+    told = look("info", cache, *FIELD, "--entries", "--json").json
+    assert (told["counts"]["samples"], told["counts"]["entries"]) == (8, 16)
+    about = told["fields"]["edge_map"]
+    assert (about["items"], about["dtype"], about["installed"], about["recipe"]) == (8, "uint8", True, {"threshold": 16})
+    mine = [entry for entry in told["entries"] if entry["field"] == "edge_map"]
+    assert {tuple(entry["paths"]) for entry in mine} == {(f"{number:03}.png",) for number in range(8)}
+    assert {tuple(entry["shape"]) for entry in mine} == {(48 + number, 8) for number in range(8)}
+    assert {entry["key"] for entry in mine} == set(stored(cache, "edge_map"))
+    text = look("info", cache, *FIELD).out
+    assert "edge_map (recipe" in text
+    assert "8 items" in text
+    assert look("plan", cache, *FIELD, "--batch-size", 4, "--json").json["exit_code"] == 0
+    planned = look("plan", data, *FIELD, "--fields", "edge_map", "--batch-size", 4, "--json")
+    assert planned.code == 0, planned.talk
+    assert EDGES.verify(cache, "--full").json["counts"]["ok"] == 8
+
+
+def test_its_options_are_those_of_its_settings(data, cache):
+    assert "--edge-threshold" in look("build", *FIELD, "--help").out
+    dry = EDGES.build(data, cache, "--edge-threshold", 40, "--dry-run").json["plan"]["fields"]["edge_map"]
+    assert dry["changed"] == [{"setting": "threshold", "cached": 16, "requested": 40}]
+    stale = EDGES.verify(cache, "--edge-threshold", 40)
+    assert (stale.code, stale.json["counts"]["stale"]) == (1, 8)
+    assert EDGES.build(data, cache, "--edge-threshold", 40).json["counts"]["encoded"] == 8
+    assert EDGES.build(data, cache).json["counts"]["encoded"] == 0, "settings that are not given follow the cache"
+
+
+def test_it_is_found_by_its_entry_point(data, tmp_path):
+    about = tmp_path / "site" / "edge_kind-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: edge-kind\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\nedge_map = {TOY}\n")
+    found = {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
+    cache = tmp_path / "cache"
+    words = ("build", data, "--out", cache, "--fields", "edge_map", "--workers", 2)
+    assert command(*words, variables=found).json["counts"]["encoded"] == 8
+    assert command("verify", cache, "--full", variables=found).json["counts"]["ok"] == 8
+    assert command("build", data, "--out", cache, variables=found).json["counts"]["cached"] == 8
+    assert command(*words).json["error"]["slug"] == "usage"
+
+
+def test_an_up_to_date_build_starts_no_worker_and_publishes_nothing(data, cache):
+    before = state_of(cache / "shards"), state_of(cache / "snapshots")
+    slow = {"DELAY_MS": "60000"}
+    done = command("build", data, "--out", cache, *FIELD, "--workers", 2, variables=slow, timeout=20)
+    assert (done.json["counts"]["cached"], done.json["published"], done.json["snapshot"]) == (8, False, 1)
+    assert done.json["plan"]["fields"]["edge_map"]["to_make"] == 0
+    assert (state_of(cache / "shards"), state_of(cache / "snapshots")) == before
+
+
+def test_it_is_verified_repaired_and_built_again(data, cache):
+    assert ok(cache) == ok(cache, "--full") == {"ok": 8}
+    assert EDGES.verify(cache, "--reencode", 8).json["checked"]["reencoded"] == 8
+    for number in range(2):
+        EDGES.write(data, number, seed=90 + number)
+    assert ok(cache) == ok(cache, "--full") == {"stale": 2, "ok": 6}
+    assert EDGES.build(data, cache).json["counts"]["encoded"] == 2
+    damage_payload(cache, row=5, field="edge_map")
+    corrupt = ok(cache, "--full")["corrupt"]
+    (finding,) = {(one["category"], one["reason"]) for one in EDGES.verify(cache, "--full").json["items"]}
+    assert finding == ("corrupt", "payload-checksum")
+    assert EDGES.verify(cache, "--repair", "--yes").json["repair"]
+    assert EDGES.build(data, cache).json["counts"]["encoded"] == corrupt
+    assert ok(cache, "--full") == {"ok": 8}
+
+
+def test_what_it_no_longer_needs_is_collected(data, cache):
+    for number in range(8):
+        EDGES.write(data, number, seed=90 + number)
+    assert EDGES.build(data, cache).json["counts"]["encoded"] == 8
+    old, wanted = len(CachePaths(cache).sealed_shards()), stored(cache, "edge_map")
+    words = ("gc", cache, "--keep", 1, "--grace", 0, *FIELD, "--json")
+    assert look(*words).json["counts"]["removable"] > 0
+    assert look(*words, "--apply").json["freed_bytes"] > 0
+    look(*words, "--apply")
+    assert len(CachePaths(cache).sealed_shards()) == old - 1
+    assert stored(cache, "edge_map") == wanted
+    assert ok(cache, "--full") == {"ok": 8}
+
+
+def test_parts_merge_into_the_cache_of_one_build(data, cache, tmp_path):
+    parts = [tmp_path / f"part{number}" for number in range(2)]
+    for number, part in enumerate(parts):
+        assert command("build", data, "--out", part, "--part", f"{number}/2", *FIELD).code == 0
+    merged = command("merge", *parts, "--out", tmp_path / "merged", *FIELD)
+    assert (merged.code, merged.json["counts"]["encoded"]) == (0, 0)
+    assert stored(tmp_path / "merged", "edge_map") == stored(cache, "edge_map")
+    assert list(stored(tmp_path / "merged", "edge_map")) == list(stored(cache, "edge_map"))
+    assert ok(tmp_path / "merged", "--full") == {"ok": 8}
+
+
+def test_it_loads_padded_with_a_mask(data, cache, tmp_path):
+    from PIL import Image
+
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    seen = 0
+    for batch in open_cache(cache).loader(batch_size=4, prefetch=0):
+        assert batch["edge_map"].shape == (4, 55, 8)
+        assert batch["latents"].shape[0] == 4
+        for name, values, mask in zip(batch["names"], batch["edge_map"], batch["edge_map_mask"], strict=True):
+            with Image.open(data / name) as image:
+                expected = edges(np.asarray(image))
+            assert np.array_equal(values[mask], expected)
+            assert (values[~mask] == 255).all()
+            assert mask.sum() == len(expected)
+            seen += 1
+    assert seen == 8
+    only = next(iter(open_cache(cache).loader(batch_size=2, fields=["edge_map"])))
+    assert "latents" not in only
+
+
+def test_a_cache_whose_kind_is_gone_is_still_checked_and_never_harmed(data, cache):
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    wanted = stored(cache, "edge_map")
+    done = command("verify", cache, "--full")
+    assert (done.code, done.json["counts"]["ok"], done.json["checked"]["payloads"]) == (0, 8, 9)
+    assert "plan and values of edge_map (its kind is not installed)" in done.json["not_compared"]
+    told = command("info", cache, "--entries").json
+    assert (told["fields"]["edge_map"]["installed"], told["counts"]["entries"], told["entries_lost"]) == (False, 16, 0)
+    refused = command("build", data, "--out", cache)
+    assert (refused.code, "--field" in refused.json["error"]["fix"]) == (2, True)
+    assert command("gc", cache, "--apply", "--keep", 1, "--grace", 0).code == 0
+    assert command("plan", cache, "--batch-size", 2).code == 0
+    assert stored(cache, "edge_map") == wanted
+    damage_payload(cache, field="edge_map")
+    found = command("verify", cache, "--full")
+    assert (found.code, found.json["counts"]["corrupt"]) == (1, 8)
+    registry.field_kinds.cache_clear()
+    registry.register([TOY])
+    assert EDGES.verify(cache, "--repair", "--yes").json["repair"]
+    assert EDGES.build(data, cache).code == 0
+    assert stored(cache, "edge_map") == wanted
+
+
+def test_a_loader_without_the_kind_serves_the_other_fields(data, cache):
+    assert EDGES.build(data, cache, "--fields", "latents,edge_map", *STUB).code == 0
+    code = (
+        "from latentcache import open_cache\n"
+        f"cache = open_cache({str(cache)!r})\n"
+        "print(sorted(next(iter(cache.loader(batch_size=2, fields=['latents'])))['keys']))\n"
+    )
+    import os
+    import sys
+
+    environment = os.environ | {"PYTHONPATH": str(ROOT), registry.VARIABLE: ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "['latents']\n", done.stderr
+
+
+def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
+    done = command("build", data, "--out", tmp_path / "cache", "--field", "no_such_module:Kind")
+    assert (done.code, done.json["error"]["slug"]) == (2, "usage")
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(UsageError):
+        registry.register(["tests.fields.edge_map:Nothing"])
+
+
+@pytest.mark.slow
+def test_it_is_resumed_after_kills(tmp_path):
+    data, cache, events = EDGES.data(tmp_path / "data"), tmp_path / "cache", tmp_path / "events"
+    for workers in (("--workers", 0), ("--workers", 2)):
+        before = len(acknowledged(events))
+        process = EDGES.start(data, cache, "--events", events, *workers)
+        wait_for(lambda before=before: len(acknowledged(events)) > before, process)
+        process.kill()
+        finished(process)
+    done = acknowledged(events)
+    assert 0 < len(done) < EDGES.many
+    last = EDGES.finish(data, cache, "--events", events, delay_ms=0)
+    assert (last.code, last.json["counts"]["cached"] >= len(done)) == (0, True)
+    assert len(acknowledged(events)) == len(set(acknowledged(events))) <= EDGES.many
+    assert set(done) <= set(stored(cache, "edge_map"))
+    assert EDGES.build(data, tmp_path / "other").code == 0
+    assert stored(cache, "edge_map") == stored(tmp_path / "other", "edge_map")
+    assert ok(cache, "--full") == {"ok": EDGES.many}
+
+
+@pytest.mark.slow
+def test_images_that_kill_or_hang_its_encoder_are_convicted_and_no_others(data, tmp_path):
+    for number, name in enumerate(("poison", "endless")):
+        EDGES.write(data, 50 + number).rename(data / f"{name}.png")
+    deadline = {"LATENTCACHE_WORKER_DEADLINE": "1"}
+    done = EDGES.finish(data, tmp_path / "cache", "--workers", 2, delay_ms=0, variables=deadline, timeout=120)
+    counts = done.json["counts"]
+    assert (done.code, counts["encoded"], counts["quarantined"]) == (1, 8, 2), done.talk
+    reasons = {item["path"]: item["reason"] for item in done.json["items"]}
+    assert reasons == {"poison.png": "encoder-crash", "endless.png": "encoder-crash"}
+    assert [one.target for one in open_snapshot(tmp_path / "cache").rejected]
+    assert ok(tmp_path / "cache", "--full") == {"ok": 8, "quarantined": 2}
