@@ -22,13 +22,13 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.causes import hint_for
-from latentcache.sources.known import match_names, racy
+from latentcache.sources.known import match_names, memo_row, racy
 from latentcache.sources.reading import read_source
 from latentcache.sources.scan import Listing
 
 _THREADS = 4
-#: Files that a thread takes at a time, and files that wait for the threads.
-_PART, _WINDOW = 64, 1 << 14
+#: Files that wait for the threads.
+_WINDOW = 1 << 12
 #: Reasons that mean "could not be looked at" rather than "is not usable".
 UNREADABLE = frozenset({"permission", "io-error", "out-of-memory"})
 _GONE = frozenset({"not-found", "vanished", "unlisted", "hidden"})
@@ -258,17 +258,13 @@ class _Images:
     ) -> Iterator[State | None]:
         """``look`` of each in threads; None if there was no time."""
 
-        def some(start: int) -> list[State | None]:
-            answers: list[State | None] = []
-            for row, name in zip(rows[start : start + _PART], names[start : start + _PART], strict=True):
-                answers.append(None if self._stopping() else look(row, name))
-            return answers
+        def one(row: int, name: str) -> State | None:
+            return None if self._stopping() else look(row, name)
 
         pool = ThreadPoolExecutor(_THREADS)
         try:
             for first in range(0, len(rows), _WINDOW):
-                for answers in pool.map(some, range(first, min(first + _WINDOW, len(rows)), _PART)):
-                    yield from answers
+                yield from pool.map(one, rows[first : first + _WINDOW], names[first : first + _WINDOW])
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
 
@@ -304,8 +300,8 @@ class _Images:
         """A file that the snapshot rejected and that the listing takes: only other bytes or captions matter."""
         if item.content:
             stat = self._now.samples.files.stat[int(self._now.samples.inputs["image"].file[row])]
-            memo = np.array([[value & (1 << 64) - 1 for value in item.stat or (0,) * 6]], dtype=np.uint64)
-            if not self._full and (memo[0, :5] == stat[:5]).all() and not racy(memo)[0]:
+            memo = memo_row(item.stat or (0,) * 6)
+            if not self._full and (memo[:5] == stat[:5]).all() and not racy(memo[None])[0]:
                 return _quarantined(item)
             state, (_, words) = self._look(-1, item.name, item.content)
             self.found.hashed += 1
@@ -328,7 +324,7 @@ class _Records:
     ) -> None:
         self._now, self._rejected, self._wanted = now, rejected, wanted
         self._old, self._new = samples.inputs["record"], now.samples.inputs["record"]
-        self._file = match_names(_told_apart(samples.files.names), _told_apart(now.samples.files.names))
+        self._file = match_names(_numbered(samples.files.names), _numbered(now.samples.files.names))
         state = np.full(len(samples), State.REMOVED, dtype=np.uint8)
         place = np.full(len(samples), -1, dtype=np.int64)
         self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.empty(0, dtype=np.intp))
@@ -468,18 +464,13 @@ def _pairs(mine: NDArray[np.uint64], theirs: NDArray[np.uint64]) -> tuple[NDArra
     """Positions of equal keys in both; the k-th of several equal ones is paired with the k-th."""
     if np.array_equal(mine, theirs):
         return np.arange(len(mine)), np.arange(len(mine))
-    order, other = _sorted(mine), _sorted(theirs)
+    order, other = np.argsort(mine, kind="stable"), np.argsort(theirs, kind="stable")
     mine, theirs = mine[order], theirs[other]
     first = np.searchsorted(theirs, mine)
     place = first + _ranks(mine)
     inside = np.flatnonzero(place < len(theirs))
     met = inside[theirs[place[inside]] == mine[inside]]
     return order[met], other[place[met]]
-
-
-def _sorted(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-    found: NDArray[np.intp] = np.argsort(keys, kind="stable")
-    return found
 
 
 def _ranks(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
@@ -490,7 +481,7 @@ def _ranks(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
     return found
 
 
-def _told_apart(names: Strings) -> Strings:
+def _numbered(names: Strings) -> Strings:
     """Names of which the second and further ones of a kind carry their number."""
     counts: Counter[str] = Counter(names)
     if len(counts) == len(names):

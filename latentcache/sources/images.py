@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,9 @@ from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CAPTION_EXTENSIONS, read_caption
 from latentcache.sources.causes import as_rejected, rejected
-from latentcache.sources.known import Known, StringParts, memos_of, strings_of, take_rows
+from latentcache.sources.known import Known, memo_row, memos_of, strings_of, take_rows
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
 from latentcache.sources.table import find_table, match_rows, read_table
@@ -42,20 +41,61 @@ _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
 
-@dataclass(slots=True)
 class _Found:
-    """The files of a walk: images of the part, and caption files that belong to one."""
+    """The files of a walk: images of the part, and caption files that belong to one; others are noted."""
 
-    names: StringParts = field(default_factory=StringParts)
-    stats: list[NDArray[np.uint64]] = field(default_factory=list)
-    images: list[NDArray[np.int64]] = field(default_factory=list)
-    """Positions of images among the files, in the byte order of their names."""
-    captions: list[NDArray[np.int64]] = field(default_factory=list)
-    """The same for their captions; -1: none."""
-    seconds: dict[int, int] = field(default_factory=dict)
-    """Image -> its second caption file, by position."""
-    links_out: set[str] = field(default_factory=set)
-    count: int = 0
+    def __init__(self, walk: Walk, part: Part | None) -> None:
+        self.walk, self._part, self._count = walk, part, 0
+        self.seconds = dict[int, int]()
+        """Image -> its second caption file, by position."""
+        self.links_out = set[str]()
+        self._stats = list[NDArray[np.uint64]]()
+        self._images, self._captions = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        self.names = strings_of(self._walked())
+        self.memos = memos_of(self._stats)
+        self.images = np.concatenate(self._images)
+        """(n,) positions of images among the files, in the byte order of their names."""
+        self.beside = np.concatenate(self._captions)
+        """(n,) those of their captions; -1: none."""
+        walk.note_unused()
+
+    def _walked(self) -> Iterator[Sequence[str]]:
+        """The names of the files, folder by folder."""
+        for level, start, stop in self.walk:
+            if level.mark is None:
+                level.mark, names = self._entered(level)
+                yield names
+            place, caption = level.mark
+            some = place[start:stop]
+            self._images.append(some[some >= 0])
+            self._captions.append(caption[start:stop][some >= 0])
+
+    def _entered(self, level: Level) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Sequence[str]]:
+        """Positions of the image and of its caption for each name of a folder (-1: none), and the names it takes."""
+        names, prefix = level.names, level.prefix
+        if {ending.lower() for ending in {name[name.rfind(".") :] for name in names}} <= IMAGE_EXTENSIONS:
+            is_image = np.ones(len(names), dtype=np.bool_)
+        else:
+            is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
+        caption, second = np.full(len(names), -1, dtype=np.int64), dict[int, int]()
+        kept = is_image.copy()
+        if self._part is not None:
+            kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
+        if not is_image.all():
+            used = _beside(names, is_image, caption, second)
+            for number in np.flatnonzero(~is_image & ~used).tolist():
+                detail = "no image beside it has its name"
+                self.walk.notes.add(rejected(prefix + names[number], "caption-unused", detail))
+            kept[caption[kept & (caption >= 0)]] = True
+            kept[[second[image] for image in second if kept[image]]] = True
+        place = np.where(kept, np.cumsum(kept) - 1 + self._count, -1)
+        caption = np.where(caption >= 0, place[caption], -1)
+        self.seconds |= {int(place[image]): int(place[text]) for image, text in second.items() if kept[image]}
+        self.links_out.update(prefix + name for name in level.links_out)
+        names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
+        self._stats.append(level.stats if kept.all() else level.stats[kept])
+        self._count += len(names)
+        return (np.where(is_image, place, -1), caption), [prefix + name for name in names] if prefix else names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +133,8 @@ class ImageScan:
         """
         table = find_table(root)
         walk = Walk(root, _BOTH, loose=frozenset(CAPTION_EXTENSIONS), used=frozenset((table,)))
-        found = _walked(walk, None if table else self.part)
-        walk.note_unused()
-        names, memos = found.names.strings(), memos_of(found.stats)
-        images, beside = _joined(found.images), _joined(found.captions)
-        if table:
-            listing = self._of_table(table, walk, names, memos, images, beside)
-        else:
-            listing = self._of_folder(walk, found, names, memos, images, beside)
+        found = _Found(walk, None if table else self.part)
+        listing = self._of_table(table, found) if table else self._of_folder(found)
         if not len(listing.samples) and not listing.rejected and self.part is None:
             raise _nothing(walk, listing.notes)
         return listing
@@ -111,20 +145,12 @@ class ImageScan:
             held.distrust((held.place >= 0) & self.reread[held.place])
         return held
 
-    def _of_folder(
-        self,
-        walk: Walk,
-        found: _Found,
-        names: Strings,
-        memos: NDArray[np.uint64],
-        images: NDArray[np.int64],
-        beside: NDArray[np.int64],
-    ) -> ImageListing:
+    def _of_folder(self, found: _Found) -> ImageListing:
         """Samples are the images."""
-        held = self._held(names, memos)
-        trusted, bad = held.all_trusted, list[Rejected]()
-        if not self.captions:
-            beside = np.full(len(images), -1, dtype=np.int64)
+        walk, names, images = found.walk, found.names, found.images
+        held, bad = self._held(names, found.memos), list[Rejected]()
+        trusted = held.all_trusted
+        beside = found.beside if self.captions else np.full(len(images), -1, dtype=np.int64)
         captions = _Captions(walk.root, names, held, found.links_out)
         good = captions.read(images, beside, bad)
         images, beside = images[good], beside[good]
@@ -140,31 +166,23 @@ class ImageScan:
             all_trusted=trusted,
         )
 
-    def _of_table(
-        self,
-        table: str,
-        walk: Walk,
-        names: Strings,
-        memos: NDArray[np.uint64],
-        images: NDArray[np.int64],
-        beside: NDArray[np.int64],
-    ) -> ImageListing:
+    def _of_table(self, table: str, found: _Found) -> ImageListing:
         """Samples are the rows."""
-        listed = names.take(images)
-        places = dict(zip(listed, images.tolist(), strict=True))
+        walk, listed = found.walk, found.names.take(found.images)
+        places = dict(zip(listed, found.images.tolist(), strict=True))
         rows, content, memo, notes = read_table(walk.root, table, places)
         said = {item.name for item in (*walk.rejected, *walk.notes.all())}
-        found = match_rows(table, rows, places, said, walk.root)
-        for item in (*notes, *found.notes, *_unused_sidecars(table, names, beside)):
+        matched = match_rows(table, rows, places, said, walk.root)
+        for item in (*notes, *matched.notes, *_unused_sidecars(table, found.names, found.beside)):
             walk.notes.add(item)
-        chosen = [name for name in listed if name in found.samples and (not self.part or self.part.holds_name(name))]
+        taken = matched.samples
+        chosen = [name for name in listed if name in taken and (not self.part or self.part.holds_name(name))]
         files = np.array([places[name] for name in chosen], dtype=np.int64)
-        identity = np.array([[value & (1 << 64) - 1 for value in (*memo.identity, 0)]], dtype=np.uint64)
         names = strings_of([chosen, [table]])
-        held = self._held(names, np.concatenate([memos[files], identity]))
+        held = self._held(names, np.concatenate([found.memos[files], memo_row((*memo.identity, 0))[None]]))
         trusted = held.all_trusted
-        _remember(held, len(chosen), content, memo)
-        own = [found.samples[name] for name in chosen]
+        held.remember(len(chosen), content, memo)
+        own = [taken[name] for name in chosen]
         texts = [row.caption for row in own]
         caption = Input(
             content=_hashes(texts),
@@ -176,7 +194,7 @@ class ImageScan:
         return ImageListing(
             unread=self._hash(walk.root, names, images, held),
             samples=_samples(names, held, images, caption),
-            rejected=in_order([*walk.rejected, *found.rejected]),
+            rejected=in_order([*walk.rejected, *matched.rejected]),
             notes=walk.notes.all(),
             caption_source=table,
             all_trusted=trusted,
@@ -196,7 +214,7 @@ class ImageScan:
                 data, memo = read_source(root / names[file])
             except UnusableSampleError:
                 return  # whoever encodes it says why
-            _remember(held, file, content_hash(data), memo)
+            held.remember(file, content_hash(data), memo)
 
         if len(unknown):
             with ThreadPoolExecutor(_HASH_THREADS) as pool:
@@ -209,56 +227,6 @@ class ImageScan:
 def holds_images(root: Path) -> bool:
     """True if any file below a folder is an image by its name."""
     return any(stop > start for _, start, stop in Walk(root, IMAGE_EXTENSIONS))
-
-
-def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _walked(walk: Walk, part: Part | None) -> _Found:
-    """All images of the part and their caption files; caption files without an image are noted."""
-    found = _Found()
-    for level, start, stop in walk:
-        if level.mark is None:
-            level.mark = _entered(level, found, walk, part)
-        place, caption = level.mark
-        some = place[start:stop]
-        found.images.append(some[some >= 0])
-        found.captions.append(caption[start:stop][some >= 0])
-    return found
-
-
-def _entered(
-    level: Level, found: _Found, walk: Walk, part: Part | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Take the files of one folder; gives, for each of its names, the position of the image and that of its caption.
-
-    Both (n,); -1: not an image, no caption.
-    """
-    names, prefix, first = level.names, level.prefix, found.count
-    if {ending.lower() for ending in {name[name.rfind(".") :] for name in names}} <= IMAGE_EXTENSIONS:
-        is_image = np.ones(len(names), dtype=np.bool_)
-    else:
-        is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
-    caption, second = np.full(len(names), -1, dtype=np.int64), dict[int, int]()
-    kept = is_image.copy()
-    if part is not None:
-        kept &= np.array([part.holds_name(prefix + name) for name in names], dtype=np.bool_)
-    if not is_image.all():
-        used = _beside(names, is_image, caption, second)
-        for number in np.flatnonzero(~is_image & ~used).tolist():
-            walk.notes.add(rejected(prefix + names[number], "caption-unused", "no image beside it has its name"))
-        kept[caption[kept & (caption >= 0)]] = True
-        kept[[second[image] for image in second if kept[image]]] = True
-    place = np.where(kept, np.cumsum(kept) - 1 + first, -1)
-    caption = np.where(caption >= 0, place[caption], -1)
-    found.seconds |= {int(place[image]): int(place[text]) for image, text in second.items() if kept[image]}
-    found.links_out.update(prefix + name for name in level.links_out)
-    names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-    found.names.add([prefix + name for name in names] if prefix else names)
-    found.stats.append(level.stats if kept.all() else level.stats[kept])
-    found.count += len(names)
-    return np.where(is_image, place, -1), caption
 
 
 def _beside(
@@ -349,14 +317,8 @@ class _Captions:
             text, content, memo = read_caption(self._root, name, outside=name in self._links_out)
             self._texts[file] = text
             if memo is not None:
-                _remember(self._held, file, content, memo)
+                self._held.remember(file, content, memo)
         return self._texts[file]
-
-
-def _remember(held: Known, file: int, content: bytes, memo: StatMemo) -> None:
-    """What reading a file gave."""
-    held.content[file] = np.frombuffer(content, dtype=np.uint8)
-    held.stat[file] = np.array([value & (1 << 64) - 1 for value in (*memo.identity, memo.seen_ns)], dtype=np.uint64)
 
 
 def _hashes(texts: Sequence[str]) -> NDArray[np.uint8]:

@@ -17,6 +17,7 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
 from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.stat import StatMemo
 
 _SLICE = 1 << 14
 
@@ -26,10 +27,17 @@ def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
     front = _equal_front(names, others)
     place = np.full(len(names), -1, dtype=np.int64)
     place[:front] = np.arange(front)
-    if front < len(names) and front < len(others):
-        back = _equal_back(names, others, front)
-        place[len(names) - back :] = np.arange(len(others) - back, len(others))
-        _by_hash(names, range(front, len(names) - back), others, range(front, len(others) - back), place)
+    # Behind the first difference by 64-bit hashes, then by the names themselves.
+    wanted, there = _hashes(names, front), _hashes(others, front)
+    if not len(wanted) or not len(there):
+        return place
+    order = np.argsort(there, kind="stable")
+    found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
+    met = np.flatnonzero(there[found] == wanted)
+    for block in _blocks(len(met)):
+        rows, places = met[block] + front, found[met[block]] + front
+        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
+        place[rows[equal]] = places[equal]
     return place
 
 
@@ -37,58 +45,29 @@ def _blocks(count: int) -> list[slice]:
     return [slice(start, min(start + _SLICE, count)) for start in range(0, count, _SLICE)]
 
 
-def _take(names: Strings, first: int, last: int) -> list[str]:
-    return names.take(np.arange(first, last))
-
-
 def _equal_front(names: Strings, others: Strings) -> int:
     """How many names are equal from the front, in whole blocks but for the end."""
     least = min(len(names), len(others))
-    differing = (
-        block.start for block in _blocks(least) if not _equal(names, others, block.start, block.start, block)
-    )
-    return next(differing, least)
+    for block in _blocks(least):
+        (lengths, text), (more, other) = (side.span(block.start, block.stop) for side in (names, others))
+        if text != other or not np.array_equal(lengths, more):
+            return block.start
+    return least
 
 
-def _equal_back(names: Strings, others: Strings, front: int) -> int:
-    back, least = 0, min(len(names), len(others)) - front
-    while back < least:
-        step = min(_SLICE, least - back)
-        mine, theirs = len(names) - back - step, len(others) - back - step
-        if not _equal(names, others, mine, theirs, slice(0, step)):
-            break
-        back += step
-    return back
-
-
-def _equal(names: Strings, others: Strings, mine: int, theirs: int, block: slice) -> bool:
-    count = block.stop - block.start
-    (lengths, text), (more, other) = names.span(mine, mine + count), others.span(theirs, theirs + count)
-    return text == other and np.array_equal(lengths, more)
-
-
-def _by_hash(names: Strings, mine: range, others: Strings, theirs: range, place: NDArray[np.int64]) -> None:
-    """Match two ranges of names by 64-bit hashes, then by the names themselves."""
-    wanted, there = _hashes(names, mine), _hashes(others, theirs)
-    if not len(wanted) or not len(there):
-        return
-    order = np.argsort(there, kind="stable")
-    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
-    found = order[at]
-    met = np.flatnonzero(there[found] == wanted)
-    for block in _blocks(len(met)):
-        rows, places = met[block] + mine.start, found[met[block]] + theirs.start
-        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
-        place[rows[equal]] = places[equal]
-
-
-def _hashes(names: Strings, which: range) -> NDArray[np.uint64]:
-    found = np.empty(len(which), dtype=np.uint64)
+def _hashes(names: Strings, first: int) -> NDArray[np.uint64]:
+    """Of the names from a position on."""
+    found = np.empty(len(names) - first, dtype=np.uint64)
     digest = xxhash.xxh3_64_intdigest
-    for block in _blocks(len(which)):
-        some = _take(names, which.start + block.start, which.start + block.stop)
+    for block in _blocks(len(found)):
+        some = names.take(np.arange(block.start, block.stop) + first)
         found[block] = [digest(name.encode("utf-8", "surrogateescape")) for name in some]
     return found
+
+
+def memo_row(values: Iterable[int]) -> NDArray[np.uint64]:
+    """Numbers of a stat memo as unsigned ones; times before 1970 wrap."""
+    return np.array([value & 0xFFFF_FFFF_FFFF_FFFF for value in values], dtype=np.uint64)
 
 
 def racy(memos: NDArray[np.uint64]) -> NDArray[np.bool_]:
@@ -136,6 +115,11 @@ class Known:
         self.place[files] = -1
         self.stat[files, 5] = 0
         self.content[files] = 0
+
+    def remember(self, file: int, content: bytes, memo: StatMemo) -> None:
+        """Keep what reading a file gave."""
+        self.content[file] = np.frombuffer(content, dtype=np.uint8)
+        self.stat[file] = memo_row((*memo.identity, memo.seen_ns))
 
     def believe_equal(self, files: NDArray[np.int64]) -> None:
         """Take touched files (n,) that were hashed for what the snapshot says, if their content is the same."""
@@ -193,14 +177,10 @@ class Known:
             return
         place = match_names(Strings.of([item.name for item in read]), names)
         for item, file in zip(read, place.tolist(), strict=True):
-            memo = np.array([[value & 0xFFFF_FFFF_FFFF_FFFF for value in item.stat]], dtype=np.uint64)
-            if (
-                file >= 0
-                and not self.stat[file, 5]
-                and (memo[0, :5] == self.stat[file, :5]).all()
-                and not racy(memo)[0]
-            ):
-                self.stat[file, 5] = memo[0, 5]
+            memo = memo_row(item.stat)
+            unknown = file >= 0 and not self.stat[file, 5]
+            if unknown and (memo[:5] == self.stat[file, :5]).all() and not racy(memo[None])[0]:
+                self.stat[file, 5] = memo[5]
                 self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
 
 
@@ -221,34 +201,17 @@ def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
     return np.asarray(column[places])
 
 
-class StringParts:
-    """A column of strings that grows by lists of them; no string is kept."""
-
-    def __init__(self) -> None:
-        self._data, self._lengths = list[bytes](), [np.empty(0, dtype=np.int64)]
-
-    def add(self, part: Sequence[str]) -> None:
-        """More strings."""
-        text = "".join(part)
-        each: Sequence[str | bytes] = part
-        if not text.isascii():
-            each = [one.encode("utf-8", "surrogateescape") for one in part]
-        self._data.append(text.encode("utf-8", "surrogateescape"))
-        self._lengths.append(np.fromiter(map(len, each), dtype=np.int64, count=len(part)))
-
-    def strings(self) -> Strings:
-        """All of them; to be called once."""
-        data = b"".join(self._data)
-        self._data.clear()
-        return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.concatenate(self._lengths)))
-
-
 def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
-    """One column of strings from lists of them."""
-    column = StringParts()
+    """One column of strings from lists of them; no string is kept."""
+    texts, lengths = list[bytes](), [np.empty(0, dtype=np.int64)]
     for part in parts:
-        column.add(part)
-    return column.strings()
+        text = "".join(part)
+        each = part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part]
+        texts.append(text.encode("utf-8", "surrogateescape"))
+        lengths.append(np.fromiter(map(len, each), dtype=np.int64, count=len(part)))
+    data = b"".join(texts)
+    texts.clear()
+    return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.concatenate(lengths)))
 
 
 def memos_of(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:

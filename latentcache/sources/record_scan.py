@@ -1,8 +1,7 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files that are small enough together stay in memory, others are read again when their
-records are encoded.
+30 bytes of memory per record; files are read again when their records are encoded.
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
-#: Text that is kept rather than parsed twice, 64 to 256 MiB: it saves a tenth of a build with a fast tokenizer.
-KEEP_CHARACTERS = 64 << 20
-#: Memory of a record beside its text, about: the record, each turn, each field of a turn. Measured with tracemalloc.
-_RECORD_WEIGHT, _TURN_WEIGHT, _FIELD_WEIGHT = 512, 200, 200
 _OFTEN = 4096
 _BLOCK = 1 << 14
 
@@ -48,8 +43,6 @@ class RecordListing:
     unread: NDArray[np.bool_]
     all_trusted: bool
     records_read: int
-    kept: Mapping[int, Sequence[Record]]
-    """File -> its records, for some files."""
 
     def records(self, rows: NDArray[np.integer]) -> Iterator[tuple[int, Record | None]]:
         """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
@@ -69,7 +62,7 @@ class RecordListing:
         lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows], 0
         numbers = rows.tolist()
         try:
-            for record in self.kept.get(file) or self._read_again(file):
+            for record in self._read_again(file):
                 while done < len(lines) and lines[done] < record.line:
                     yield numbers[done], None
                     done += 1
@@ -108,7 +101,6 @@ def listing_of_records(root: Path, samples: SampleTable, ways: Sequence[Way], pa
         unread=np.zeros(len(samples.files), dtype=np.bool_),
         all_trusted=False,
         records_read=0,
-        kept={},
     )
 
 
@@ -144,25 +136,6 @@ class _Rows:
         }
 
 
-class _Kept:
-    """Records of the first files, until there are too many: of a file all are kept or none."""
-
-    def __init__(self, characters: int) -> None:
-        self.files: dict[int, list[Record]] = {}
-        self._left = characters
-
-    def take(self, file: int, record: Record) -> None:
-        """The next record of the scan."""
-        if self._left <= 0:
-            return
-        turns = record.messages or ()
-        weight = _RECORD_WEIGHT + _TURN_WEIGHT * len(turns) + _FIELD_WEIGHT * sum(len(turn.fields) for turn in turns)
-        self._left -= record_size(record) + weight
-        self.files.setdefault(file, []).append(record)
-        if self._left <= 0:
-            del self.files[file]
-
-
 @dataclass(slots=True, kw_only=True)
 class RecordScan:
     """What a scan of records is asked for; see ``scan.scan``."""
@@ -171,7 +144,6 @@ class RecordScan:
     known: SampleTable | None = None
     rejected: Sequence[Rejected] = ()
     reread: NDArray[np.bool_] | None = None
-    keep: int = KEEP_CHARACTERS
     progress: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = bool
     _read: int = 0
@@ -187,12 +159,12 @@ class RecordScan:
         held = self._held(files, reading)
         known, old = self._known_rows(held, files)
         trusted, again = held.all_trusted, list[Rejected]()
-        rows, kept, notes = _Rows(), _Kept(self.keep), Notes()
+        rows, notes = _Rows(), Notes()
         for item in files.notes:
             notes.add(item)
         unread = np.zeros(len(files), dtype=np.bool_)
         for file in np.flatnonzero(held.place < 0).tolist():
-            unread[file] = not self._file(file, files, held, rows, kept, again, notes)
+            unread[file] = not self._file(file, files, held, rows, again, notes)
         table = _joined(files, held, reading, known, rows.columns())
         return RecordListing(
             files=files,
@@ -202,7 +174,6 @@ class RecordScan:
             unread=unread,
             all_trusted=trusted,
             records_read=self._read,
-            kept=kept.files,
         )
 
     def _held(self, files: RecordFiles, reading: NDArray[np.uint8]) -> Known:
@@ -219,7 +190,7 @@ class RecordScan:
         return held
 
     def _file(
-        self, file: int, files: RecordFiles, held: Known, rows: _Rows, kept: _Kept, bad: list[Rejected], notes: Notes
+        self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected], notes: Notes
     ) -> bool:
         """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
         if self.stopping():
@@ -230,13 +201,11 @@ class RecordScan:
             for record in reader:
                 if self.part is None or self.part.holds(record.content):
                     rows.add(file, record)
-                    kept.take(file, record)
                 self._read += 1
                 if not self._read % _OFTEN:
                     self.progress(self._read)
                     if self.stopping():
                         rows.cut(first)
-                        kept.files.pop(file, None)
                         return False
         except UnusableSampleError as error:
             if files.alone or len(rows.line) > first:
@@ -246,9 +215,7 @@ class RecordScan:
         for note in reader.notes:
             notes.add(note)
         assert reader.stat is not None
-        memo = [value & (1 << 64) - 1 for value in (*reader.stat.identity, reader.stat.seen_ns)]
-        held.stat[file] = np.array(memo, dtype=np.uint64)
-        held.content[file] = np.frombuffer(reader.content, dtype=np.uint8)
+        held.remember(file, reader.content, reader.stat)
         return True
 
     def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:

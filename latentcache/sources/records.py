@@ -59,13 +59,19 @@ class Record:
     """JSON list of the tools that the template is given; empty without any."""
 
 
-def text_record(source: str, line: int, text: str) -> Record:
-    """A text as a record. Raises UnicodeEncodeError for half a surrogate pair."""
-    return Record(source=source, line=line, content=content_hash(b"text\n" + text.encode()), text=text)
+def text_record(source: str, line: int, text: str, content: bytes = b"") -> Record:
+    """A text as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate pair."""
+    content = content or content_hash(b"text\n" + text.encode())
+    return Record(source=source, line=line, content=content, text=text)
 
 
-def chat_record(source: str, line: int, messages: tuple[Message, ...], tools: str = "") -> Record:
-    """A conversation as a record. Raises UnicodeEncodeError for half a surrogate pair."""
+def chat_record(
+    source: str, line: int, messages: tuple[Message, ...], tools: str = "", content: bytes = b""
+) -> Record:
+    """A conversation as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate
+    pair."""
+    if content:
+        return Record(source=source, line=line, content=content, messages=messages, tools=tools)
     turns = [[m.role, m.content, m.learned, m.fields] for m in messages]
     # Not canonical JSON: a template writes the names of a tool in the order they have.
     spelled = json.dumps([turns, tools], ensure_ascii=False, separators=(",", ":"))
@@ -90,15 +96,15 @@ def record_json(record: Record) -> dict[str, Any]:
     return {**place, "messages": turns, "tools": record.tools}
 
 
-def record_from_json(data: Mapping[str, Any]) -> Record:
-    """Inverse of :func:`record_json`; the content hash is computed again."""
+def record_from_json(data: Mapping[str, Any], content: bytes = b"") -> Record:
+    """Inverse of :func:`record_json`; the content hash is computed again if it is not given."""
     if "text" in data:
-        return text_record(data["source"], data["line"], data["text"])
+        return text_record(data["source"], data["line"], data["text"], content)
     messages = tuple(
         Message(role=role, content=content, learned=learned, fields=tuple((name, value) for name, value in fields))
         for role, content, learned, fields in data["messages"]
     )
-    return chat_record(data["source"], data["line"], messages, data.get("tools", ""))
+    return chat_record(data["source"], data["line"], messages, data.get("tools", ""), content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

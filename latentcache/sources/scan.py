@@ -24,7 +24,7 @@ from latentcache.sources.corpus import find_records, is_records_file, possible_w
 from latentcache.sources.images import ImageListing, ImageScan, holds_images
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
-from latentcache.sources.record_scan import KEEP_CHARACTERS, RecordListing, RecordScan, listing_of_records
+from latentcache.sources.record_scan import RecordListing, RecordScan, listing_of_records
 from latentcache.sources.records import RecordFormat, record_json
 from latentcache.sources.table import find_table
 
@@ -154,7 +154,6 @@ def scan(
     reread: NDArray[np.bool_] | None = None,
     hash_all: bool = False,
     hash_known: bool = False,
-    keep: int = KEEP_CHARACTERS,
     progress: Callable[[int], None] = lambda count: None,
     stopping: Callable[[], bool] = bool,
     may_be_empty: bool = False,
@@ -169,7 +168,6 @@ def scan(
         reread: (F,) files of ``known`` that are opened although their memo is trusted.
         hash_all: Hash every image of unknown content.
         hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
-        keep: Characters of records that may stay in memory for :meth:`Listing.job_inputs`.
         progress: Called now and then with the number of records read.
         stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
         may_be_empty: True gives no samples in place of EmptySourceError.
@@ -194,7 +192,7 @@ def scan(
     try:
         if options.kind == RECORDS:
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
-            records = RecordScan(**shared, keep=keep, progress=progress)(files)
+            records = RecordScan(**shared, progress=progress)(files)
             return _listing(files.root, records, options, records_read=records.records_read, _records=records)
         _check_folder(data)
         images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(data)
