@@ -1,1 +1,1 @@
-"""The same? Content hashes, encoder fingerprints, entry keys and the memo of source stats."""
+"""Content hashes, weight fingerprints, keys and the memo of source stats."""

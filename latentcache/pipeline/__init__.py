@@ -1,1 +1,1 @@
-"""How made? Decode, batch, encode, write: bounded in memory, resumable at any moment."""
+"""How a cache is made: difference, units, workers, commits; bounded in memory, resumable at any moment."""

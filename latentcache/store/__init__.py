@@ -1,1 +1,1 @@
-"""As what bytes? Entries, LMDB shards, columns, snapshots and the reader of items. No torch."""
+"""Entries, LMDB shards, columns, snapshots and the reader of items. No torch."""
