@@ -24,7 +24,7 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.captions import CAPTION_EXTENSIONS, read_caption
 from latentcache.sources.causes import as_rejected, rejected
-from latentcache.sources.known import Known, memo_row, memos_of, strings_of, take_rows
+from latentcache.sources.known import Known, Scanned, memo_row, memos_of, strings_of, take_rows
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
 from latentcache.sources.table import find_table, match_rows, read_table
@@ -99,18 +99,6 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageListing:
-    """What a folder of images holds."""
-
-    samples: SampleTable
-    rejected: tuple[Rejected, ...]
-    notes: tuple[Rejected, ...]
-    caption_source: str
-    unread: NDArray[np.bool_]
-    all_trusted: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageScan:
     """What a scan of images is asked for; see ``scan.scan``."""
 
@@ -123,7 +111,7 @@ class ImageScan:
     hash_known: bool = False
     stopping: Callable[[], bool] = bool
 
-    def __call__(self, root: Path) -> ImageListing:
+    def __call__(self, root: Path) -> Scanned:
         """Every image below a folder.
 
         Raises:
@@ -145,7 +133,7 @@ class ImageScan:
             held.distrust((held.place >= 0) & self.reread[held.place])
         return held
 
-    def _of_folder(self, found: _Found) -> ImageListing:
+    def _of_folder(self, found: _Found) -> Scanned:
         """Samples are the images."""
         walk, names, images = found.walk, found.names, found.images
         held, bad = self._held(names, found.memos), list[Rejected]()
@@ -157,16 +145,16 @@ class ImageScan:
         if self.captions and found.seconds:
             for item in captions.conflicts(images, beside, found.seconds):
                 walk.notes.add(item)
-        return ImageListing(
+        return Scanned(
             unread=self._hash(walk.root, names, images, held),
             samples=_samples(names, held, images, captions.column(beside)),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
             caption_source="sidecar" if (beside >= 0).any() else "none",
-            all_trusted=trusted,
+            files_unchanged=trusted,
         )
 
-    def _of_table(self, table: str, found: _Found) -> ImageListing:
+    def _of_table(self, table: str, found: _Found) -> Scanned:
         """Samples are the rows."""
         walk, listed = found.walk, found.names.take(found.images)
         places = dict(zip(listed, found.images.tolist(), strict=True))
@@ -191,13 +179,13 @@ class ImageScan:
             text=strings_of([texts]),
         )
         images = np.arange(len(chosen))
-        return ImageListing(
+        return Scanned(
             unread=self._hash(walk.root, names, images, held),
             samples=_samples(names, held, images, caption),
             rejected=in_order([*walk.rejected, *matched.rejected]),
             notes=walk.notes.all(),
             caption_source=table,
-            all_trusted=trusted,
+            files_unchanged=trusted,
         )
 
     def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:

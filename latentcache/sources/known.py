@@ -7,6 +7,7 @@ was not written within two seconds of being hashed (``identity.stat``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 
 _SLICE = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scanned:
+    """What a scan of images or of records found; see ``scan.Listing``."""
+
+    samples: SampleTable
+    rejected: tuple[Rejected, ...]
+    notes: tuple[Rejected, ...]
+    unread: NDArray[np.bool_]
+    files_unchanged: bool
+    caption_source: str = "none"
+    records_read: int = 0
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
@@ -51,7 +65,7 @@ def _equal_front(names: Strings, others: Strings) -> int:
     for block in _blocks(least):
         (lengths, text), (more, other) = (side.span(block.start, block.stop) for side in (names, others))
         if text != other or not np.array_equal(lengths, more):
-            return block.start
+            return int(block.start)
     return least
 
 

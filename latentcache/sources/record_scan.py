@@ -22,7 +22,7 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, match_names, memos_of, strings_of
+from latentcache.sources.known import Known, Scanned, match_names, memos_of, strings_of
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
@@ -32,56 +32,49 @@ _OFTEN = 4096
 _BLOCK = 1 << 14
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordListing:
-    """What files of records hold."""
+def read_records(
+    files: RecordFiles, samples: SampleTable, rows: NDArray[np.integer]
+) -> Iterator[tuple[int, Record | None]]:
+    """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
 
-    files: RecordFiles
-    samples: SampleTable
-    rejected: tuple[Rejected, ...]
-    notes: tuple[Rejected, ...]
-    unread: NDArray[np.bool_]
-    all_trusted: bool
-    records_read: int
-
-    def records(self, rows: NDArray[np.integer]) -> Iterator[tuple[int, Record | None]]:
-        """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
-
-        Raises:
-            ValueError: The rows do not ascend.
-        """
-        held = self.samples.inputs["record"]
-        if len(rows) > 1 and not (np.diff(rows) > 0).all():
-            raise ValueError("rows of records must ascend")
-        files = np.asarray(held.file)[rows]
-        for start, stop in _runs(files):
-            yield from self._of_file(int(files[start]), rows[start:stop], held)
-
-    def _of_file(self, file: int, rows: NDArray[np.integer], held: Input) -> Iterator[tuple[int, Record | None]]:
-        assert held.line is not None
-        lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows], 0
-        numbers = rows.tolist()
-        try:
-            for record in self._read_again(file):
-                while done < len(lines) and lines[done] < record.line:
-                    yield numbers[done], None
-                    done += 1
-                if done == len(lines):
-                    return
-                if lines[done] == record.line and contents[done].tobytes() == record.content:
-                    yield numbers[done], record
-                    done += 1
-        except (UnusableSampleError, SourceError):
-            pass  # the rest is not there
-        yield from ((row, None) for row in numbers[done:])
-
-    def _read_again(self, file: int) -> Iterable[Record]:
-        name, way = self.files.names[file], int(self.files.way[file])
-        return RecordReader(self.files.root / name, name, self.files.ways[way]) if way >= 0 else ()
+    Raises:
+        ValueError: The rows do not ascend.
+    """
+    held = samples.inputs["record"]
+    if len(rows) > 1 and not (np.diff(rows) > 0).all():
+        raise ValueError("rows of records must ascend")
+    file_of = np.asarray(held.file)[rows]
+    for start, stop in _runs(file_of):
+        file, some = int(file_of[start]), rows[start:stop]
+        name, way = files.names[file], int(files.way[file])
+        reader = RecordReader(files.root / name, name, files.ways[way]) if way >= 0 else ()
+        yield from _matching(reader, some, held)
 
 
-def listing_of_records(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part | None) -> RecordListing:
-    """A listing of a snapshot's own samples; nothing is read.
+def _matching(
+    records: Iterable[Record], rows: NDArray[np.integer], held: Input
+) -> Iterator[tuple[int, Record | None]]:
+    """Rows of one file with their records, by line and content."""
+    assert held.line is not None
+    lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows], 0
+    numbers = rows.tolist()
+    try:
+        for record in records:
+            while done < len(lines) and lines[done] < record.line:
+                yield numbers[done], None
+                done += 1
+            if done == len(lines):
+                return
+            if lines[done] == record.line and contents[done].tobytes() == record.content:
+                yield numbers[done], record
+                done += 1
+    except (UnusableSampleError, SourceError):
+        pass  # the rest is not there
+    yield from ((row, None) for row in numbers[done:])
+
+
+def files_of(root: Path, samples: SampleTable, ways: Sequence[Way], part: Part | None) -> RecordFiles:
+    """The files of a snapshot's own samples, for :func:`read_records`; nothing is read.
 
     Args:
         root: The folder that names are below.
@@ -93,15 +86,7 @@ def listing_of_records(root: Path, samples: SampleTable, ways: Sequence[Way], pa
     reading = np.asarray(samples.files.reading)
     way = np.array([numbers.get(one.tobytes(), -1) for one in reading], dtype=np.intp)
     stats = np.asarray(samples.files.stat)[:, :5]
-    return RecordListing(
-        files=RecordFiles(root=root, names=samples.files.names, way=way, ways=tuple(ways), stats=stats),
-        samples=samples,
-        rejected=(),
-        notes=(),
-        unread=np.zeros(len(samples.files), dtype=np.bool_),
-        all_trusted=False,
-        records_read=0,
-    )
+    return RecordFiles(root=root, names=samples.files.names, way=way, ways=tuple(ways), stats=stats)
 
 
 @dataclass(slots=True)
@@ -148,7 +133,7 @@ class RecordScan:
     stopping: Callable[[], bool] = bool
     _read: int = 0
 
-    def __call__(self, files: RecordFiles) -> RecordListing:
+    def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files.
 
         Raises:
@@ -166,13 +151,12 @@ class RecordScan:
         for file in np.flatnonzero(held.place < 0).tolist():
             unread[file] = not self._file(file, files, held, rows, again, notes)
         table = _joined(files, held, reading, known, rows.columns())
-        return RecordListing(
-            files=files,
+        return Scanned(
             samples=table,
             rejected=(*in_order(files.rejected), *_in_files(files.names, [*old, *again])),
             notes=notes.all(),
             unread=unread,
-            all_trusted=trusted,
+            files_unchanged=trusted,
             records_read=self._read,
         )
 

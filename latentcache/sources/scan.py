@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
-from latentcache.sources.corpus import find_records, is_records_file, possible_ways
-from latentcache.sources.images import ImageListing, ImageScan, holds_images
+from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
+from latentcache.sources.images import ImageScan, holds_images
+from latentcache.sources.known import Scanned
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
-from latentcache.sources.record_scan import RecordListing, RecordScan, listing_of_records
+from latentcache.sources.record_scan import RecordScan, files_of, read_records
 from latentcache.sources.records import RecordFormat, record_json
 from latentcache.sources.table import find_table
 
@@ -94,7 +95,7 @@ class Listing:
     caption_source: str = "none"
     """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
     records_read: int = 0
-    _records: RecordListing | None = field(default=None, repr=False)
+    _files: RecordFiles | None = field(default=None, repr=False)
 
     @property
     def no_caption(self) -> int:
@@ -119,8 +120,8 @@ class Listing:
             SourceError: A file is not what it was when it was scanned.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if self._records is not None:
-            for row, record in self._records.records(rows):
+        if self._files is not None:
+            for row, record in read_records(self._files, self.samples, rows):
                 if record is None and strict:
                     raise self._changed(row)
                 yield row, {"record": record and record_json(record)}
@@ -192,11 +193,10 @@ def scan(
     try:
         if options.kind == RECORDS:
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
-            records = RecordScan(**shared, progress=progress)(files)
-            return _listing(files.root, records, options, records_read=records.records_read, _records=records)
+            return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
         _check_folder(data)
         images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(data)
-        return _listing(data, images, options, caption_source=images.caption_source)
+        return _listing(data, images, options)
     except EmptySourceError:
         if not may_be_empty:
             raise
@@ -212,18 +212,9 @@ def empty_table(name: str) -> SampleTable:
     return SampleTable(names=none, files=files, inputs={name: held})
 
 
-def _listing(root: Path, found: ImageListing | RecordListing, options: SourceOptions, **more: Any) -> Listing:
-    return Listing(
-        root=root.absolute(),
-        samples=found.samples,
-        data_kind=options.kind,
-        rejected=found.rejected,
-        notes=found.notes,
-        options=options,
-        unread=found.unread,
-        files_unchanged=found.all_trusted,
-        **more,
-    )
+def _listing(root: Path, found: Scanned, options: SourceOptions, files: RecordFiles | None = None) -> Listing:
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    return Listing(root=root.absolute(), data_kind=options.kind, options=options, _files=files, **values)
 
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
@@ -234,20 +225,20 @@ def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> List
         samples: Of the snapshot.
         options: Of the snapshot.
     """
-    records = None
+    files = None
     if "record" in samples.inputs:
         ways = possible_ways(root, text_lines=options.text_lines, form=options.form)
-        records = listing_of_records(root, samples, ways, options.part)
+        files = files_of(root, samples, ways, options.part)
     return Listing(
         root=root,
         samples=samples,
-        data_kind=RECORDS if records else IMAGES,
+        data_kind=IMAGES if files is None else RECORDS,
         rejected=(),
         notes=(),
         options=options,
         unread=np.zeros(len(samples.files), dtype=np.bool_),
         files_unchanged=False,
-        _records=records,
+        _files=files,
     )
 
 
