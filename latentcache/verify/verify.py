@@ -164,7 +164,7 @@ class Check:
                 "reencoded": 0 if again is None else again.samples,
             },
             not_looked_at=int((~categorized).sum()),
-            not_compared=() if again is not None else _not_compared(store, asked),
+            not_compared=_not_compared(store, None if again is not None else asked),
             recipe_diff=changes,
             confidence=_stated(store, self.depth, chosen, looked) if clean and scanned is not None else "",
             reencoded=again,
@@ -208,10 +208,15 @@ def _looked(store: Store, chosen: Chosen, scanned: Scanned | None, sources: Sour
     return looked
 
 
-def _not_compared(store: Store, asked: Requested) -> tuple[str, ...]:
-    """Words of the encoders that were not given."""
-    kinds = {name: view.rows.kind for name, view in store.views.items() if name not in asked.compared}
-    return tuple(dict.fromkeys(kind.encoder for kind in kinds.values() if kind is not None))
+def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
+    """Words of the encoders that were not given, and fields whose kind is not there; ``asked``: None after drift."""
+    words = []
+    for name, view in store.views.items():
+        if view.rows.kind is None:
+            words.append(f"plan and values of {name} (its kind is not installed)")
+        elif asked is not None and name not in asked.compared:
+            words.append(view.rows.kind.encoder)
+    return tuple(dict.fromkeys(words))
 
 
 def unreferenced(paths: CachePaths, snapshot: Snapshot) -> int:
