@@ -164,7 +164,7 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
 
     planned = plan_build(BuildSettings(data=path, fields=requested.fields))
     field = next(iter(planned.fields.values()))
-    if field.recipe.spec.ragged:
+    if field.recipe.spec.collate == "pack":
         cache = shlex.quote(f"{path}.latentcache")
         raise UsageError(
             f"{path}: the rows of documents are known after tokenization",

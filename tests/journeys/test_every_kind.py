@@ -405,6 +405,8 @@ def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit for a running process")
 def test_the_memory_of_workers_is_limited(kind, tmp_path):
+    """By the system for kinds of the CPU; where a device maps memory of its own, by a budget of bytes (see
+    ``test_host_memory``). That limits of containers count is shown in ``tests/pipeline/workers/test_memory.py``."""
     process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 29)
     limits = [Path(f"/proc/{worker}/limits").read_text() for worker in workers_of(process)]
     process.kill()
@@ -413,3 +415,5 @@ def test_the_memory_of_workers_is_limited(kind, tmp_path):
     assert len(found) == 2
     if field_kind(kind.field).device == "cpu":
         assert all(int(one) <= (1 << 30) + (1 << 29) for one in found)
+    else:
+        assert found == ["unlimited"] * 2
