@@ -14,7 +14,7 @@ from commands import acknowledged, finished, look, run, state_of, wait_for
 from kinds import BLOCK, KINDS, UNIT, begin, forget_kinds, num_entries, stored
 from made_tokenizers import byte_level, save
 from small_cache import damage_payload
-from test_workers import is_running, workers_of
+from test_worker_processes import is_running, workers_of
 
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields import registry
