@@ -4,16 +4,16 @@ Data: drawn JPEGs of about one megapixel in three aspect ratios, some of twelve,
 (``build_data``). Systems, once per round in turning order: the encoder alone on batches that are in memory already;
 ``build_cache``, whole, into a fresh folder; the same with Pillow in place of simplejpeg and of torch's resize; a
 ``DataLoader`` loop with one file per latent, and one with large files (``build_peers``). Encoders: the stub, which
-sleeps 10 or 2 ms a picture as a device of its own would, and a small AutoencoderKL on the cores that decode, with one
+sleeps 10 or 2 ms a image as a device of its own would, and a small AutoencoderKL on the cores that decode, with one
 torch thread and with all. Efficiency is (time of the encoder alone / time of the system), round by round.
 
 Then, once: the build through the command, the memory of each system in a process of its own (its share, workers
 included, above what the process held before), builds that find nothing to do, and what was stored: latents against
-each picture encoded alone in float32, pixels against Pillow.
+each image encoded alone in float32, pixels against Pillow.
 
     python tools/bench_build.py [--rounds 5] [--encoders sim10,sim2,vae,vae-all] [--json FILE]
 
-Cost: about four minutes on two free cores; ``--quick`` measures sim10 and vae alone on fewer pictures in one.
+Cost: about four minutes on two free cores; ``--quick`` measures sim10 and vae alone on fewer images in one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def by_command(bench: Bench) -> dict[str, Any]:
 
 def measure(bench: Bench, rounds: int, names: Sequence[str], *, memory: bool) -> dict[str, Any]:
     """Everything about one encoder."""
-    found: dict[str, Any] = {"encoder": bench.name, "pictures": bench.pictures, "threads": bench.torch_threads}
+    found: dict[str, Any] = {"encoder": bench.name, "images": bench.images, "threads": bench.torch_threads}
     found |= {"seconds": run_rounds(bench, rounds, names), "command": by_command(bench)}
     if memory:
         found["memory_bytes"] = {name: memory_of(__file__, bench, name) for name in names if name != PURE}
@@ -88,8 +88,8 @@ def measure(bench: Bench, rounds: int, names: Sequence[str], *, memory: bool) ->
 
 
 def summary(result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """System -> pictures a second, efficiency, CPU milliseconds a picture and MiB."""
-    wall, cpu, count = result["seconds"]["wall"], result["seconds"]["cpu"], result["pictures"]
+    """System -> images a second, efficiency, CPU milliseconds a image and MiB."""
+    wall, cpu, count = result["seconds"]["wall"], result["seconds"]["cpu"], result["images"]
     found = {}
     for name in wall:
         ratios = [pure / taken for pure, taken in zip(wall[PURE], wall[name], strict=True)]
@@ -106,14 +106,14 @@ def summary(result: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def table(result: dict[str, Any]) -> str:
     """One encoder as Markdown."""
-    head = "img/s, median | best | efficiency, median | worst | CPU ms a picture | MiB"
+    head = "img/s, median | best | efficiency, median | worst | CPU ms a image | MiB"
     lines = [f"| {result['encoder']} | {head} |", "|---|" + "---:|" * 6]
     for name, row in summary(result).items():
         mib = f"{row['mib']:.0f}" if row["mib"] else ""
         rates = f"{row['rate']:.1f} | {row['best_rate']:.1f} | {row['efficiency']:.3f} | {row['worst']:.3f}"
         lines.append(f"| {name} | {rates} | {row['cpu_ms']:.1f} | {mib} |")
     seconds = result["command"]["seconds"]
-    lines.append(f"\nOnce through the command: {seconds:.1f} s, {result['pictures'] / seconds:.1f} img/s.")
+    lines.append(f"\nOnce through the command: {seconds:.1f} s, {result['images'] / seconds:.1f} img/s.")
     return "\n".join(lines)
 
 
@@ -138,9 +138,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--encoders", default="sim10,sim2,vae,vae-all", help="default: sim10,sim2,vae,vae-all")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="default: all")
-    parser.add_argument("--quick", action="store_true", help="fewer pictures, no memory, no second builds")
+    parser.add_argument("--quick", action="store_true", help="fewer images, no memory, no second builds")
     parser.add_argument("--alone", action="store_true", help="only the rounds and the run through the command")
-    parser.add_argument("--jpegs", type=int, help="only so many pictures, all JPEGs of one megapixel")
+    parser.add_argument("--jpegs", type=int, help="only so many images, all JPEGs of one megapixel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times in seconds")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -154,7 +154,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         found = run_all(Path(name), counts, options)
     found |= {"rounds": options.rounds, "load": load, "counts": [counts.jpegs, counts.large, counts.pngs, counts.odd]}
-    print(f"{counts.pictures} pictures, {options.rounds} rounds, load {load:.1f} before\n")
+    print(f"{counts.images} images, {options.rounds} rounds, load {load:.1f} before\n")
     print("\n\n".join(map(table, found["results"])))
     if "again" in found:
         print("\n" + again_table(found["again"], found["files"]))

@@ -1,6 +1,6 @@
 """What one GPU does with encoders, and how much of it a build reaches: seven parts in under ten minutes.
 
-1. calibrate: matrix product, convolution, copies. 2. encoders: pictures a second of full-size autoencoders at 1024
+1. calibrate: matrix product, convolution, copies. 2. encoders: images a second of full-size autoencoders at 1024
 and 512 pixels, by batch and by variant, with percent of the matrix product's rate. 3. attention of the middle block
 alone. 4. precision: how far bf16, fp16 and TF32 lie from float32. 5. builds: drawn JPEGs of 2 and 12 megapixels
 against the encoder alone and a DataLoader loop. 6. memory: batches that do not fit, calls that fail. 7. text
@@ -87,8 +87,8 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
         for row in encoders
         if row["model"] == "Qwen-Image" and row.get("side") == 1024 and row.get("batch") == 4 and "img/s" in row
     }
-    ours = {row["pictures"]: row for row in builds if row["system"] == "latentcache" and "img/s" in row}
-    loop = {row["pictures"]: row for row in builds if row["system"].startswith("DataLoader") and "img/s" in row}
+    ours = {row["images"]: row for row in builds if row["system"] == "latentcache" and "img/s" in row}
+    loop = {row["images"]: row for row in builds if row["system"].startswith("DataLoader") and "img/s" in row}
     lost = [row["lost"] for row in found["memory"]["rows"]]
     folded, flat = qwen.get("bf16, folded"), qwen.get("bf16, channels last")
     peer = ours["2 MP"]["img/s"] / loop["2 MP"]["img/s"] if "2 MP" in ours and "2 MP" in loop else None
@@ -99,7 +99,7 @@ def bars(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
         _bar("build of 2 MP / encoder alone", 0.9, ours.get("2 MP", {}).get("efficiency")),
         _bar("build of 12 MP / encoder alone", 0.8, ours.get("12 MP", {}).get("efficiency")),
         _bar("build of 2 MP / DataLoader loop", 3, peer),
-        {"bar": "pictures lost in the drill", "wanted": 0, "found": sum(lost) if lost else None}
+        {"bar": "images lost in the drill", "wanted": 0, "found": sum(lost) if lost else None}
         | {"reached": not any(lost) if lost else None},
     ]
 
@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     parser.add_argument("--parts", default=",".join(BUDGETS), help=f"default: {','.join(BUDGETS)}")
     parser.add_argument("--device", help="default: cuda where there is one, else the CPU with --tiny")
-    parser.add_argument("--tiny", action="store_true", help="small models and few pictures: does it run?")
+    parser.add_argument("--tiny", action="store_true", help="small models and few images: does it run?")
     options = parser.parse_args(words)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cpu" and not options.tiny:

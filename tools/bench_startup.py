@@ -1,7 +1,7 @@
 """How quickly a command starts: bare Python, ``latentcache --help``, ``latentcache verify``, and torch beside them.
 
 Every round runs each command once in a process of its own, in turn, so that a busy moment of the machine falls on
-all of them; what counts is the ratio to bare Python. The cache is built first, from drawn pictures with the stub
+all of them; what counts is the ratio to bare Python. The cache is built first, from drawn images with the stub
 encoder, unless one is given. Prints a Markdown table. Cost: about a minute, nearly all of it the import of torch.
 
     python tools/bench_startup.py [CACHE] [--rounds 9] [--json FILE]
@@ -37,11 +37,11 @@ def commands(cache: Path) -> dict[str, list[str]]:
 
 
 def small_cache(folder: Path, count: int = 40) -> Path:
-    """A cache of drawn pictures, made without torch."""
-    make_images(folder / "pictures", count, side=96)
-    build = [PROGRAM, "build", str(folder / "pictures"), "--model", "stub", "--resolution", "128", "--quiet"]
+    """A cache of drawn images, made without torch."""
+    make_images(folder / "images", count, side=96)
+    build = [PROGRAM, "build", str(folder / "images"), "--model", "stub", "--resolution", "128", "--quiet"]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    return folder / "pictures.latentcache"
+    return folder / "images.latentcache"
 
 
 def measure(todo: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[float]]:

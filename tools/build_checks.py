@@ -1,4 +1,4 @@
-"""What ``bench_build`` checks beside times: how much memory a system takes, and whether what is stored is right."""
+"""Memory of a build, and differences of its latents from references, for ``bench_build``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from build_data import placed, recipe_settings
+from build_data import latents_settings, opened, placed
 from build_systems import Bench
 from diffusers import AutoencoderKL
 from PIL import Image, ImageOps
 
 from latentcache import BuildSettings, build_cache, open_cache
-from latentcache.pipeline.recipes import resolve_recipe
-from latentcache.pipeline.resize import resize_crop
+from latentcache.images.resize import resize_crop
 
 #: Between two looks at the memory; each costs about 0.3 ms a process.
 _LOOK_S = 0.01
-#: Pictures whose pixels and latents are compared.
+#: Images whose pixels and latents are compared.
 _COMPARED = 40
 
 
@@ -72,15 +71,15 @@ def memory_of(tool: str, bench: Bench, system: str) -> int:
 
 
 def stored_as_referred(folder: Path) -> dict[str, float]:
-    """The largest differences of a float32 build from references; all pictures are built, some are compared.
+    """The largest differences of a float32 build from references; all images are built, some are compared.
 
-    Latents: from each picture encoded alone by the autoencoder's own ``encode``, in their standard deviations.
-    Pixels: from Pillow's decoder and resize, in levels, and the share of samples that differ at all.
+    Latents: from each image encoded alone by the autoencoder's own ``encode``, in their standard deviations.
+    Pixels: from Pillow's decoder and resize, in levels, and the fraction of samples that differ at all.
     """
-    settings = recipe_settings(str(folder / "vae"), storage="float32", resample="lanczos-u8")
+    settings = latents_settings(str(folder / "vae"), storage="float32", resample="lanczos-u8")
     cache = folder / "stored"
-    build_cache(BuildSettings(data=folder / "data", out=cache, recipe=settings, device="cpu"))
-    recipe, _ = resolve_recipe(settings, None, cached_model=None, has_cuda=False)
+    build_cache(BuildSettings(data=folder / "data", out=cache, fields={"latents": settings}, device="cpu"))
+    recipe, _ = opened(settings)
     vae = AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True).eval()
     stored = _stored(cache)
     latent_error, levels, differing = 0.0, 0, 0.0
@@ -99,15 +98,15 @@ def stored_as_referred(folder: Path) -> dict[str, float]:
     return {
         "latents, largest difference in standard deviations": latent_error,
         "pixels, largest difference in levels": float(levels),
-        "pixels, largest share that differs": differing,
+        "pixels, largest fraction that differs": differing,
     }
 
 
 def _stored(cache: Path) -> dict[str, Any]:
     """Sample name -> latent."""
     found = {}
-    with open_cache(cache) as opened:
-        for batch in opened.loader(batch_size=8, seed=0, small_buckets="partial", scaled=False):
+    with open_cache(cache) as found_cache:
+        for batch in found_cache.read(scaled=False).loader(batch_size=8, seed=0, remainder="partial"):
             for name, latent in zip(batch["names"], batch["latents"], strict=True):
                 found[name] = latent.float().numpy().copy()
     return found
@@ -115,11 +114,11 @@ def _stored(cache: Path) -> dict[str, Any]:
 
 def _by_pillow(path: Path, placement: Any) -> Any:
     with Image.open(path) as opened:
-        picture = ImageOps.exif_transpose(opened).convert("RGB")
+        image = ImageOps.exif_transpose(opened).convert("RGB")
     resize, crop = placement.resize, placement.crop
-    picture = picture.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
+    image = image.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
     box = (crop.left, crop.top, crop.left + crop.size.width, crop.top + crop.size.height)
-    return np.asarray(picture.crop(box)).astype(np.int16)
+    return np.asarray(image.crop(box)).astype(np.int16)
 
 
 def _pss(pid: str) -> int:

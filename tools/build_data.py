@@ -1,12 +1,11 @@
-"""Drawn pictures, a small autoencoder and preloaded batches: what ``bench_build`` measures builds with.
+"""Drawn images, a small autoencoder and preloaded batches for ``bench_build`` and ``bench_gpu``.
 
-The same on every machine but for the bytes of compressed files. Each scene is drawn once and saved in several crops,
-which is quicker than drawing every picture.
+Each scene is drawn once and saved in several crops, which is faster than drawing every image.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,26 +15,28 @@ from diffusers import AutoencoderKL
 from make_images import draw, invent
 from PIL import Image
 
-from latentcache import RecipeSettings
-from latentcache.encoders.protocol import Pixels
+from latentcache.encoders.protocol import Encoder, Pixels
+from latentcache.encoders.vae.describe import ModelDescription, describe
+from latentcache.encoders.vae.opening import open_encoder
+from latentcache.fields.latents import LatentsRecipe, LatentsSettings
+from latentcache.fields.protocol import Cached, DescribeContext
 from latentcache.geometry.placement import Placement, place
 from latentcache.geometry.sizes import Size
-from latentcache.pipeline.decode import decode
-from latentcache.pipeline.resize import resize_crop
-from latentcache.recipe import Recipe
+from latentcache.images.decode import decode
+from latentcache.images.resize import resize_crop
 
 ASPECTS = ((1, 1), (4, 3), (3, 4))
 RESOLUTION = 256
 BATCH = 8
 #: Side of a square of one and of twelve megapixels.
 SMALL_SIDE, LARGE_SIDE = 1000, 3464
-#: Side of the pictures whose second build is timed: their pixels are of no account.
+#: Side of the images whose second build is timed.
 TINY_SIDE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many pictures of each kind."""
+    """How many images of each kind."""
 
     jpegs: int = 192
     """Of about one megapixel."""
@@ -46,20 +47,28 @@ class Counts:
     """Stored turned, grey, transparent and as WebP."""
 
     @property
-    def pictures(self) -> int:
+    def images(self) -> int:
         """All of them."""
         return self.jpegs + self.large + self.pngs + self.odd
 
 
-def recipe_settings(model: str, *, storage: str | None = None, resample: str | None = None) -> RecipeSettings:
+def latents_settings(model: str, *, storage: str | None = None, resample: str | None = None) -> LatentsSettings:
     """Buckets of 256 x 256, 224 x 288 and 288 x 224."""
-    return RecipeSettings(
+    return LatentsSettings(
         model=model, resolutions=(RESOLUTION,), bucket_step=32, storage_dtype=storage, resample=resample
     )
 
 
+def opened(settings: LatentsSettings, device: str = "cpu") -> tuple[LatentsRecipe, Encoder]:
+    """The recipe of these settings, and its encoder as a build opens it."""
+    found = describe(settings, Cached(), DescribeContext(device=device))
+    assert isinstance(found.recipe, LatentsRecipe)
+    model = replace(ModelDescription.from_json(found.producer["model"]), spec=found.recipe.encoder)
+    return found.recipe, open_encoder(model, device=device)
+
+
 def draw_data(folder: Path, counts: Counts) -> list[Path]:
-    """The pictures, in the order of their names."""
+    """The images, in the order of their names."""
     folder.mkdir(parents=True)
     for number in range(counts.jpegs):
         _cut(number, SMALL_SIDE).save(folder / f"a{number:04}.jpg", quality=90)
@@ -75,12 +84,12 @@ def draw_data(folder: Path, counts: Counts) -> list[Path]:
 def draw_tiny(folder: Path, count: int) -> None:
     """Small JPEGs, for builds that only look whether anything has changed."""
     folder.mkdir(parents=True)
-    picture = _scene(0, SMALL_SIDE)
-    across = picture.width - TINY_SIDE
+    image = _scene(0, SMALL_SIDE)
+    across = image.width - TINY_SIDE
     for number in range(count):
         left, top = number % across, number // across
         box = (left, top, left + TINY_SIDE, top + TINY_SIDE)
-        picture.crop(box).save(folder / f"{number:06}.jpg", quality=80)
+        image.crop(box).save(folder / f"{number:06}.jpg", quality=80)
 
 
 def small_vae(folder: Path) -> str:
@@ -94,14 +103,14 @@ def small_vae(folder: Path) -> str:
     return str(folder)
 
 
-def placed(path: Path, recipe: Recipe) -> tuple[Pixels, Placement]:
-    """The decoded picture (H, W, 3) and where a build puts it."""
+def placed(path: Path, recipe: LatentsRecipe) -> tuple[Pixels, Placement]:
+    """The decoded image (H, W, 3) and where a build puts it."""
     pixels = decode(path.read_bytes(), recipe.pixels)
     (table,) = recipe.geometry.tables()
     return pixels, place(Size(pixels.shape[0], pixels.shape[1]), table)
 
 
-def batches_in_memory(data: Path, recipe: Recipe, batch: int = BATCH) -> list[Pixels]:
+def batches_in_memory(data: Path, recipe: LatentsRecipe, batch: int = BATCH) -> list[Pixels]:
     """The batches (B, H, W, 3) a build makes of these files, decoded and resized beforehand."""
     by_bucket: dict[Size, list[Pixels]] = {}
     for path in sorted(data.iterdir()):
@@ -117,21 +126,21 @@ def _scene(number: int, side: int) -> Image.Image:
 
 def _cut(number: int, side: int) -> Image.Image:
     """The scene of this number's aspect without a few rows and columns, so that no two files are equal."""
-    picture, shift = _scene(number % len(ASPECTS), side), number // len(ASPECTS)
-    return picture.crop((shift, shift, picture.width, picture.height))
+    image, shift = _scene(number % len(ASPECTS), side), number // len(ASPECTS)
+    return image.crop((shift, shift, image.width, image.height))
 
 
-def _save_odd(picture: Image.Image, path: Path, number: int) -> None:
+def _save_odd(image: Image.Image, path: Path, number: int) -> None:
     kind = number % 4
     if kind == 0:
         exif = Image.Exif()
         exif[0x0112] = 6
-        picture.save(path.with_suffix(".jpg"), quality=90, exif=exif)
+        image.save(path.with_suffix(".jpg"), quality=90, exif=exif)
     elif kind == 1:
-        picture.convert("L").save(path.with_suffix(".jpg"), quality=90)
+        image.convert("L").save(path.with_suffix(".jpg"), quality=90)
     elif kind == 2:
-        clear = picture.convert("RGBA")
+        clear = image.convert("RGBA")
         clear.putalpha(180)
         clear.save(path.with_suffix(".png"), compress_level=3)
     else:
-        picture.save(path.with_suffix(".webp"), quality=85, method=0)
+        image.save(path.with_suffix(".webp"), quality=85, method=0)

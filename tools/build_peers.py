@@ -1,7 +1,7 @@
 """Loops that people write instead of a cache builder, as ``bench_build`` runs them beside one.
 
 ``diffusers_loop`` is the precompute step of many training scripts: a ``DataLoader`` whose workers open, resize and
-normalise pictures with Pillow, one file with ``torch.save`` for each latent. ``sequential_loop`` is the same with
+normalize images with Pillow, one file with ``torch.save`` for each latent. ``sequential_loop`` is the same with
 latents appended to large files, as mosaicml's ``precompute_latents.py`` does. Both are flattered: buckets are known
 beforehand, pages are warm, nothing is hashed, checked or made durable, and libraries are imported before the clock
 starts. Pixels are cut as a build cuts them, so all systems encode the same batches.
@@ -32,19 +32,19 @@ WORKERS = 2
 SHARD_BYTES = 64 << 20
 
 Encode = Callable[[Tensor], Tensor]
-"""Normalised pictures (B, 3, H, W) in, latents (B, C, h, w) out."""
+"""Normalized images (B, 3, H, W) in, latents (B, C, h, w) out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One picture and its cut."""
+    """One image and its cut."""
 
     path: Path
     placement: Placement
 
 
-class Pictures(Dataset[tuple[Tensor, str]]):
-    """Pictures as normalised floats, (3, H, W) in [-1, 1]: Pillow and the two usual transforms."""
+class Images(Dataset[tuple[Tensor, str]]):
+    """Images as normalized floats, (3, H, W) in [-1, 1]: Pillow and the two usual transforms."""
 
     def __init__(self, plan: Sequence[Planned]) -> None:
         self.plan = plan
@@ -56,10 +56,10 @@ class Pictures(Dataset[tuple[Tensor, str]]):
         planned = self.plan[index]
         resize, crop = planned.placement.resize, planned.placement.crop
         with Image.open(planned.path) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
-        picture = picture.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+        image = image.resize((resize.width, resize.height), Image.Resampling.LANCZOS)
         box = (crop.left, crop.top, crop.left + crop.size.width, crop.top + crop.size.height)
-        pixels = torch.from_numpy(np.array(picture.crop(box))).permute(2, 0, 1).contiguous()
+        pixels = torch.from_numpy(np.array(image.crop(box))).permute(2, 0, 1).contiguous()
         return pixels.to(torch.float32).div(255).sub_(0.5).div_(0.5), planned.path.stem
 
 
@@ -80,7 +80,7 @@ class BucketBatches:
 
 
 def sleeping(delay_ms: int) -> Encode:
-    """As long as the stub encoder takes: a pause for each picture, then block means."""
+    """As long as the stub encoder takes: a pause for each image, then block means."""
 
     def encode(images: Tensor) -> Tensor:
         time.sleep(delay_ms / 1000 * len(images))
@@ -140,7 +140,7 @@ def _encoded(
 ) -> Iterator[tuple[Tensor, Sequence[str]]]:
     """Latents on the host, batch after batch."""
     loader = DataLoader(
-        Pictures(plan), batch_sampler=BucketBatches(plan, batch), num_workers=workers, pin_memory=device != "cpu"
+        Images(plan), batch_sampler=BucketBatches(plan, batch), num_workers=workers, pin_memory=device != "cpu"
     )
     for images, names in loader:
         yield encode(images.to(device, non_blocking=True)).cpu(), names

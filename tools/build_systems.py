@@ -1,4 +1,4 @@
-"""The systems that ``bench_build`` compares, each as one call that makes the latents of the same pictures."""
+"""The systems that ``bench_build`` compares, each as one call that makes the latents of the same images."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import torch
-from build_data import BATCH, batches_in_memory, placed, recipe_settings
+from build_data import BATCH, batches_in_memory, latents_settings, opened, placed
 from build_peers import Encode, Planned, diffusers_loop, sequential_loop, sleeping, with_vae
 
 from latentcache import BuildSettings, build_cache
-from latentcache.encoders.describe import describe_model
-from latentcache.encoders.opening import open_encoder
-from latentcache.encoders.protocol import Encoder, Pixels
-from latentcache.pipeline.launch import WorkerThread
-from latentcache.pipeline.recipes import resolve_recipe
+from latentcache.encoders.protocol import Encoder, Pixels, encode
+from latentcache.pipeline.workers.process import WorkerThread
 
 PURE = "encoder alone"
 
 
 class Kept:
-    """An encoder that stays open when a build closes it: no system loads its model while the clock runs."""
+    """An encoder that stays open after a build, so that no system loads a model while the clock runs."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -41,17 +38,18 @@ class Kept:
 
 @contextmanager
 def inside(encoder: Encoder) -> Iterator[None]:
-    """Builds have their worker in a thread of this process, and its encoder is this one, which is open already."""
+    """Builds have their worker in a thread of this process, with this encoder, which is open already."""
     with (
-        patch("latentcache.pipeline.worker.open_encoder", lambda *_, **__: encoder),
-        patch("latentcache.pipeline.staff.WorkerProcess", lambda *_, **__: WorkerThread()),
+        patch("latentcache.encoders.vae.producer.open_encoder", lambda *_, **__: encoder),
+        patch("latentcache.pipeline.run.WorkerProcess", lambda *_, **__: WorkerThread()),
+        patch("latentcache.pipeline.run.WarmWorker.take", lambda *_: None),
     ):
         yield
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One encoder and the pictures, ready to be run by every system."""
+    """One encoder and the images, ready to be run by every system."""
 
     name: str
     model: str
@@ -63,7 +61,7 @@ class Bench:
     peer: Encode
     batches: list[Pixels]
     plan: list[Planned]
-    pictures: int = field(default=0)
+    images: int = field(default=0)
 
     def clear(self) -> None:
         """Remove what the last system has written."""
@@ -75,14 +73,14 @@ class Bench:
         settings = BuildSettings(
             data=self.data,
             out=self.work / "cache",
-            recipe=recipe_settings(self.model, resample=resample),
+            fields={"latents": latents_settings(self.model, resample=resample)},
             device="cpu",
             batch_size=BATCH,
         )
         with inside(self.encoder):
             report = build_cache(settings)
-        if report.encoded != self.pictures or report.refused:
-            raise SystemExit(f"the build encoded {report.encoded} of {self.pictures}: {report.refused}")
+        if report.encoded != self.images or report.rejected:
+            raise SystemExit(f"the build encoded {report.encoded} of {self.images}: {report.rejected}")
 
 
 def bench_for(name: str, folder: Path) -> Bench:
@@ -91,7 +89,7 @@ def bench_for(name: str, folder: Path) -> Bench:
     model = f"stub:delay_ms={name.removeprefix('sim')}" if is_stub else str(folder / "vae")
     threads = len(os.sched_getaffinity(0)) if name == "vae-all" else 1
     torch.set_num_threads(threads)
-    recipe, _ = resolve_recipe(recipe_settings(model, resample="lanczos-u8"), None, cached_model=None, has_cuda=False)
+    recipe, encoder = opened(latents_settings(model, resample="lanczos-u8"))
     data = folder / "data"
     plan = [Planned(path=path, placement=placed(path, recipe)[1]) for path in sorted(data.iterdir())]
     return Bench(
@@ -100,11 +98,11 @@ def bench_for(name: str, folder: Path) -> Bench:
         data=data,
         work=folder / "work",
         torch_threads=threads,
-        encoder=cast("Encoder", Kept(open_encoder(describe_model(model), device="cpu"))),
+        encoder=cast("Encoder", Kept(encoder)),
         peer=sleeping(int(name.removeprefix("sim"))) if is_stub else with_vae(model),
         batches=batches_in_memory(data, recipe),
         plan=plan,
-        pictures=len(plan),
+        images=len(plan),
     )
 
 
@@ -112,7 +110,7 @@ def encode_alone(bench: Bench) -> None:
     """The batches of a build, from memory, latents thrown away."""
     torch.set_num_threads(bench.torch_threads)
     for batch in bench.batches:
-        bench.encoder.encode(batch)
+        encode(bench.encoder, batch)
 
 
 def whole_build(bench: Bench) -> None:
@@ -122,10 +120,10 @@ def whole_build(bench: Bench) -> None:
 
 
 def pillow_build(bench: Bench) -> None:
-    """The same with Pillow alone: there is no flag for it, so the quick decoder is taken out."""
+    """The same with Pillow alone; the other decoder is patched out."""
     torch.set_num_threads(bench.torch_threads)
     with ExitStack() as stack:
-        stack.enter_context(patch("latentcache.pipeline.decode.turbo_pixels", lambda *_: None))
+        stack.enter_context(patch("latentcache.images.decode.turbo_pixels", lambda *_: None))
         bench.build("lanczos-pil")
 
 
@@ -151,9 +149,11 @@ SYSTEMS: Mapping[str, Callable[[Bench], None]] = {
 
 
 def again(data: Path, work: Path, rounds: int) -> dict[str, list[float]]:
-    """Seconds of builds that reuse everything: of young files, of touched ones, and of files that stand still."""
+    """Seconds of builds that reuse everything: of young files, of touched ones, and of unchanged old ones."""
     times: dict[str, list[float]] = {"young": [], "touched": [], "old": []}
-    settings = BuildSettings(data=data, out=work / "cache", recipe=recipe_settings("stub"), device="cpu")
+    settings = BuildSettings(
+        data=data, out=work / "cache", fields={"latents": latents_settings("stub")}, device="cpu"
+    )
     shutil.rmtree(work, ignore_errors=True)
     build_cache(settings)
     for _ in range(rounds):
@@ -162,7 +162,7 @@ def again(data: Path, work: Path, rounds: int) -> dict[str, list[float]]:
         times["touched"].append(_seconds_of(settings))
         times["young"].append(_seconds_of(settings))
         time.sleep(2.1)
-        build_cache(settings)  # hashes once more, and now the memo can be trusted
+        build_cache(settings)  # hashes once more: now the memo is trusted
         times["old"].append(_seconds_of(settings))
     return times
 
@@ -176,5 +176,5 @@ def _seconds_of(settings: BuildSettings) -> float:
 
 
 def _expect(done: int, bench: Bench) -> None:
-    if done != bench.pictures:
-        raise SystemExit(f"{done} latents of {bench.pictures} pictures")
+    if done != bench.images:
+        raise SystemExit(f"{done} latents of {bench.images} images")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -16,8 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 BF16 = torch.bfloat16
-#: Seconds that have to be left before anything is compiled.
-_COMPILE_S = 45.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,6 @@ class Variant:
     last: bool = True
     fold: bool = False
     chunks: bool = False
-    compiled: bool = False
     benchmark: bool = False
     """Whether cuDNN tries its algorithms first."""
 
@@ -54,7 +50,7 @@ def variants(model: Model) -> list[Variant]:
 
 
 def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[Row]:
-    """Pictures a second of every model, size, batch and variant, while time is left."""
+    """Images a second of every model, size, batch and variant, while time is left."""
     rows: list[Row] = []
     for side in scene.pick((1024, 512), (64,)):
         for model in MODELS:
@@ -62,25 +58,7 @@ def rates(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[
                 rows.append({"model": model.name, "side": side, "variant": "not run: no time left"})
                 continue
             rows += _rates_of(scene, model, side, matmul_flops)
-        if side != 512:
-            rows += compiled(scene, matmul_flops, left)
     return rows
-
-
-def compiled(scene: Scene, matmul_flops: float, left: Callable[[], float]) -> list[Row]:
-    """``torch.compile`` on one shape of the first model, with the seconds of its warm-up."""
-    if scene.tiny or left() < _COMPILE_S:
-        return [{"model": MODELS[0].name, "variant": "bf16, channels last, compiled: not run"}]
-    side, batch = 1024, 4
-    module = encoder_half(MODELS[0], scene, BF16, last=True)
-    values = images(scene, batch, side, BF16, last=True)
-    module.encoder = torch.compile(module.encoder, dynamic=False)  # type: ignore[assignment, arg-type]
-    started = time.perf_counter()
-    with torch.inference_mode():
-        latents_of(MODELS[0], module, values)
-        warm = time.perf_counter() - started
-        row = _row(scene, MODELS[0], module, values, replace(PLAIN, name="bf16, channels last, compiled"))
-    return [_with_ceiling(row, _flops(MODELS[0], scene, side), matmul_flops) | {"warm-up s": warm}]
 
 
 def attention(scene: Scene) -> list[Row]:
@@ -165,7 +143,7 @@ def _row(scene: Scene, model: Model, module: nn.Module, values: Tensor, variant:
 
 
 def _with_ceiling(row: Row, flops: float, matmul_flops: float) -> Row:
-    """Adds the work of a picture, unfolded, and what part of the matrix product's rate that is."""
+    """Adds the work of a image, unfolded, and what part of the matrix product's rate that is."""
     if "img/s" not in row:
         return row
     percent = 100 * row["img/s"] * flops / matmul_flops if matmul_flops else 0.0
@@ -173,7 +151,7 @@ def _with_ceiling(row: Row, flops: float, matmul_flops: float) -> Row:
 
 
 def _flops(model: Model, scene: Scene, side: int) -> float:
-    """Floating point operations of one picture through the unfolded encoder, counted without computing."""
+    """Floating point operations of one image through the unfolded encoder, counted without computing."""
     with torch.device("meta"), torch.inference_mode(), FlopCounterMode(display=False) as counter:
         module = encoder_half(model, replace(scene, device="meta"), BF16, last=False)
         values = torch.empty(1, 3, side, side, dtype=BF16)

@@ -15,7 +15,7 @@ ASPECTS = ((1, 1), (4, 3), (3, 4))
 
 
 def main(words: list[str]) -> None:
-    """Pictures SHARE, SHARE + SHARES, ...: crops of one scene of each aspect, so that no two files are equal."""
+    """Images SHARE, SHARE + SHARES, ...: crops of one scene of each aspect, so that no two files are equal."""
     folder, (count, side, shares, share) = Path(words[0]), map(int, words[1:])
     scenes = {}
     for number in range(share, count, shares):
@@ -24,8 +24,8 @@ def main(words: list[str]) -> None:
             rng = np.random.default_rng(which)
             scenes[which] = draw(invent(ASPECTS[which], side, rng), rng)
         left, top = shift % 64, shift // 64
-        picture = scenes[which].crop((left, top, scenes[which].width, scenes[which].height))
-        picture.save(folder / f"{number:05}.jpg", quality=90)
+        image = scenes[which].crop((left, top, scenes[which].width, scenes[which].height))
+        image.save(folder / f"{number:05}.jpg", quality=90)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from latentcache.encoders.fold import fold_single_frames
-from latentcache.encoders.modules import drop_decoder
+from latentcache.encoders.vae.fold import fold_single_frames
+from latentcache.encoders.vae.modules import drop_decoder
 
 _KL: dict[str, Any] = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
 _KL |= {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}
@@ -37,7 +37,7 @@ class Model:
     clips: bool = False
     """Takes (B, 3, T, H, W)."""
     folds: bool = False
-    """Its causal convolutions can be folded."""
+    """Its causal 3D convolutions can be rewritten as 2D ones."""
     attends: bool = field(default=False)
     """Has the middle block whose heads are as wide as its channels."""
 

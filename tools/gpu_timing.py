@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from gpu_models import Scene
 from torch import Tensor
 
-from latentcache.encoders.attention import in_chunks
+from latentcache.encoders.vae.attention import in_chunks
 
 _CALLS = 3
 Row = dict[str, Any]

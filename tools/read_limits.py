@@ -15,7 +15,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from made_caches import CHANNELS, made_latents, noise
+from bench_caches import CHANNELS, made_latents, noise
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
@@ -116,16 +116,16 @@ def sequential(folder: Path, **options: Any) -> Epoch:
     return serve
 
 
-def memcpy(source: memoryview, size: int, buffers: int) -> Epoch:
+def memcpy(source: memoryview, size: int, targets: int) -> Epoch:
     """A plain copy into as many buffers in turn."""
-    buffers = [np.ones((BATCH, size), np.uint8) for _ in range(buffers)]
+    buffers = [np.ones((BATCH, size), np.uint8) for _ in range(targets)]
     places = [[row.data for row in buffer] for buffer in buffers]
 
     def serve(plan: list[list[int]]) -> Iterator[Any]:
         for number, rows in enumerate(plan):
-            for place, row in zip(places[number % buffers], rows, strict=True):
+            for place, row in zip(places[number % targets], rows, strict=True):
                 place[:] = source[row * size : (row + 1) * size]
-            yield buffers[number % buffers]
+            yield buffers[number % targets]
 
     return serve
 

@@ -13,7 +13,7 @@ installed is left out, and :func:`left_out` says why. All of them, on top of thi
 
 ``mosaicml-streaming`` and ``litdata`` ask for torchvision, which there may be no build of for the torch in use, and
 the former for an older numpy. Then ``pip install --no-deps`` both, and of their needs ``lightning-utilities obstore
-boto3 tifffile transformers brotli zstd python-snappy catalogue``; the classes for pictures, the only ones of MDS that
+boto3 tifffile transformers brotli zstd python-snappy catalogue``; the classes for images, the only ones of MDS that
 touch torchvision, are left out here. Workers of MDS (0.13.0) need ``filelock<3.20``: 3.32 refuses after a fork.
 """
 

@@ -151,7 +151,7 @@ def token_peers(folder: Path, ids: Ids, length: int) -> tuple[dict[str, Epoch], 
     for name, (library, open_peer) in PEERS.items():
         try:
             if library == "streaming" and importlib.util.find_spec("torchvision") is None:
-                sys.modules.setdefault("streaming.vision", types.ModuleType("streaming.vision"))  # pictures only
+                sys.modules.setdefault("streaming.vision", types.ModuleType("streaming.vision"))  # images only
             importlib.import_module(library)
             found |= open_peer(folder, ids, length)
         except Exception as error:  # noqa: BLE001 - a peer that does not run here is left out, and named

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from make_images import ASPECTS, COLOURS, ORIENTATION_TAG, SHAPES, make_images
+from make_images import ASPECTS, COLORS, ORIENTATION_TAG, SHAPES, make_images
 from PIL import Image, ImageOps
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_images.py"
@@ -48,7 +48,7 @@ def test_some_are_stored_turned_and_some_see_through(images):
 def test_captions_name_what_was_drawn(images):
     for path in images:
         words = path.with_suffix(".txt").read_text("utf-8").replace(",", "").split()
-        assert set(words) & set(COLOURS)
+        assert set(words) & set(COLORS)
         assert set(words) & set(SHAPES)
 
 
