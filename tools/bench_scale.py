@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_caches import build_settings, stretched
+from synthetic_caches import build_settings, stretched
 from PIL import Image
 
 from latentcache import build_cache, open_cache

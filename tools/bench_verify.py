@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_caches import build_settings, made_cache
+from synthetic_caches import build_settings, made_cache
 
 from latentcache.identity.content import checksum
 from latentcache.pipeline.build import build_cache

@@ -15,7 +15,7 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from bench_caches import CHANNELS, made_latents, noise
+from synthetic_caches import CHANNELS, made_latents, noise
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
