@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -11,6 +12,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
     return {name: _version(name) for name in names}
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return version(name)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE, MARK = "\ufdd0", "\ufdd1", "\ufdd2"
-RESERVED = re.compile(f"[{OPEN}{CLOSE}{MARK}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

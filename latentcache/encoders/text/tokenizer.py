@@ -10,20 +10,23 @@ import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.text.engines import Engine, ReferenceEngine, Spans
 from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
-from latentcache.encoders.text.special import CLOSE, MARK, OPEN, RenderedChat, SpecialTokens, guarded, unguarded
+from latentcache.encoders.text.special import CLOSE, MARK, OPEN, SpecialTokens, guarded, unguarded
 from latentcache.errors import UnsupportedModelError, UnusableSampleError
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure
 from latentcache.sources.causes import hint_for
 from latentcache.sources.lines import fault
 from latentcache.sources.records import Record
+
+if TYPE_CHECKING:
+    from latentcache.encoders.text.chat import ChatRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,6 @@ class FastEngine(Engine, Protocol):
 
     def takes(self, text: str) -> bool:
         """True if a text may go through it."""
-
-
-class Renderer(Protocol):
-    """Conversations to text."""
-
-    def render(self, record: Record) -> RenderedChat:
-        """A conversation as text with its loss spans. Raises UnusableSampleError."""
 
 
 class TextTokenizer:
@@ -127,7 +123,7 @@ class TextTokenizer:
     def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenizedDocument]:
         """Ids and loss spans, each kind of text together: the engine works on batches."""
         made: dict[int, TokenizedDocument] = {}
-        takes = self._fast.takes if self._fast else _never
+        takes = self._fast.takes if self._fast else lambda text: False
         for engine, fits in ((self._fast, True), (self._reference, False)):
             if engine is None:
                 continue
@@ -172,7 +168,7 @@ class TextTokenizer:
                 )
 
 
-def _renderer(description: TokenizerDescription, control: SpecialTokens) -> Renderer | None:
+def _renderer(description: TokenizerDescription, control: SpecialTokens) -> ChatRenderer | None:
     recipe = description.recipe
     if not description.chat_template:
         return None
@@ -186,10 +182,6 @@ def _renderer(description: TokenizerDescription, control: SpecialTokens) -> Rend
         options=recipe.template_options,
         split_control=recipe.split_control,
     )
-
-
-def _never(text: str) -> bool:
-    return False
 
 
 def _document(item: _Prepared, ids: NDArray[np.generic], loss: NDArray[np.uint32]) -> TokenizedDocument:

@@ -51,7 +51,27 @@ def stub_spec(storage_dtype: str = "float16", posterior: str = "mode") -> Encode
     )
 
 
-class StubEncoder:
+class _Builtin:
+    """An :class:`Encoder` that computes in the call."""
+
+    device = "cpu"
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        self.spec = spec
+
+    def encode(self, pixels: Pixels) -> EncodedBatch:
+        """Latents of (B, H, W, 3)."""
+        raise NotImplementedError
+
+    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
+        """Encode now; ``precise`` changes nothing."""
+        return Computed(self.encode(np.stack(images)))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class StubEncoder(_Builtin):
     """Encoder of block means.
 
     Args:
@@ -61,18 +81,8 @@ class StubEncoder:
     """
 
     def __init__(self, delay_ms: int = 0, *, storage_dtype: str = "float16", posterior: str = "mode") -> None:
+        super().__init__(stub_spec(storage_dtype, posterior))
         self._delay_s = delay_ms / 1000
-        self._spec = stub_spec(storage_dtype, posterior)
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """See :class:`Encoder`."""
-        return self._spec
-
-    @property
-    def device(self) -> str:
-        """See :class:`Encoder`."""
-        return "cpu"
 
     def encode(self, pixels: Pixels) -> EncodedBatch:
         """Block means of (B, H, W, 3) as (B, 4, H/8, W/8), or 8 channels of moments."""
@@ -83,16 +93,9 @@ class StubEncoder:
         means = np.concatenate([sums / area - 1, everything / (3 * area) - 1], axis=3)
         time.sleep(self._delay_s * batch)
         values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
-        if self._spec.posterior != "mode":
+        if self.spec.posterior != "mode":
             values = np.concatenate([values, values - 2], axis=1)
-        return stored(values, encoded_dtype(self._spec))
-
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
-        """Encode now; ``precise`` changes nothing."""
-        return Computed(self.encode(np.stack(images)))
-
-    def close(self) -> None:
-        """Does nothing."""
+        return stored(values, encoded_dtype(self.spec))
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
@@ -141,7 +144,7 @@ def demo_spec(storage_dtype: str = "float16") -> EncoderSpec:
     )
 
 
-class DemoEncoder:
+class DemoEncoder(_Builtin):
     """Encoder half of the codec.
 
     Args:
@@ -149,17 +152,7 @@ class DemoEncoder:
     """
 
     def __init__(self, *, storage_dtype: str = "float16") -> None:
-        self._spec = demo_spec(storage_dtype)
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """See :class:`Encoder`."""
-        return self._spec
-
-    @property
-    def device(self) -> str:
-        """See :class:`Encoder`."""
-        return "cpu"
+        super().__init__(demo_spec(storage_dtype))
 
     def encode(self, pixels: Pixels) -> EncodedBatch:
         """(B, H, W, 3) as (B, 16, H/8, W/8)."""
@@ -169,14 +162,7 @@ class DemoEncoder:
         whole = blocks.reshape(-1, _BLOCK * _BLOCK * 3).astype(np.float64) * 2 - 255
         sums = whole @ _basis().reshape(_CHANNELS, -1).T
         latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
-        return stored(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self._spec.storage_dtype)
-
-    def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Computed:
-        """Encode now; ``precise`` changes nothing."""
-        return Computed(self.encode(np.stack(images)))
-
-    def close(self) -> None:
-        """Does nothing."""
+        return stored(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self.spec.storage_dtype)
 
 
 def decode(latents: NDArray[Any]) -> Pixels:

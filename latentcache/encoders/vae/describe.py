@@ -197,7 +197,8 @@ def _described(
 ) -> ModelDescription:
     """The model, with the precision of the cache or the best one of this machine."""
     made, old = cached.provenance, before.encoder if before else None
-    on_cuda = not context.check and _on_cuda(context.device)
+    device = context.device
+    on_cuda = not context.check and (device.startswith("cuda") or (device == "auto" and cuda_available()))
     try:
         description = describe_model(
             settings.model or str(made.get("model") or DEFAULT_MODEL),
@@ -266,10 +267,6 @@ def _tiling(settings: LatentsSettings, old: EncoderSpec | None) -> bool:
 
 def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:
     return (asked.family, asked.fingerprint, asked.config) == (cached.family, cached.fingerprint, cached.config)
-
-
-def _on_cuda(device: str) -> bool:
-    return device.startswith("cuda") or (device == "auto" and cuda_available())
 
 
 def _spec(

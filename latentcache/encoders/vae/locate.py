@@ -202,11 +202,7 @@ def _looks_like_path(model: str) -> bool:
     """True if a word that is not a file here was meant as a path: all but ``org/name``."""
     if not is_hub_id(model):
         return True
-    return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(model).parts[0] in _folders_here()
-
-
-def _folders_here() -> set[str]:
-    return {path.name for path in Path.cwd().iterdir() if path.is_dir()}
+    return Path(model).suffix in (".safetensors", *_OTHER_WEIGHTS) or Path(Path(model).parts[0]).is_dir()
 
 
 def _is_complete(folder: Path) -> bool:

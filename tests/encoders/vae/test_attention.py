@@ -71,9 +71,10 @@ def test_every_class_is_served(name, tiny, images, monkeypatch):
     description = describe_model(str(tiny(name)), storage_dtype="float32")
     plain, capped = VaeEncoder(description, choose_device("cpu")), VaeEncoder(description, choose_device("cpu"))
     capped._attention = Attention(cap_bytes=1000)
-    expected = plain.encode(images).latents
+    few = images[:2, :32, :32]
+    expected = plain.encode(few).latents
     for _ in range(2):
-        np.testing.assert_allclose(capped.encode(images).latents, expected, atol=2e-5, rtol=1e-4)
+        np.testing.assert_allclose(capped.encode(few).latents, expected, atol=2e-5, rtol=1e-4)
     assert capped._attention.chunked >= 2
     assert plain._attention.chunked == 0
 

@@ -46,6 +46,7 @@ def test_the_table_covers_the_six_classes_and_their_tests():
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
 def test_every_compute_and_storage_type(compute, storage, tiny, images, reference):
     encoder = opened(tiny("AutoencoderKL"), compute_dtype=compute, storage_dtype=storage)
+    images = images[:1, :32, :32]
     batch = encoder.encode(images)
     expected = reference(tiny("AutoencoderKL"), images)
     types = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}

@@ -19,8 +19,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Float16 is slow on a CPU."""
+    """Float16 is slow on a CPU: two images of 32."""
     monkeypatch.setattr(probe, "_SIDE", 32)
+    monkeypatch.setattr(probe, "probe_images", lambda multiple: probe_images(multiple)[:2])
 
 
 @pytest.fixture
