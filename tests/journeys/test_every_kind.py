@@ -407,13 +407,17 @@ def test_a_build_whose_only_worker_hangs_obeys_the_first_signal(kind, tmp_path):
 def test_the_memory_of_workers_is_limited(kind, tmp_path):
     """By the system for kinds of the CPU; where a device maps memory of its own, by a budget of bytes (see
     ``test_host_memory``). That limits of containers count is shown in ``tests/pipeline/workers/test_memory.py``."""
-    process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 29)
-    limits = [Path(f"/proc/{worker}/limits").read_text() for worker in workers_of(process)]
+    process, *_ = begun(kind, tmp_path, "--host-memory", 1 << 30)
+    bounded = field_kind(kind.field).device == "cpu"
+    wait_for(lambda: not bounded or "unlimited" not in data_limits(process), process)  # with its first unit of work
+    found = data_limits(process)
     process.kill()
     finished(process)
-    found = [line.split()[3] for text in limits for line in text.splitlines() if line.startswith("Max data size")]
     assert len(found) == 2
-    if field_kind(kind.field).device == "cpu":
-        assert all(int(one) <= (1 << 30) + (1 << 29) for one in found)
-    else:
-        assert found == ["unlimited"] * 2
+    assert all(int(one) <= (1 << 30) + (1 << 29) for one in found) if bounded else found == ["unlimited"] * 2
+
+
+def data_limits(process):
+    """What the system lets each worker take."""
+    texts = [Path(f"/proc/{worker}/limits").read_text() for worker in workers_of(process)]
+    return [line.split()[3] for text in texts for line in text.splitlines() if line.startswith("Max data size")]

@@ -241,6 +241,7 @@ def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
 
 @pytest.mark.slow
 def test_it_is_resumed_after_kills(tmp_path):
+    registry.register([TOY])
     data, cache, events = EDGES.data(tmp_path / "data"), tmp_path / "cache", tmp_path / "events"
     for workers in (("--workers", 0), ("--workers", 2)):
         before = len(acknowledged(events))
