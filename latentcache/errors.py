@@ -326,9 +326,11 @@ class Slug:
 #: Slugs of single places, beside those of the classes: name -> (exit code, meaning).
 SPECIFIC: Mapping[str, tuple[int, str]] = {
     "bug": (70, "A fault of latentcache itself; LATENTCACHE_DEBUG=1 shows the traceback."),
+    "cache-kind": (3, "DATA holds other inputs than the fields of the cache."),
     "cache-unfinished": (3, "The first build of this cache has not finished."),
     "extra-missing": (2, "An optional package is not installed."),
     "foreign-sampler": (2, "A DataLoader or accelerate put its own sampler in place of the loader's."),
+    "load-truncated": (2, "Another package has set Pillow to accept truncated images."),
     "memory": (3, "This machine is out of memory."),
     "no-flips": (2, "The cache holds no horizontal flips."),
     "no-moments": (2, "The cache holds no posterior moments."),

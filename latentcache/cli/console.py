@@ -11,11 +11,12 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,6 +32,10 @@ SCHEMA = 2
 #: Items of one category in text output; JSON output has all items.
 SHOWN = 10
 EXIT_BUG = 70
+#: Arguments of Python that are flags of commands, with a value.
+_ARGUMENT = re.compile(
+    r"\b(batch_size|world_size|remainder|max_repeat|samples|pack|pad|chunk|overflow|padding_side)=('?)([\w.-]+)\2"
+)
 #: Base class of typer's own errors about arguments.
 _CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -163,6 +168,21 @@ def _with_status(exit_code: int, what: str, **parts: str) -> LatentcacheError:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+@contextlib.contextmanager
+def python_as_flags() -> Iterator[None]:
+    """Rewrite arguments of Python in errors as flags: ``batch_size=2`` becomes ``--batch-size 2``."""
+    try:
+        yield
+    except LatentcacheError as error:
+        error.what, error.why, error.fix = map(_with_flags, (error.what, error.why, error.fix))
+        raise
+
+
+def _with_flags(text: str) -> str:
+    text = re.sub(r"^weights: ", "--weight: ", text)
+    return _ARGUMENT.sub(lambda found: f"--{found[1].replace('_', '-')} {found[3]}", text)
 
 
 # streams

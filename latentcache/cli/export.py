@@ -71,7 +71,8 @@ def export(
     talk = Talk(quiet=quiet)
     noun = "rows" if settings.layout else "documents"
     try:
-        made = export_cache(settings, lambda done, total: talk.counted_up(done, total, noun))
+        with console.python_as_flags():
+            made = export_cache(settings, lambda done, total: talk.counted_up(done, total, noun))
     finally:
         talk.close()
     payload = {"cache": str(cache), "out": str(target), "format": to, **made}

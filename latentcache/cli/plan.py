@@ -47,27 +47,23 @@ def plan(
     as_json: flags.Json = False,
 ) -> int:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
-    from latentcache.plan.batching import BatchPlan, require_steps
+    from latentcache.plan.batching import require_steps
 
-    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
             "--pack, --pad, --chunk: give one of them" if rows else f"--overflow={overflow}: needs --pack or --pad",
             fix="latentcache plan CACHE --batch-size N --pack 4096",
         )
+    layout = {**rows, "overflow": overflow} if rows else {}
     mixing = _mixing(weight, samples, max_repeat)
-    held = [_is_cache(path) for path in paths]
-    if rows or all(held):
-        report, rejected = _of_caches(paths, batches, seed, {**rows, "overflow": overflow} if rows else {}, mixing)
-    elif any(held):
-        raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
-    else:
-        report, rejected = _of_data(paths, batches, seed, requested, mixing)
+    with console.python_as_flags():
+        report, rejected = _planned(paths, (batch_size, world_size, remainder), seed, layout, requested, mixing)
     payload = _payload(report, grad_accum) | {"quarantined": rejected, "seed": seed}
     payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
     try:
-        require_steps(report)
+        with console.python_as_flags():
+            require_steps(report)
     except EmptyPlanError as error:
         if not as_json:
             _show(payload)
@@ -78,6 +74,27 @@ def plan(
     else:
         _show(payload)
     return 0
+
+
+def _planned(
+    paths: Sequence[Path],
+    layout: tuple[int, int, str],
+    seed: int,
+    rows: Mapping[str, Any],
+    requested: flags.Requested,
+    mixing: Mapping[str, Any],
+) -> tuple[PlanReport, int]:
+    """The plan of caches or of folders, and the number of rejected samples."""
+    from latentcache.plan.batching import BatchPlan
+
+    batch_size, world_size, remainder = layout
+    batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
+    held = [_is_cache(path) for path in paths]
+    if rows or all(held):
+        return _of_caches(paths, batches, seed, rows, mixing)
+    if any(held):
+        raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
+    return _of_data(paths, batches, seed, requested, mixing)
 
 
 def _is_cache(path: Path) -> bool:
@@ -185,7 +202,7 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
 
 
 def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> SampleIndex:
-    """Several folders as one; buckets of one size become one bucket, in the order of a cache."""
+    """Several folders as one; buckets of one size become one bucket, in the order of a loader."""
     import numpy as np
 
     from latentcache.plan.samples import SampleIndex
@@ -193,7 +210,7 @@ def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> S
     met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
     used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
     buckets = sorted(
-        (met[label] for label in used), key=lambda b: (-b.dims["height"] * b.dims["width"], b.dims["width"])
+        (met[label] for label in used), key=lambda b: (-b.dims["height"] * b.dims["width"], b.dims["height"])
     )
     number = {bucket.label: position for position, bucket in enumerate(buckets)}
     moved = [

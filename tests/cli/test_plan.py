@@ -49,7 +49,7 @@ def test_a_cache_that_holds_nothing_yet_is_no_data_folder(run, tmp_path):
 def test_a_batch_beyond_all_memory_is_rejected(run, shared):
     done = run("plan", shared[1], "--batch-size", 10**30, "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "16,777,216" in done.error["why"]
+    assert "--batch-size" in done.error["what"]
 
 
 def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
@@ -59,7 +59,7 @@ def test_zero_steps_are_status_1_with_the_buckets_and_a_fix(run, shared):
     assert done.error["slug"] == "plan-empty"
     assert "0 steps per epoch" in done.error["what"]
     assert "48x80: 2" in done.error["where"]
-    assert "--remainder repeat, or a --batch-size of at most 2" in done.error["fix"]
+    assert "--remainder repeat, or --batch-size 2" in done.error["fix"]
     assert "0 steps per epoch at batch size 8" in run("plan", cache, "--batch-size", "8", "--remainder", "drop").out
 
 
@@ -74,7 +74,8 @@ def test_an_unknown_policy(run, shared):
     cache = shared[1]
     done = run("plan", cache, "--batch-size", "2", "--remainder", "merge", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "repeat|drop|partial|pad|error" in done.error["fix"]
+    assert "--remainder merge" in done.error["what"]
+    assert done.error["fix"] == "--remainder repeat"
 
 
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, 4), (2, 2), (3, 2), (4, 1), (9, 1)])
@@ -105,7 +106,7 @@ def test_the_text(run, shared):
 def test_pictures_are_not_masked(run, shared):
     done = run("plan", shared[1], "--batch-size", "2", "--remainder", "mask", "--json")
     assert (done.status, done.error["slug"]) == (2, "usage")
-    assert "for images" in done.error["what"]
+    assert "--remainder mask" in done.error["what"]
 
 
 def test_left_over_samples_are_named(run, shared):
@@ -168,14 +169,14 @@ def test_the_text_says_how_often_each_is_served(run, two):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--weight", "1"], "1 weights for 2 data sets"),
-        (["--weight", "1", "--weight", "0"], "a weight of 0"),
-        (["--weight", "1", "--weight", "x"], "a weight of x"),
-        (["--samples", "5"], "--samples 5 without weights"),
-        (["--max-repeat", "2"], "--max-repeat 2 without weights"),
-        (["--weight", "1", "--weight", "2", "--max-repeat", "3"], "times over, max_repeat=3"),
-        (["--weight", "1", "--weight", "1", "--max-repeat", "0"], "max_repeat='0'"),
-        (["--weight", "1", "--weight", "1e-9"], "an epoch of"),
+        (["--weight", "1"], "--weight: 1 values for 2 sources"),
+        (["--weight", "1", "--weight", "0"], "--weight: '0' is not above 0"),
+        (["--weight", "1", "--weight", "x"], "--weight: 'x' is not above 0"),
+        (["--samples", "5"], "--samples=5: needs --weight"),
+        (["--max-repeat", "2"], "--max-repeat=2: needs --weight"),
+        (["--weight", "1", "--weight", "2", "--max-repeat", "3"], "--max-repeat 3: an epoch would repeat"),
+        (["--weight", "1", "--weight", "1", "--max-repeat", "0"], "--max-repeat 0"),
+        (["--weight", "1", "--weight", "1e-9"], "an epoch would have"),
     ],
 )
 def test_weights_that_cannot_be(run, two, words, said):
@@ -188,4 +189,4 @@ def test_caches_of_two_kinds_are_rejected(run, two, tmp_path):
     build(tmp_path / "more", tmp_path / "other.cache", storage_dtype="float32")
     done = run("plan", two[0], tmp_path / "other.cache", "--batch-size", "1", "--json")
     assert done.status == 2
-    assert "two kinds" in done.error["what"]
+    assert "made differently" in done.error["what"]

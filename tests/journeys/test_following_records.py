@@ -27,7 +27,8 @@ def data(tmp_path_factory):
 
 def start(data, cache, delay_ms):
     tokenizer = f"stub:delay_ms={delay_ms}"
-    return start_followed(cache, data, "--tokenizer", tokenizer, "--commit-every", 1, "--workers", 0, "--batch-size", 1)
+    small = ("--commit-every", 1, "--workers", 0, "--batch-size", 1)
+    return start_followed(cache, data, "--tokenizer", tokenizer, *small)
 
 
 def rows_of(cache):
