@@ -111,7 +111,7 @@ def by_hand(folder: Path, ids: Sequence[NDArray[np.uint16]], plan: Any) -> Epoch
                     part = tokens[starts[document] : starts[document + 1]]
                     here = slice(at, at + len(part))
                     out[0, place, here], out[1, place, here], out[2, place, here] = part, 1, part
-                    out[3, place, here] = np.arange(len(part))
+                    out[2, place, at], out[3, place, here] = -100, np.arange(len(part))
                     at += len(part)
             names = ("input_ids", "attention_mask", "labels", "position_ids")
             yield {name: torch.from_numpy(array) for name, array in zip(names, out, strict=True)}

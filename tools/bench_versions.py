@@ -55,7 +55,7 @@ def version_1(package: Any) -> SimpleNamespace:
 
 def version_2(package: Any) -> SimpleNamespace:
     """The calls of format 1."""
-    made, size = module("made_caches"), module("latentcache.geometry.sizes").Size
+    made, size = module("synthetic_caches"), module("latentcache.geometry.sizes").Size
     depth = module("latentcache.verify.selection").Depth
     latents = module("latentcache.fields.latents").LatentsSettings(model="stub", resolutions=(256,))
     ids = module("latentcache.fields.input_ids").InputIdsSettings(tokenizer="stub")

@@ -1,4 +1,4 @@
-"""The benchmark of builds runs to its end on a few pictures and says of every system what it found."""
+"""The benchmark of builds runs to its end on a few images and says of every system what it found."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_it_measures_every_system(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["latentcache", "latentcache, Pillow only", "DataLoader, large files"])
-def test_a_system_encodes_every_picture(system, folder):
+def test_a_system_encodes_every_image(system, folder):
     bench = bench_for("sim0", folder)
     bench.clear()
     SYSTEMS[system](bench)  # leaves with an error where one is missing
@@ -48,7 +48,7 @@ def test_what_is_stored_is_what_the_references_say(folder):
 
 def test_a_summary_compares_round_by_round():
     wall = {PURE: [1.0, 2.0, 1.0], "latentcache": [2.0, 2.0, 4.0]}
-    result = {"encoder": "x", "pictures": 10, "seconds": {"wall": wall, "cpu": wall}, "command": {"seconds": 5.0}}
+    result = {"encoder": "x", "images": 10, "seconds": {"wall": wall, "cpu": wall}, "command": {"seconds": 5.0}}
     row = summary(result)["latentcache"]
     assert (row["efficiency"], row["worst"], row["rate"], row["best_rate"]) == (0.5, 0.25, 5.0, 5.0)
     assert "| latentcache | 5.0 | 5.0 | 0.500 | 0.250 | 200.0 |" in table(result)

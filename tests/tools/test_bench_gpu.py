@@ -71,8 +71,8 @@ def test_bars_are_read_from_the_rows():
         {"model": "Qwen-Image", "side": 1024, "batch": 4, "variant": name, "img/s": rate}
         for name, rate in (("bf16, channels last", 10.0), ("bf16, folded", 25.0))
     ]
-    build = {"pictures": "2 MP", "system": "latentcache", "img/s": 80.0, "efficiency": 0.88}
-    loop = {"pictures": "2 MP", "system": "DataLoader, file per latent", "img/s": 20.0}
+    build = {"images": "2 MP", "system": "latentcache", "img/s": 80.0, "efficiency": 0.88}
+    loop = {"images": "2 MP", "system": "DataLoader, file per latent", "img/s": 20.0}
     found = EMPTY | {"encoders": {"rows": [sdxl, *qwen]}, "builds": {"rows": [build, loop]}}
     found["memory"] = {"rows": [{"lost": 0}, {"lost": 1}]}
     assert [(bar["found"], bar["reached"]) for bar in bars(found)] == [

@@ -26,7 +26,7 @@ def test_every_aspect_comes_in_every_format(images):
     assert found == {(aspect, suffix) for aspect in range(len(ASPECTS)) for suffix in (".jpg", ".png", ".webp")}
 
 
-def test_an_upright_picture_has_the_aspect_it_was_drawn_in(images):
+def test_an_upright_image_has_the_aspect_it_was_drawn_in(images):
     for index, path in enumerate(images):
         width, height = ASPECTS[index % len(ASPECTS)]
         found = upright(path)
@@ -52,7 +52,7 @@ def test_captions_name_what_was_drawn(images):
         assert set(words) & set(SHAPES)
 
 
-def test_no_two_pictures_are_alike(images):
+def test_no_two_images_are_alike(images):
     thumbnails = sorted(upright(path).resize((8, 8)).tobytes() for path in images)
     assert all(first != second for first, second in pairwise(thumbnails))
 
