@@ -329,10 +329,10 @@ class AnyOrder(RuleBasedStateMachine):
             key = key_of(content, self.built_recipe)
             if full and key in self.damaged:
                 found[name] = "corrupt"
-            elif self.files.get(name) != content or self.captions.get(name, "") != caption:
-                found[name] = "stale"
             elif name in self.lost:
                 found[name] = "missing"
+            elif self.files.get(name) != content or self.captions.get(name, "") != caption:
+                found[name] = "stale"
             elif name in self.moved:
                 found[name] = "touched"
         return found

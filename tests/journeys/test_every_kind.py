@@ -18,6 +18,7 @@ from test_worker_processes import is_running, workers_of
 
 from latentcache.errors import DeviceMemoryError
 from latentcache.fields import registry
+from latentcache.fields.protocol import Finished
 from latentcache.fields.registry import field_kind, load
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
@@ -48,10 +49,12 @@ def ok(kind, cache, *more):
 
 
 def change_encoder(kind, monkeypatch, change):
-    """Let ``change(batch, encode)`` answer in place of the encoder of this kind."""
+    """Let ``change(batch, encode)`` answer in place of the encoder; ``batch`` is of prepared items, or of jobs."""
     producer = load(field_kind(kind.field).producer)
-    encode = producer.encode
-    monkeypatch.setattr(producer, "encode", lambda self, batch: change(batch, lambda some: encode(self, some)))
+    for name in ("encode", "make"):
+        if real := vars(producer).get(name):
+            changed = lambda self, batch, real=real: change(batch, lambda some: real(self, some))  # noqa: E731
+            monkeypatch.setattr(producer, name, changed)
 
 
 # builds
@@ -107,24 +110,17 @@ def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
 
 
 def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, monkeypatch):
-    def never_three(batch, encode):
-        if any("003" in one.output_of for one in map(_Named, batch)):
-            raise DeviceMemoryError("the device is full")
-        return encode(batch)
-
-    seen = {}
     producer = load(field_kind(kind.field).producer)
-    prepare = producer.prepare
+    prepare, names = producer.prepare, {}
 
     def remembered(self, job):
-        read = prepare(self, job)
-        for one in getattr(read, "items", ()):
-            seen[one.output.item] = job.name
-        return read
+        names.update({output.item: job.name for output in job.outputs})
+        return prepare(self, job)
 
-    class _Named:
-        def __init__(self, prepared):
-            self.output_of = seen[prepared.output.item]
+    def never_three(batch, encode):
+        if any("003" in (names[one.output.item] if hasattr(one, "output") else one.name) for one in batch):
+            raise DeviceMemoryError("the device is full")
+        return encode(batch)
 
     monkeypatch.setattr(producer, "prepare", remembered)
     change_encoder(kind, monkeypatch, never_three)
@@ -163,7 +159,7 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
 
 def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache"
-    process = kind.start(data, cache, "--stream")
+    process = kind.start(data, cache, "--stream", delay_ms=2 * kind.delay_ms)
     announced = CachePaths(cache).pending / "manifest.json"
     wait_for(announced.exists, process, timeout=60)
     pending = kind.opened(cache, follow=True, timeout_s=60)
@@ -235,9 +231,10 @@ def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):
     assert (done["exit_code"], done["checked"]["reencoded"], done["counts"]["drift"]) == (0, 6, 0)
 
     def other(batch, encode):
-        pending = encode(batch)
-        wrong = [dataclasses.replace(one, array=np.zeros_like(one.array)) for one in pending.result()]
-        return type("Pending", (), {"done": lambda self: True, "result": lambda self: wrong})()
+        made = encode(batch)
+        jobs = isinstance(made, list)
+        wrong = [dataclasses.replace(one, array=np.zeros_like(one.array)) for one in (made if jobs else made.result())]
+        return wrong if jobs else Finished(wrong)
 
     change_encoder(kind, monkeypatch, other)
     done = kind.verify(cache, "--reencode", 6)
