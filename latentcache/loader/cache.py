@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -42,6 +43,8 @@ from latentcache.store.snapshot import Snapshot
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
 _WARM_BYTES = 4 << 20
+#: Seconds between two looks for a build that ended without being seen.
+_LOOK_S = 0.5
 
 
 class Cache:
@@ -564,13 +567,22 @@ def open_cache(
 
 
 def _pending(root: Path, timeout_s: float) -> Snapshot | None:
-    """The snapshot that a streaming build will make; waits for one only if there is no finished snapshot."""
-    paths = CachePaths(root)
-    try:
-        finished = paths.current_snapshot() > 0
-    except CacheNotFoundError:
-        finished = False
-    return None if finished and not paths.pending.exists() else open_pending(root, timeout_s=timeout_s)
+    """The snapshot that a streaming build will make; waits for one only while there is no finished snapshot."""
+    paths, deadline = CachePaths(root), time.monotonic() + timeout_s
+    while True:
+        try:
+            finished = paths.current_snapshot() > 0
+        except CacheNotFoundError:
+            finished = False
+        if finished and not paths.pending.exists():
+            return None
+        left = deadline - time.monotonic()
+        try:
+            return open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
+        except CacheNotFoundError as error:  # a build may have ended since
+            if left <= 0:
+                error.why = f"none began within {timeout_s:g} s"
+                raise
 
 
 def _folder_repeats(part: Part) -> NDArray[np.int64]:

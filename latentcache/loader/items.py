@@ -36,6 +36,7 @@ class Items:
         rows = snapshot.fields[field]
         self._packed, self._moves = rows.packing == "block", snapshot.pending is not None
         self._places: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None
+        self._proven, self._all_proven = np.zeros(len(rows), dtype=np.bool_), False
 
     def gather(
         self, rows: Ints, out: NDArray[np.uint8], at: Ints, size: Any, *, start: Ints | None = None, width: int = 1
@@ -59,8 +60,10 @@ class Items:
         if self._moves:
             reader.gather(field, rows, out, at, start=start, length=length)
             return
-        if self._packed or start is not None:
+        new = self.checksum == "always" or not (self._all_proven or self._proven.take(rows).all())
+        if new and (self._packed or start is not None):
             reader.prove(field, rows)
+            self._remember(rows)
         shard, offset = self._placed()
         places = offset.take(rows) if start is None else offset.take(rows) + start * np.int64(width)
         memory, fronts = out.data, at.tolist()
@@ -73,8 +76,9 @@ class Items:
                 if read(files[number], (buffer,), place) != count:
                     break
             else:
-                if not self._packed and start is None:
+                if new and not self._packed and start is None:
                     reader.check(field, rows, buffers)
+                    self._remember(rows)
                 return
         except OSError:
             pass
@@ -103,6 +107,11 @@ class Items:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Items, (self.snapshot, self.field, self.checksum)
+
+    def _remember(self, rows: Ints) -> None:
+        """These items were proven in this process."""
+        self._proven[rows] = True
+        self._all_proven = bool(self._proven[0] and self._proven[-1] and self._proven.all())
 
     def _placed(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Shard and first byte of all items."""

@@ -28,8 +28,8 @@ from latentcache.loader.items import Place
 _HAND_OVER_S = 100e-6
 #: So often in a row.
 _HASTY = 3
-#: Places of a batch that are looked at; one, once so many batches in a row were found in memory.
-_LOOKS, _CALM = 4, 8
+#: Places of a batch that are looked at; once so many batches in a row were found in memory, one batch of so many.
+_LOOKS, _CALM, _SELDOM = 4, 8, 32
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
@@ -200,7 +200,7 @@ class Readahead:
         last = min(step + self._ahead + 1, self._steps) if _HAS_ADVICE else 0
         for coming in range(max(step, self._next), last):
             self._next = coming + 1
-            if self._calm >= _CALM and coming % _CALM:
+            if self._calm >= _CALM and coming % _SELDOM:
                 continue  # in memory until now: look at one step of several
             with contextlib.suppress(OSError, LatentcacheError):  # the read says what is wrong, and of which entry
                 places = self._places_of(coming)

@@ -9,8 +9,9 @@ item, with a mask; while a build still makes items, to the longest item of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,6 +231,7 @@ class SampleReader:
         )
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
+        self._forms = self._forms_of()
         self._open()
 
     def names_of(self, rows: Ints) -> list[str]:
@@ -273,11 +275,14 @@ class SampleReader:
             MissingEntryError: A shard is gone.
         """
         split = self._split(rows)
-        variant = self._variants(split, len(rows), turn)
+        variant = self._variants(split, turn)
         shapes = dict(self._shapes[bucket].shapes)
         batch: Batch = {}
         for name in self.fields:
-            items = [(number, at, self._items(name, number, local, variant[at])) for number, at, local in split]
+            items = [
+                (number, at, self._items(name, number, local, None if variant is None else variant[at]))
+                for number, at, local in split
+            ]
             if self._specs[name].ragged:
                 batch[name], batch[f"{name}_mask"] = self._padded(name, items, len(rows))
             else:
@@ -311,12 +316,14 @@ class SampleReader:
     def places(self, rows: Ints, turn: Turn) -> list[Place]:
         """Where the bytes of a batch are, for reading ahead."""
         split = self._split(rows)
-        variant = self._variants(split, len(rows), turn)
+        variant = self._variants(split, turn)
         return [
             place
             for name in self.fields
             for number, at, local in split
-            for place in self._stores[number][name].places(self._items(name, number, local, variant[at]))
+            for place in self._stores[number][name].places(
+                self._items(name, number, local, None if variant is None else variant[at])
+            )
         ]
 
     def fresh(self, *, slots: int = 4, pinned: bool = False) -> SampleReader:
@@ -358,21 +365,18 @@ class SampleReader:
             found.append((number, at, rows[at] - self._starts[number]))
         return found
 
-    def _items(self, name: str, number: int, local: Ints, variant: Ints) -> Ints:
-        """(n,) rows of a field: the variant that this epoch serves."""
+    def _items(self, name: str, number: int, local: Ints, variant: Ints | None) -> Ints:
+        """(n,) rows of a field: the variant that this epoch serves; None: the first."""
         rows = self._joined[number].rows[name]
         last = rows.shape[1] - 1
-        found: Ints = rows[local, np.minimum(variant, last)] if last else rows[local, 0]
+        if variant is None or not last:
+            return rows[:, 0].take(local)
+        found: Ints = rows[local, np.minimum(variant, last)]
         return found
 
-    def _variants(self, split: Split, count: int, turn: Turn) -> Ints:
-        """(B,) variant of each sample, one draw for all of its fields."""
-        variant = np.zeros(count, dtype=np.int64)
-        if self._flips:
-            for number, at, local in split:
-                first = self._joined[number].rows[self._flips][local, 0]
-                variant[at] = flipped(self._keys(self._flips, number, first), turn)
-        return variant
+    def _variants(self, split: Split, turn: Turn) -> Ints | None:
+        """(B,) variant of each sample, one draw for all of its fields; None: the first of all."""
+        return flipped(self._over(split, self._keys, self._flips, None), turn) if self._flips else None
 
     def _stacked(self, name: str, items: Split, shape: tuple[int, ...], turn: Turn) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn."""
@@ -419,30 +423,59 @@ class SampleReader:
         self._stores[number][name].reader.ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
-    def _described(self, split: Split, variant: Ints, count: int, bucket: int) -> Batch:
+    def _described(self, split: Split, variant: Ints | None, count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
         batch: Batch = {}
-        for name in ("names", *self.metadata):
-            source = METADATA.get(name, name)
-            if source == "dims":
+        for name, source, form in self._forms:
+            if form == "dims":
                 batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims]).repeat(count, axis=0))
-            elif source == "keys":
-                batch[name] = {field: self._key_tensor(field, split, variant, count) for field in self.fields}
-            elif source == "names" or source in self._parts[0].snapshot.samples.inputs:
+            elif form == "texts":
                 batch[name] = self._texts(source, split, count)
-            else:
-                values = np.empty((count, 2), dtype=np.int64)
-                for number, at, local in split:
-                    values[at] = self._numbers(source, number, local, variant[at])
-                batch[name] = torch.from_numpy(values)
+            elif form == "keys":
+                keys = {field: self._over(split, self._keys, field, variant) for field in self.fields}
+                batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
+            else:  # of the samples, or of a field
+                found = self._over(split, partial(self._values_of, source), form, variant)
+                batch[name] = torch.from_numpy(found.astype(np.int64))
         return batch
 
-    def _key_tensor(self, field: str, split: Split, variant: Ints, count: int) -> torch.Tensor:
-        """(B, 32) item keys of a field."""
-        keys = np.empty((count, 32), dtype=np.uint8)
+    def _forms_of(self) -> list[tuple[str, str, str]]:
+        """Name in a batch, where it is from, and what it is: texts, keys, dims, or the field that has the column."""
+        snapshot, found = self._parts[0].snapshot, []
+        for name in ("names", *self.metadata):
+            source = METADATA.get(name, name)
+            if source in ("dims", "keys"):
+                form = source
+            elif source == "names" or source in snapshot.samples.inputs:
+                form = "texts"
+            elif source in snapshot.samples.columns:
+                form = ""
+            else:
+                form = next(field for field in self.fields if source in snapshot.fields[field].columns)
+            found.append((name, source, form))
+        return found
+
+    def _over(
+        self, split: Split, get: Callable[[str, int, Ints], NDArray[Any]], field: str, variant: Ints | None
+    ) -> NDArray[Any]:
+        """(B, ...) values of all parts, in the order of the batch; of a field's items, or of samples."""
+        parts = []
         for number, at, local in split:
-            keys[at] = self._keys(field, number, self._items(field, number, local, variant[at]))
-        return torch.from_numpy(keys)
+            own = None if variant is None else variant[at]
+            rows = self._items(field, number, local, own) if field else self._joined[number].sample.take(local)
+            parts.append(get(field, number, rows))
+        if len(parts) == 1:
+            return parts[0]
+        found = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
+        for (_, at, _), part in zip(split, parts, strict=True):
+            found[at] = part
+        return found
+
+    def _values_of(self, source: str, field: str, number: int, rows: Ints) -> NDArray[Any]:
+        """(n, 2) of a column."""
+        column = self._column(number, field, source)
+        found: NDArray[Any] = column.take(rows, axis=0) if isinstance(column, np.ndarray) else column[rows]
+        return found
 
     def _texts(self, source: str, split: Split, count: int) -> list[str]:
         """Names, or texts of an input."""
@@ -457,16 +490,6 @@ class SampleReader:
                 found[place] = text
         return found
 
-    def _numbers(self, source: str, number: int, local: Ints, variant: Ints) -> Ints:
-        """(n, 2) of a column of the samples, or of the first field that has one of this name."""
-        snapshot = self._parts[number].snapshot
-        field, rows = "", np.asarray(self._joined[number].sample[local], dtype=np.int64)
-        if source not in snapshot.samples.columns:
-            field = next(name for name in self.fields if source in snapshot.fields[name].columns)
-            rows = self._items(field, number, local, variant).astype(np.int64)
-        found: Ints = self._column(number, field, source)[rows]
-        return found
-
     def _keys(self, field: str, number: int, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys; kept in memory if they are few."""
         found = self._parts[number].snapshot.fields[field]
@@ -474,7 +497,7 @@ class SampleReader:
             return found.row_keys(rows)
         if (number, f"{field}.key") not in self._columns:
             self._columns[number, f"{field}.key"] = found.row_keys()
-        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"][rows]
+        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"].take(rows, axis=0)
         return keys
 
     def _column(self, number: int, field: str, name: str) -> Any:

@@ -20,8 +20,8 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.identity.content import content_hash
 from latentcache.loader.cache import open_cache
-from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
@@ -103,7 +103,9 @@ def as_stored(values, dtype):
     return np.asarray(values).astype(dtype)
 
 
-def images(root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7, **more):
+def images(
+    root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7, **more
+):
     """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
 
     ``edges``: heights of a ragged field of the same images, None for an image that lacks it. Gives the folder.

@@ -65,7 +65,8 @@ def test_public_names_are_few_and_importing_is_lazy():
 
 def test_reading_needs_no_model_library(four):
     code = (
-        f"import sys; from latentcache import open_cache\nprint(len(list(open_cache({str(four)!r}).loader(batch_size=1))))\n"
+        "import sys; from latentcache import open_cache\n"
+        f"print(len(list(open_cache({str(four)!r}).loader(batch_size=1))))\n"
         "print([m for m in ('diffusers', 'transformers', 'latentcache.encoders', 'latentcache.pipeline', 'PIL')"
         " if m in sys.modules])"
     )
@@ -101,7 +102,7 @@ def test_of_source(tmp_path):
     assert (len(part), part.sources) == (20, {"a.jsonl": 10, "b.jsonl": 0, "c.jsonl": 10})
     rows = part.rows(pad=64)
     assert {rows.where(row).split(":")[0] for row in range(len(rows))} == {"a.jsonl", "c.jsonl"}
-    with pytest.raises(UsageError, match="no source 'd.jsonl'"):
+    with pytest.raises(UsageError, match="no source 'd"):
         cache.of_source("d.jsonl")
 
 
@@ -151,8 +152,11 @@ def test_combined_without_weights_serves_every_sample_once(four, many):
 
 
 def test_weights_are_exact_and_sources_are_known_by_name(tmp_path):
-    many, few = (open_cache(images(tmp_path / name, [(64, 64)] * count, seed=count, names=[f"{name}{n}" for n in range(count)]))
-                 for name, count in (("many", 17), ("few.latentcache", 4)))  # fmt: skip
+    caches = []
+    for name, count in (("many", 17), ("few.latentcache", 4)):
+        own = [f"{name}{number}" for number in range(count)]
+        caches.append(open_cache(images(tmp_path / name, [(64, 64)] * count, seed=count, names=own)))
+    many, few = caches
     mixed = combine([many, few], weights=[2, 1], samples=30)
     assert [(one.name, one.samples) for one in mixed.plan(batch_size=1).sources] == [("many", 20), ("few", 10)]
     loader = mixed.loader(batch_size=3)
@@ -167,7 +171,7 @@ def test_weights_are_exact_and_sources_are_known_by_name(tmp_path):
 
 def test_caches_that_do_not_belong_together_are_named(four, tmp_path):
     cache = open_cache(four)
-    with pytest.raises(UsageError, match="latents of .* were made differently") as caught:
+    with pytest.raises(UsageError, match="were made differently") as caught:
         combine([cache, open_cache(images(tmp_path / "other", FOUR, dtype="float32"))])
     assert "float32" in caught.value.why
     with pytest.raises(UsageError, match="has the fields latents, edge_map"):

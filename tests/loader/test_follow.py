@@ -1,4 +1,4 @@
-"""A cache that a streaming build is still filling: lengths are exact at once, and what comes is the finished cache."""
+"""A cache that a streaming build is still filling: lengths are exact at once, batches those of the finished cache."""
 
 import subprocess
 import sys

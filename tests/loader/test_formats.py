@@ -36,10 +36,14 @@ def test_flux_has_positions_of_patches(flux):
     assert batch["img_ids"][7].tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize(("name", "which", "why"), [
-    ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none'"), ("diffusers-sd", "flux", "16 channels, not 4"),
-    ("diffusers-sdxl", "flux", "16 channels, not 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "which", "why"),
+    [
+        ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none'"),
+        ("diffusers-sd", "flux", "16 channels, not 4"),
+        ("diffusers-sdxl", "flux", "16 channels, not 4"),
+    ],
+)
 def test_latents_of_another_model_are_refused(many, flux, name, which, why):
     with pytest.raises(UsageError, match="the latents are of another model") as caught:
         {"many": many, "flux": flux}[which].loader(batch_size=2, format=name)
@@ -57,8 +61,13 @@ def test_unknown_formats(many):
 def a_batch():
     position_ids = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
     ids = torch.arange(12).view(2, 6)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone(), "position_ids": position_ids,
-            "seq_idx": torch.ones(2, 6, dtype=torch.int32)}  # fmt: skip
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.clone(),
+        "position_ids": position_ids,
+        "seq_idx": torch.ones(2, 6, dtype=torch.int32),
+    }
 
 
 def test_rows_for_transformers_torchtitan_and_flash_attention():

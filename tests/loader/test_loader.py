@@ -27,8 +27,10 @@ WAYS = pytest.mark.parametrize("prefetch", [0, 2])
 def digests(batches):
     """Names and bytes of each batch, of samples or of rows."""
     first = lambda batch: batch["latents"] if "latents" in batch else batch["input_ids"]  # noqa: E731
-    return [(batch.get("names"), hashlib.blake2b(first(batch).contiguous().view(-1).numpy().tobytes()).hexdigest())
-            for batch in batches]  # fmt: skip
+    return [
+        (batch.get("names"), hashlib.blake2b(first(batch).contiguous().view(-1).numpy().tobytes()).hexdigest())
+        for batch in batches
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -235,8 +237,14 @@ def test_steps_are_those_of_transformers(many, batch_size, grad_accum, epochs):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
     loader = source.loader(batch_size=2, seed=3)
-    workers = DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None, num_workers=2, persistent_workers=True,
-                         multiprocessing_context=method)  # fmt: skip
+    workers = DataLoader(
+        loader.dataset,
+        sampler=loader.sampler,
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=method,
+    )
     assert len(workers) == len(loader)
     for epoch in (0, 5):
         loader.sampler.set_epoch(epoch)
@@ -252,8 +260,12 @@ def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
 
 def test_an_index_of_a_foreign_sampler_is_refused_with_the_fix(source):
     loader = source.loader(batch_size=2)
-    for ask in (lambda: loader[0], lambda: loader.dataset[0], lambda: list(DataLoader(loader, batch_size=None)),
-                lambda: list(DataLoader(loader.dataset, batch_size=4))):  # fmt: skip
+    for ask in (
+        lambda: loader[0],
+        lambda: loader.dataset[0],
+        lambda: list(DataLoader(loader, batch_size=None)),
+        lambda: list(DataLoader(loader.dataset, batch_size=4)),
+    ):
         with pytest.raises(UsageError, match="asked for by index") as caught:
             ask()
         assert "DataLoader(loader.dataset, sampler=loader.sampler, batch_size=None)" in caught.value.fix
@@ -397,10 +409,18 @@ def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
         cache.loader(batch_size=64, remainder="partial")
 
 
-@pytest.mark.parametrize("bad", [
-    {"batch_size": 0}, {"batch_size": 1, "seed": 1.5}, {"batch_size": 1, "prefetch": -1}, {"batch_size": 1, "format": "sd"},
-    {"batch_size": 1, "device": "nonsense"}, {"batch_size": 1, "on_error": "skip"}, {"batch_size": 1, "remainder": "mask"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"batch_size": 0},
+        {"batch_size": 1, "seed": 1.5},
+        {"batch_size": 1, "prefetch": -1},
+        {"batch_size": 1, "format": "sd"},
+        {"batch_size": 1, "device": "nonsense"},
+        {"batch_size": 1, "on_error": "skip"},
+        {"batch_size": 1, "remainder": "mask"},
+    ],
+)
 def test_options_that_are_not_allowed_are_named(source, bad):
     with pytest.raises(UsageError) as caught:
         source.loader(**bad)

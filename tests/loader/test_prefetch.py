@@ -321,7 +321,7 @@ def test_what_is_in_memory_is_not_announced_and_looked_at_seldom(monkeypatch):
     ahead = Readahead(lambda step: [(3, step * 100 + n, 1) for n in range(20)], 40, ahead=0)
     for step in range(40):
         ahead.before(step)
-    assert len(looks) == 4 * 8 + 4 * 4
+    assert len(looks) == 4 * 8 + 4
 
 
 def test_a_file_system_that_cannot_say_is_told_everything_in_a_first_iteration_alone(monkeypatch):

@@ -9,8 +9,14 @@ from made_caches import chats, documents, flip_byte, opened, texts
 from latentcache import combine
 from latentcache.errors import CorruptEntryError, PlanError, UsageError
 
-LAYOUTS = [{"pad": 24, "overflow": "split"}, {"pad": 24, "overflow": "split", "padding_side": "left"}, {"pack": 24, "overflow": "split"},
-           {"chunk": 24}, {"chunk": 24, "cross_document": False}, {"chunk": 24, "last_chunk": "drop"}]  # fmt: skip
+LAYOUTS = [
+    {"pad": 24, "overflow": "split"},
+    {"pad": 24, "overflow": "split", "padding_side": "left"},
+    {"pack": 24, "overflow": "split"},
+    {"chunk": 24},
+    {"chunk": 24, "cross_document": False},
+    {"chunk": 24, "last_chunk": "drop"},
+]
 
 
 def expected_row(view, row, width, ids, spans=None):
@@ -28,9 +34,13 @@ def expected_row(view, row, width, ids, spans=None):
             out["position_ids"].append(token - start)
             out["seq_idx"].append(number + 1)
     count = len(out["input_ids"])
-    padding = {"input_ids": [view.pad_id] * (width - count), "labels": [-100] * (width - count),
-               "position_ids": list(range(width - count)), "seq_idx": [0] * (width - count),
-               "attention_mask": [0] * (width - count)}  # fmt: skip
+    padding = {
+        "input_ids": [view.pad_id] * (width - count),
+        "labels": [-100] * (width - count),
+        "position_ids": list(range(width - count)),
+        "seq_idx": [0] * (width - count),
+        "attention_mask": [0] * (width - count),
+    }
     out["attention_mask"] = [1] * count
     left = view.padding_side == "left"
     rows = {name: padding[name] + out[name] if left else out[name] + padding[name] for name in out}
@@ -123,13 +133,23 @@ def test_padding_rows_have_no_labels_and_numbers_do_not_count_them(fifty):
         list(view.loader(batch_size=1, rank=0, world_size=8, remainder="pad"))
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({}, "needs one of pack, pad and chunk"), ({"pack": 8, "pad": 8}, "pack=8, pad=8"), ({"pack": 1}, "pack=1"), ({"pack": 2.5}, "pack=2.5"),
-    ({"pad": 8, "padding_side": "top"}, "padding_side='top'"), ({"pack": 8, "lengths": [4, 8]}, "lengths: not with pack="),
-    ({"chunk": 8, "overflow": "drop"}, "overflow: not with chunk="), ({"pad": 8, "last_chunk": "drop"}, "last_chunk: not with pad="),
-    ({"pad": 8, "overflow": "skip"}, "overflow='skip'"), ({"pad": 8, "no_loss": "keep"}, "no_loss='keep'"),
-    ({"pad": 8, "field": "ids"}, "field='ids'"), ({"pad": 64, "lengths": [32]}, "lengths="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "needs one of pack, pad and chunk"),
+        ({"pack": 8, "pad": 8}, "pack=8, pad=8"),
+        ({"pack": 1}, "pack=1"),
+        ({"pack": 2.5}, "pack=2.5"),
+        ({"pad": 8, "padding_side": "top"}, "padding_side='top'"),
+        ({"pack": 8, "lengths": [4, 8]}, "lengths: not with pack="),
+        ({"chunk": 8, "overflow": "drop"}, "overflow: not with chunk="),
+        ({"pad": 8, "last_chunk": "drop"}, "last_chunk: not with pad="),
+        ({"pad": 8, "overflow": "skip"}, "overflow='skip'"),
+        ({"pad": 8, "no_loss": "keep"}, "no_loss='keep'"),
+        ({"pad": 8, "field": "ids"}, "field='ids'"),
+        ({"pad": 64, "lengths": [32]}, "lengths="),
+    ],
+)
 def test_options_that_are_not_allowed(fifty, given, said):
     with pytest.raises(UsageError, match=said) as caught:
         fifty[1].rows(**given)

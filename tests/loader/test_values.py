@@ -1,6 +1,7 @@
 """Scale and shift, posterior draws, types and flips, against their formulas."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from latentcache.loader.values import Affine, flipped, posterior
 
 KEYS = np.arange(96, dtype=np.uint8).reshape(3, 32)
 KINDS = [
-    {"kind": "none"}, {"kind": "scale-shift", "scale": 0.18215}, {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159},
+    {"kind": "none"},
+    {"kind": "scale-shift", "scale": 0.18215},
+    {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159},
     {"kind": "mean-std", "scale": 2.0, "mean": (0.1, -0.2, 0.3, 0.4), "std": (1.0, 2.0, 0.5, 3.0)},
     {"kind": "batch-norm", "patch": 2, "mean": tuple(np.linspace(-1, 1, 16)), "std": tuple(np.linspace(0.5, 2, 16))},
-]  # fmt: skip
+]
 
 
 def reference(z, spec):
@@ -50,8 +53,10 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 300))
 def test_pieces_and_the_whole_agree(batch, channels, side):
     z = torch.randn((batch, channels, side, 64 * (side < 40) + 1))
-    for spec in ({"kind": "scale-shift", "scale": 0.7, "shift": 0.1},
-                 {"kind": "mean-std", "mean": [0.1] * channels, "std": [2.0] * channels}):  # fmt: skip
+    for spec in (
+        {"kind": "scale-shift", "scale": 0.7, "shift": 0.1},
+        {"kind": "mean-std", "mean": [0.1] * channels, "std": [2.0] * channels},
+    ):
         assert torch.equal(Affine.of(spec).apply(z, torch.empty(z.numel())), reference(z, spec))
 
 
@@ -66,14 +71,15 @@ def test_reader_threads_start_no_team():
         torch.set_num_threads(2)
 
     def count():
-        import os
-
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
 
     def work():
         before.append(count())
-        for spec in ({"kind": "scale-shift", "scale": 0.5}, {"kind": "mean-std", "mean": [0.0] * 16, "std": [1.0] * 16},
-                     {"kind": "batch-norm", "patch": 2, "mean": [0.0] * 64, "std": [1.0] * 64}):  # fmt: skip
+        for spec in (
+            {"kind": "scale-shift", "scale": 0.5},
+            {"kind": "mean-std", "mean": [0.0] * 16, "std": [1.0] * 16},
+            {"kind": "batch-norm", "patch": 2, "mean": [0.0] * 64, "std": [1.0] * 64},
+        ):
             Affine.of(spec).apply(z, torch.empty(z.numel()))
         posterior(z, KEYS[:2], torch.empty(2, 8, 256, 256), "sample", (0, 0))
         after.append(count())
@@ -169,9 +175,16 @@ def test_flips_are_drawn_by_content_alone():
     assert (turns == turns[0]).all()
 
 
-@pytest.mark.parametrize(("given", "slug"), [({"flip": True}, "no-flips"), ({"latents": "sample"}, "no-moments"),
-                                            ({"latents": "mean"}, "usage"), ({"dtype": "float32"}, "usage"),
-                                            ({"dtype": torch.int32}, "usage")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "slug"),
+    [
+        ({"flip": True}, "no-flips"),
+        ({"latents": "sample"}, "no-moments"),
+        ({"latents": "mean"}, "usage"),
+        ({"dtype": "float32"}, "usage"),
+        ({"dtype": torch.int32}, "usage"),
+    ],
+)
 def test_what_is_not_stored_is_refused(many, given, slug):
     with pytest.raises(UsageError) as caught:
         many.read(**given)

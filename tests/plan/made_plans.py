@@ -14,8 +14,12 @@ epochs = st.integers(0, 10**9)
 
 
 def plans(*policies, most=6):
-    return st.builds(BatchPlan, batch_size=st.integers(1, most), world_size=st.integers(1, 5),
-                     remainder=st.sampled_from(policies or POLICIES))  # fmt: skip
+    return st.builds(
+        BatchPlan,
+        batch_size=st.integers(1, most),
+        world_size=st.integers(1, 5),
+        remainder=st.sampled_from(policies or POLICIES),
+    )
 
 
 def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
@@ -25,8 +29,14 @@ def index_of(bucket, *, mixture=None, lengths=None, allowed=None):
         buckets = tuple(
             Bucket(label=f"64x{64 + 8 * number}") for number in range(max(int(bucket.max(initial=-1)) + 1, 5))
         )
-    return SampleIndex(bucket=np.asarray(bucket, np.int32), buckets=buckets, identify=lambda: "these", mixture=mixture,
-                       lengths=lengths, names_of=lambda rows: [f"s{row}" for row in rows.tolist()])  # fmt: skip
+    return SampleIndex(
+        bucket=np.asarray(bucket, np.int32),
+        buckets=buckets,
+        identify=lambda: "these",
+        mixture=mixture,
+        lengths=lengths,
+        names_of=lambda rows: [f"s{row}" for row in rows.tolist()],
+    )
 
 
 def laid_out(index, batches, seed=0, epoch=0):

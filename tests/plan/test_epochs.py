@@ -91,11 +91,14 @@ def test_the_order_is_pinned(policy, seed, epoch):
     assert plan.rows.tolist() == GOLDEN[policy, seed, epoch]
 
 
-@pytest.mark.parametrize(("seed", "epoch", "first"), [
-    (42, 7, [40966, 90295, 65896, 90620, 55910, 55459]),
-    (2**63 + 5, 2**40, [95624, 52468, 32475, 40751, 91507, 39524]),
-    (-1, 0, [76745, 75226, 68673, 76410, 18354, 91407]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seed", "epoch", "first"),
+    [
+        (42, 7, [40966, 90295, 65896, 90620, 55910, 55459]),
+        (2**63 + 5, 2**40, [95624, 52468, 32475, 40751, 91507, 39524]),
+        (-1, 0, [76745, 75226, 68673, 76410, 18354, 91407]),
+    ],
+)
 def test_the_order_of_a_hundred_thousand_is_pinned(seed, epoch, first):
     _, plan = laid_out(index_of(np.zeros(100_000, np.int32)), BatchPlan(batch_size=8), seed, epoch)
     assert plan.rows[:6].tolist() == first
@@ -109,8 +112,11 @@ def test_an_order_looks_like_chance_and_buckets_are_mixed():
     assert 0.49 < (plan.rows[1:] > plan.rows[:-1]).mean() < 0.51
     _, plan = laid_out(index_of(np.repeat([0, 1], [4000, 4000])), BatchPlan(batch_size=8))
     assert 0.4 < (plan.bucket[1:] != plan.bucket[:-1]).mean() < 0.6
-    orders = {laid_out(index_of(np.zeros(99, np.int32)), BatchPlan(batch_size=8), seed, epoch)[1].rows.tobytes()
-              for seed in range(4) for epoch in range(4)}  # fmt: skip
+    orders = {
+        laid_out(index_of(np.zeros(99, np.int32)), BatchPlan(batch_size=8), seed, epoch)[1].rows.tobytes()
+        for seed in range(4)
+        for epoch in range(4)
+    }
     assert len(orders) == 16
 
 
@@ -180,11 +186,17 @@ def test_names_of_samples_that_are_repeated_or_left_out():
     assert "s3" in plan_report(index_of(column), BatchPlan(batch_size=2)).repeated_names
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    ({"batch_size": 0}, "batch_size=0"), ({"batch_size": 2.0}, "batch_size=2.0"), ({"batch_size": True}, "batch_size=True"),
-    ({"batch_size": 1, "world_size": 0}, "world_size=0"), ({"batch_size": 1 << 25}, "in one step"),
-    ({"batch_size": 1, "remainder": "skip"}, "remainder='skip': must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 2.0}, "batch_size=2.0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"batch_size": 1, "world_size": 0}, "world_size=0"),
+        ({"batch_size": 1 << 25}, "in one step"),
+        ({"batch_size": 1, "remainder": "skip"}, "remainder='skip': must be"),
+    ],
+)
 def test_settings_that_are_not_allowed(given, said):
     with pytest.raises(UsageError, match=said) as caught:
         BatchPlan(**given)
@@ -208,12 +220,19 @@ def test_a_million_samples_in_skewed_buckets(policy):
     assert (bucket[plan.rows] == np.repeat(plan.bucket, lengths)).all()
     times = np.bincount(plan.rows, minlength=len(bucket))
     assert (report.samples_used + report.samples_repeated, report.samples_dropped) == (
-        len(plan.rows), int((times == 0).sum())
-    )  # fmt: skip
+        len(plan.rows),
+        int((times == 0).sum()),
+    )
 
 
-@pytest.mark.parametrize(("rows", "given", "steps"), [(50, {"batch_size": 4}, 13), (50, {"batch_size": 4, "drop_last": True}, 12),
-                                                     (50, {"batch_size": 4, "world_size": 2, "grad_accum": 3}, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "given", "steps"),
+    [
+        (50, {"batch_size": 4}, 13),
+        (50, {"batch_size": 4, "drop_last": True}, 12),
+        (50, {"batch_size": 4, "world_size": 2, "grad_accum": 3}, 3),
+    ],
+)
 def test_steps_of_a_trainer_that_shuffles_itself(rows, given, steps):
     assert trainer_steps(rows, 1, **given) == steps
     assert trainer_steps(rows, 2.5, **given) == -(-5 * steps // 2)

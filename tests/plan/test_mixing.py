@@ -64,16 +64,32 @@ def test_a_float_counts_as_it_is_written():
     assert mixture([3, 1], [3, 1]).as_json() == [["0", 3, 3], ["1", 1, 1]]
 
 
-@pytest.mark.parametrize(("entries", "weights", "more", "said"), [
-    *(([5, 5], [1, bad], {}, "is not above 0") for bad in (0, -1, "half", float("nan"), "1/0")),
-    ([5, 5], [1], {}, "1 values for 2 sources"),
-    ([5, 0], [1, 1], {"names": ["dogs", "cats"]}, "cats has no entries"),
-    ([5, 5], [100, 1], {"samples": 10, "names": ["dogs", "cats"]}, "samples=10: an epoch would serve no sample of cats"),
-    ([10**6, 10**6], [1, 10**-6], {}, "an epoch would have"), ([5], [1], {"samples": 3 * 10**9}, "3000000000 samples"),
-    ([5, 5], [1, 1], {"names": ["cats", "cats"]}, "the name 'cats'"), ([5, 5], [1, 1], {"names": "ab"}, "must be a list"),
-    ([5, 5], 3, {}, "weights=3: must be a list"), ([10, 2], [1, 1], {"max_repeat": 0.5}, "max_repeat=0.5"),
-    ([10, 2], [1, 1], {"max_repeat": [1, 4], "names": ["many", "few"]}, "max_repeat=4: an epoch would repeat few 5 times"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("entries", "weights", "more", "said"),
+    [
+        *(([5, 5], [1, bad], {}, "is not above 0") for bad in (0, -1, "half", float("nan"), "1/0")),
+        ([5, 5], [1], {}, "1 values for 2 sources"),
+        ([5, 0], [1, 1], {"names": ["dogs", "cats"]}, "cats has no entries"),
+        (
+            [5, 5],
+            [100, 1],
+            {"samples": 10, "names": ["dogs", "cats"]},
+            "samples=10: an epoch would serve no sample of cats",
+        ),
+        ([10**6, 10**6], [1, 10**-6], {}, "an epoch would have"),
+        ([5], [1], {"samples": 3 * 10**9}, "3000000000 samples"),
+        ([5, 5], [1, 1], {"names": ["cats", "cats"]}, "the name 'cats'"),
+        ([5, 5], [1, 1], {"names": "ab"}, "must be a list"),
+        ([5, 5], 3, {}, "weights=3: must be a list"),
+        ([10, 2], [1, 1], {"max_repeat": 0.5}, "max_repeat=0.5"),
+        (
+            [10, 2],
+            [1, 1],
+            {"max_repeat": [1, 4], "names": ["many", "few"]},
+            "max_repeat=4: an epoch would repeat few 5 times",
+        ),
+    ],
+)
 def test_what_is_not_allowed_is_refused_by_name(entries, weights, more, said):
     with pytest.raises(UsageError, match=said) as caught:
         mixture(entries, weights, **more)
@@ -195,8 +211,12 @@ def test_another_source_changes_no_occurrence_and_no_order_of_the_others(some, s
 @given(st.lists(st.integers(1, 32), min_size=4, max_size=60), plans("repeat"), st.integers(2, 90), st.integers(0, 5))
 def test_occurrences_at_several_lengths_fill_the_steps_of_one_length(lengths, batches, samples, epoch):
     tokens = np.array(lengths)
-    index = index_of(np.zeros(len(tokens)), lengths=tokens, allowed=(4, 8, 16, 32),
-                     mixture=mixture([3, len(tokens) - 3], [1, 2], samples=samples))  # fmt: skip
+    index = index_of(
+        np.zeros(len(tokens)),
+        lengths=tokens,
+        allowed=(4, 8, 16, 32),
+        mixture=mixture([3, len(tokens) - 3], [1, 2], samples=samples),
+    )
     report, plan = laid_out(index, batches, 7, epoch)
     assert len(plan) == report.steps == -(-samples // batches.global_batch_size)
 

@@ -1,4 +1,4 @@
-"""Resume: the rest of an epoch exactly, also with other sizes; a state saved anywhere is refused elsewhere by name."""
+"""Resume: the rest of an epoch exactly, also with other sizes; a state of something else is refused by name."""
 
 import json
 from collections import Counter
@@ -132,10 +132,17 @@ def test_a_resumed_epoch_with_weights_is_the_rest_of_it(batches, epoch, data):
             assert both[row] >= times
 
 
-@pytest.mark.parametrize("change", [
-    *({"epoch": epoch} for epoch in ("x", -3, 1.7)), {"seed": None},
-    *({"legs": legs} for legs in (3, [], [[1, 2]], [[0, 1, 1]], [[1, 1, -1]], [[1, 1, 0.5]], [[1 << 20, 1 << 20, 1]])),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"epoch": epoch} for epoch in ("x", -3, 1.7)),
+        {"seed": None},
+        *(
+            {"legs": legs}
+            for legs in (3, [], [[1, 2]], [[0, 1, 1]], [[1, 1, -1]], [[1, 1, 0.5]], [[1 << 20, 1 << 20, 1]])
+        ),
+    ],
+)
 def test_a_position_that_cannot_be_read_is_refused(change):
     good = {"version": 1, "seed": 0, "epoch": 0, "remainder": "repeat", "legs": [[1, 1, 1]]}
     assert Cursor.from_json(good).legs[0].steps == 1
@@ -199,10 +206,15 @@ def test_samples_seen_are_what_was_delivered_and_survive_a_resume(monkeypatch):
     assert again.samples_seen() == seen
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"plan_id": "others"}, "belongs to another cache"), ({"remainder": "drop"}, "another remainder="),
-    ({"sources": [["x", 1, 1]]}, "other weights"), ({"legs": [[2, 1, 9]]}, "counts more batches"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"plan_id": "others"}, "belongs to another cache"),
+        ({"remainder": "drop"}, "another remainder="),
+        ({"sources": [["x", 1, 1]]}, "other weights"),
+        ({"legs": [[2, 1, 9]]}, "counts more batches"),
+    ],
+)
 def test_a_state_of_something_else_is_refused_by_name(change, said):
     place = position()
     with pytest.raises(PlanError, match=said) as caught:

@@ -10,7 +10,6 @@ from small_cache import of_three_sizes
 
 from latentcache import open_cache
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:bucket .* is filled up with")
 
 

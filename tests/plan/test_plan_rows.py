@@ -17,12 +17,15 @@ ALLOWED = (4, 8, 16, 32)
 tokens_made = st.lists(st.integers(1, 32), max_size=60).map(lambda some: np.array(some, dtype=np.int64))
 
 
-@pytest.mark.parametrize(("overflow", "expected", "left"), [
-    ("drop", [(0, 0, 5)], {"too_long": ([1, 2], 21)}),
-    ("truncate_right", [(0, 0, 5), (1, 0, 8), (2, 0, 8)], {"truncated": ([1, 2], 5)}),
-    ("truncate_left", [(0, 0, 5), (1, 1, 8), (2, 4, 8)], {"truncated": ([1, 2], 5)}),
-    ("split", [(0, 0, 5), (1, 0, 7), (1, 7, 2), (2, 0, 8)], {"no_loss": ([2], 4)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overflow", "expected", "left"),
+    [
+        ("drop", [(0, 0, 5)], {"too_long": ([1, 2], 21)}),
+        ("truncate_right", [(0, 0, 5), (1, 0, 8), (2, 0, 8)], {"truncated": ([1, 2], 5)}),
+        ("truncate_left", [(0, 0, 5), (1, 1, 8), (2, 4, 8)], {"truncated": ([1, 2], 5)}),
+        ("split", [(0, 0, 5), (1, 0, 7), (1, 7, 2), (2, 0, 8)], {"no_loss": ([2], 4)}),
+    ],
+)
 def test_the_policies_for_long_documents(overflow, expected, left):
     plan = padded_rows(corpus_of(THREE), 8, overflow=overflow)
     assert [piece for row in rows_of(plan) for piece in row] == expected
@@ -58,8 +61,11 @@ def test_documents_without_loss_are_left_out_or_refused():
 def views(corpus, length, overflow):
     yield padded_rows(corpus, length, overflow=overflow)
     yield packed_rows(corpus, length, overflow=overflow)
-    yield from (concat_and_chunk(corpus, length, keep_last=keep, cross_document=cross)
-                for keep in (True, False) for cross in (True, False))  # fmt: skip
+    yield from (
+        concat_and_chunk(corpus, length, keep_last=keep, cross_document=cross)
+        for keep in (True, False)
+        for cross in (True, False)
+    )
 
 
 @given(documents(), st.integers(2, 9), st.sampled_from(["drop", "truncate_right", "truncate_left", "split"]))
@@ -75,8 +81,11 @@ def test_every_token_is_in_one_row_or_counted_and_labels_are_those_of_the_spans(
         spans = loss_spans(corpus, plan)
         begin = 0
         for row, end in zip(rows, spans.ends.tolist(), strict=True):
-            found = {c for first, last in zip(spans.first[begin:end].tolist(), spans.last[begin:end].tolist(), strict=True)
-                     for c in range(first, last)}  # fmt: skip
+            found = {
+                c
+                for first, last in zip(spans.first[begin:end].tolist(), spans.last[begin:end].tolist(), strict=True)
+                for c in range(first, last)
+            }
             assert found == learned_columns(made, row, cross_document=plan.cross_document)
             assert found  # a row without a learned token would have a loss of nan
             begin = end

@@ -31,7 +31,7 @@ def test_one_without_the_other_is_an_error(given):
 
 @pytest.mark.parametrize("given", [(2, 2), (-1, 2), (0, 0), (0.5, 2)])
 def test_numbers_that_are_not_allowed(given):
-    with pytest.raises(UsageError, match="rank=|world_size="):
+    with pytest.raises(UsageError, match=r"rank=|world_size="):
         find_ranks(*given)
 
 
