@@ -16,7 +16,7 @@ from made_tokenizers import byte_level, save
 from small_cache import damage_payload
 from test_worker_processes import is_running, workers_of
 
-from latentcache.errors import DeviceMemoryError
+from latentcache.errors import CacheNotFoundError, DeviceMemoryError
 from latentcache.fields import registry
 from latentcache.fields.protocol import Finished
 from latentcache.fields.registry import field_kind, load
@@ -176,6 +176,17 @@ def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
     assert not announced.exists()
 
 
+def test_a_build_that_ends_while_it_is_waited_for_is_opened(kind, tmp_path, monkeypatch):
+    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
+
+    def nothing_seen(path, timeout_s):
+        assert kind.build(data, cache).code == 0
+        raise CacheNotFoundError("no streaming build")
+
+    monkeypatch.setattr("latentcache.loader.cache.open_pending", nothing_seen)
+    assert len(kind.opened(cache, follow=True, timeout_s=60)) == 4
+
+
 def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     first = kind.start(data, cache, delay_ms=60_000)
@@ -233,7 +244,9 @@ def test_encoding_again_finds_no_drift_and_finds_drift(kind, few, monkeypatch):
     def other(batch, encode):
         made = encode(batch)
         jobs = isinstance(made, list)
-        wrong = [dataclasses.replace(one, array=np.zeros_like(one.array)) for one in (made if jobs else made.result())]
+        wrong = [
+            dataclasses.replace(one, array=np.zeros_like(one.array)) for one in (made if jobs else made.result())
+        ]
         return wrong if jobs else Finished(wrong)
 
     change_encoder(kind, monkeypatch, other)
