@@ -578,7 +578,9 @@ def _pending(root: Path, timeout_s: float) -> Snapshot | None:
             return None
         left = deadline - time.monotonic()
         try:
-            return open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
+            snapshot = open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
+            snapshot.pending.timeout_s = timeout_s
+            return snapshot
         except CacheNotFoundError as error:  # a build may have ended since
             if left <= 0:
                 error.why = f"none began within {timeout_s:g} s"

@@ -181,10 +181,11 @@ class Pending:
 
     Args:
         snapshot: From :func:`open_pending`.
+        timeout_s: How long a reader waits for an item.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._paths = snapshot, snapshot.paths
+    def __init__(self, snapshot: Snapshot, timeout_s: float = 600.0) -> None:
+        self._snapshot, self._paths, self.timeout_s = snapshot, snapshot.paths, timeout_s
         self.shards: list[str] = []
         """Names that places point into."""
         self.places = {name: _Places(np.asarray(rows.key)) for name, rows in snapshot.fields.items()}
@@ -214,13 +215,13 @@ class Pending:
         Args:
             field: Its name.
             rows: (n,) its rows.
-            timeout_s: How long to wait; by default ten minutes.
+            timeout_s: How long to wait; by default as long as this object says.
 
         Raises:
             MissingEntryError: A row was rejected.
             NotYetEncodedError: A row did not come in time, or the build has ended without it.
         """
-        deadline, ended = time.monotonic() + (600.0 if timeout_s is None else timeout_s), False
+        deadline, ended = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s), False
         while not self.available(field, rows).all():
             failed = rows[self.failed(field, rows) & ~self.available(field, rows)]
             if len(failed):
@@ -242,10 +243,10 @@ class Pending:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"snapshot": self._snapshot}
+        return {"snapshot": self._snapshot, "timeout_s": self.timeout_s}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["snapshot"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     def _poll_shards(self) -> bool:
         new = [folder for folder in self._paths.sealed_shards() if folder.name not in self.shards]

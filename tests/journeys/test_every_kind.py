@@ -16,7 +16,7 @@ from made_tokenizers import byte_level, save
 from small_cache import damage_payload
 from test_worker_processes import is_running, workers_of
 
-from latentcache.errors import CacheNotFoundError, DeviceMemoryError
+from latentcache.errors import CacheNotFoundError, DeviceMemoryError, NotYetEncodedError
 from latentcache.fields import registry
 from latentcache.fields.protocol import Finished
 from latentcache.fields.registry import field_kind, load
@@ -174,6 +174,18 @@ def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
     width = first[kind.field].shape[1]  # a ragged field is padded to the longest item that is known
     assert np.array_equal(first[kind.field], expected[kind.field][:, :width])
     assert not announced.exists()
+
+
+def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tmp_path):
+    data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
+    process = kind.start(data, cache, "--stream", delay_ms=60_000)
+    wait_for((CachePaths(cache).pending / "manifest.json").exists, process, timeout=60)
+    batches, started = iter(kind.opened(cache, follow=True, timeout_s=0.5).loader(batch_size=2)), time.monotonic()
+    with pytest.raises(NotYetEncodedError):
+        next(batches)
+    assert time.monotonic() - started < 10
+    process.kill()
+    finished(process)
 
 
 def test_a_build_that_ends_while_it_is_waited_for_is_opened(kind, tmp_path, monkeypatch):
