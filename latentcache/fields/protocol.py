@@ -119,7 +119,8 @@ class FieldPlan:
     notes: tuple[Rejected, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Output:
     """One item that is to be made from a sample."""
 
@@ -133,7 +134,8 @@ class Output:
     """Its ``Prepared.same`` as stored, if the item is made again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Job:
     """One distinct input and everything that is to be made from it. Travels to workers as JSON."""
 
@@ -165,7 +167,8 @@ class Failure:
     stat: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Prepared:
     """One item that is ready for the encoder."""
 
@@ -194,7 +197,8 @@ class Read:
     items: Sequence[Prepared] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Made:
     """One encoded item."""
 
@@ -246,6 +250,14 @@ class Producer:
     def encode(self, batch: Sequence[Prepared]) -> Pending:
         """Begin to encode items of one group. Called from one thread."""
         raise TypeError(f"{type(self).__name__} lacks encode")
+
+    def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
+        """The only items of jobs of known content, for a kind with :attr:`FieldKind.makes_jobs`.
+
+        Called from the thread that encodes. After a MemoryError or UnusableSampleError the jobs are prepared and
+        encoded one by one.
+        """
+        raise TypeError(f"{type(self).__name__} lacks make")
 
     def host_bytes(self, job: Job) -> int:
         """Host memory that :meth:`prepare` takes for one job at its peak; 0: ``WorkSize.cost_bytes`` decides."""
@@ -415,6 +427,8 @@ class FieldKind:
     ragged_columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
     """The same for columns with several values per row (loss spans), stored as (ends, values)."""
     work: WorkSize = WorkSize()
+    makes_jobs: bool = False
+    """True if :meth:`Producer.make` takes many small jobs at once, which saves most of the work on each."""
     reasons: Mapping[str, str] = {}
     """Reasons of failures that the engine finds: ``memory``, ``prepare`` and ``encode`` (a worker died there)."""
     encoder: str = "encoder"

@@ -40,6 +40,7 @@ from latentcache.pipeline.report import (
 from latentcache.pipeline.run import ReadColumns, RunResult, Task, run_jobs, worker_count
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
@@ -431,7 +432,7 @@ def build_cache(
         WorkerError: Worker processes keep dying, and no input causes it.
         InterruptedBuildError: SIGINT or SIGTERM; acknowledged work is committed.
     """
-    with StopSignal(on_second_signal) as stop:
+    with few_collections(), StopSignal(on_second_signal) as stop:
         paths = CachePaths(settings.cache)
         return _Build(settings=settings, observer=observer or Silent(), stop=stop, paths=paths).run()
 

@@ -7,8 +7,9 @@ exists per input that is to be read, and only while it is handed to a worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.protocol import Described, FieldKind, FieldPlan, Job, Output
 from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
 
@@ -98,25 +100,42 @@ class FieldWork:
         inputs = listing.job_inputs(rows, self.kind.inputs)
         for first in range(0, len(rows), _JOBS):
             chosen = rows[first : first + _JOBS]
-            names = samples.names.take(chosen)
+            own = slice(starts[first], ends[first + len(chosen) - 1])
             contents = np.asarray(content[chosen])
-            facts = {name: np.asarray(column[chosen]).tolist() for name, column in samples.columns.items()}
-            ties = tie[chosen].tolist() if tie is not None else [0] * len(chosen)
-            for n, row in enumerate(chosen.tolist()):
-                own = slice(starts[first + n], ends[first + n])
+            read: NDArray[np.bool_] = np.asarray(contents.any(axis=1))
+            packed = contents.tobytes()
+            hashes = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]
+            ties = np.where(read, 0, tie[chosen] if tie is not None else 0).tolist()
+            columns = [np.asarray(column[chosen]).tolist() for column in samples.columns.values()]
+            facts: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat((), len(chosen))
+            sums = np.add.reduceat(self.costs[own], starts[first : first + _JOBS] - own.start)
+            outputs = self._outputs(self.todo[own])
+            for row, name, known, known_hash, values, count, cost, one in zip(
+                chosen.tolist(),
+                samples.names.take(chosen),
+                read.tolist(),
+                hashes,
+                facts,
+                (ends - starts)[first : first + _JOBS].tolist(),
+                np.maximum(sums, 1).tolist(),
+                ties,
+                strict=True,
+            ):
                 yield Job(
                     sample=row,
-                    name=names[n],
+                    name=name,
                     inputs=next(inputs)[1],
-                    content=contents[n].tobytes() if contents[n].any() else b"",
-                    facts={name: values[n] for name, values in facts.items()},
-                    outputs=tuple(map(self._output, self.todo[own].tolist())),
-                    cost=max(int(self.costs[own].sum()), 1),
-                    tie=0 if contents[n].any() else ties[n],
+                    content=known_hash if known else b"",
+                    facts=dict(zip(samples.columns, values, strict=True)),
+                    outputs=tuple(islice(outputs, count)),
+                    cost=cost,
+                    tie=one,
                 )
 
-    def _output(self, item: int) -> Output:
-        return Output(item=item, group=int(self.plan.group[item]), variant=int(self.plan.variant[item]))
+    def _outputs(self, items: NDArray[np.intp]) -> Iterator[Output]:
+        columns = items, self.plan.group[items], self.plan.variant[items]
+        for item, group, variant in zip(*(column.tolist() for column in columns), strict=True):
+            yield Output(item=item, group=group, variant=variant)
 
 
 def field_work(

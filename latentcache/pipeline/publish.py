@@ -52,7 +52,7 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
     plan, place = outcome.work.plan, outcome.place
     outcome.rejected = dict(outcome.work.rejected)
-    lacking = np.unique(plan.sample[place < 0])
+    lacking = np.flatnonzero(np.bincount(plan.sample[place < 0]))
     if not len(lacking):
         return np.arange(len(place))
     failed = dict(outcome.result.failed) if outcome.result else {}

@@ -150,7 +150,8 @@ class RunResult:
     workers: int
     """0: a thread of the build."""
     waits: Mapping[str, float]
-    """Seconds, summed over workers: ``prepare``, ``encode``, ``write`` (the loop waited for them) and ``span``."""
+    """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
+    and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
     written_bytes: int
     noise: Mapping[str, Any]
 
@@ -281,22 +282,21 @@ class _Crew:
 
     def units(self, jobs: Iterable[Job]) -> Iterator[WorkUnit]:
         """Jobs as units; a job for which there is not enough memory fails without being read."""
-        limit = max(self._limit, self.kind.work.unit_cost * self.kind.work.cost_bytes)
+        limit = max(self._limit // self.kind.work.cost_bytes, self.kind.work.unit_cost)
         most = self.kind.work.unit_jobs
         if self.kind.packing == "entry":
             most = min(most, max(-(-self._total // (_UNITS * _SMALLEST)) * _SMALLEST, _SMALLEST))
 
         def fitting() -> Iterator[tuple[int, Job]]:
             for number, job in enumerate(jobs):
-                if self._needed(job) > limit:
+                if job.cost > limit:
                     self.failed(number, job, self._too_large(job))
                 else:
                     yield number, job
 
-        for unit in cut(
-            fitting(), self.kind.work, most, lambda job: self._bounded and self._needed(job) > self._share
-        ):
-            needed = max(self._needed(job) for job in unit.values())
+        most_cost = self._share // self.kind.work.cost_bytes if self._bounded else None
+        for unit in cut(fitting(), self.kind.work, most, most_cost):
+            needed = max(job.cost for job in unit.values()) * self.kind.work.cost_bytes
             yield WorkUnit(jobs=unit, num_bytes=needed, large=self._bounded and needed > self._share)
 
     @property
@@ -365,7 +365,7 @@ class _Crew:
             if one.exists() and not one.name.endswith(OPEN_SUFFIX):
                 found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
         new = [key for key in found if key not in known]
-        self._take_keys(new)
+        self._take_keys(b"".join(new))
         self.progress.encoded += len(new)
         return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
 
@@ -378,7 +378,7 @@ class _Crew:
     def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
         """As in ``Crew``."""
         body = message.body
-        self._take_keys([body[at : at + KEY_BYTES] for at in range(0, len(body), KEY_BYTES)])
+        self._take_keys(body)
         if shard in self._reported and body:
             self._reported[shard].append(body)
         progress, counts = self.progress, message["counts"]
@@ -393,8 +393,9 @@ class _Crew:
             self._rows.append(
                 (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
             )
-        progress.done += len(rows)
-        progress.cost_done += sum(settled[row[0]].cost for row in rows)
+        done = [settled[number] for number in (*message["done"], *(row[0] for row in rows)) if number in settled]
+        progress.done += len(done)
+        progress.cost_done += sum(job.cost for job in done)
         for number, failure in message["failed"]:
             if number in settled:
                 self.failed(number, settled[number], from_json(Failure, failure))
@@ -421,11 +422,11 @@ class _Crew:
         if message.head.get("noise"):
             self._noise = join_noise(self._noise, message["noise"])
 
-    def _take_keys(self, keys: Sequence[bytes]) -> None:
+    def _take_keys(self, keys: bytes) -> None:
         if keys:
-            self._keys.append(b"".join(keys))
+            self._keys.append(keys)
             if self._events is not None:
-                self._events.commit(keys)
+                self._events.commit([keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)])
 
     # -- the result
 
@@ -442,7 +443,7 @@ class _Crew:
             interrupted=interrupted,
             restarts=self.progress.restarts,
             workers=self.workers,
-            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "span")},
+            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
             written_bytes=self.progress.written_bytes,
             noise=self._noise,
         )
@@ -472,19 +473,20 @@ def _distinct(keys: bytes) -> NDArray[np.uint8]:
 
 
 def cut(
-    jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, apart: Callable[[Job], bool] = lambda job: False
+    jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, most_cost: int | None = None
 ) -> Iterator[dict[int, Job]]:
-    """Jobs in units, in order, of limited number and cost; those with one tie together, those ``apart`` alone."""
+    """Jobs in units, in order, of limited number and cost: one tie together, one beyond ``most_cost`` alone."""
     unit: dict[int, Job] = {}
     cost, tie, alone = 0, 0, False
     for number, job in jobs:
         full = len(unit) >= most or cost + job.cost > work.unit_cost
         tied = bool(job.tie) and job.tie == tie and len(unit) < _TIED * most
-        if unit and ((full and not tied) or alone or apart(job)):
+        before, alone = alone, most_cost is not None and job.cost > most_cost
+        if unit and ((full and not tied) or before or alone):
             yield unit
             unit, cost = {}, 0
         unit[number] = job
-        cost, tie, alone = cost + job.cost, job.tie, apart(job)
+        cost, tie = cost + job.cost, job.tie
     if unit:
         yield unit
 

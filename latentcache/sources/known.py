@@ -6,8 +6,8 @@ was not written within two seconds of being hashed (``identity.stat``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class Scanned:
     files_unchanged: bool
     caption_source: str = "none"
     records_read: int = 0
+    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    """File -> its records, for files that are small enough together."""
 
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:

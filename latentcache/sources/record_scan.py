@@ -1,7 +1,7 @@
 """The records of DATA in columns: files that may have changed are read, others are believed.
 
 Each distinct content is one document; rows keep duplicates. Cost: one pass of parsing and hashing over new files, and
-30 bytes of memory per record; files are read again when their records are encoded.
+30 bytes of memory per record; files are read again when their records are encoded, but for small ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,25 @@ from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
+#: Memory for records that are kept rather than parsed twice, a tenth of a build; of a record, a turn, a character.
+_KEEP_BYTES, _RECORD_BYTES, _TURN_BYTES = 64 << 20, 512, 400
 _OFTEN = 4096
 _BLOCK = 1 << 14
 
 
 def read_records(
-    files: RecordFiles, samples: SampleTable, rows: NDArray[np.integer]
+    files: RecordFiles,
+    samples: SampleTable,
+    rows: NDArray[np.integer],
+    kept: Mapping[int, Sequence[Record]] = MappingProxyType({}),
 ) -> Iterator[tuple[int, Record | None]]:
     """(row, record) of ascending rows; None if the file does not hold it any more. Other files are not read.
+
+    Args:
+        files: Of the samples.
+        samples: All of them.
+        rows: Which are wanted.
+        kept: Records of files that are not read again.
 
     Raises:
         ValueError: The rows do not ascend.
@@ -48,7 +60,7 @@ def read_records(
         file, some = int(file_of[start]), rows[start:stop]
         name, way = files.names[file], int(files.way[file])
         reader = RecordReader(files.root / name, name, files.ways[way]) if way >= 0 else ()
-        yield from _matching(reader, some, held)
+        yield from _matching(kept.get(file, reader), some, held)
 
 
 def _matching(
@@ -132,6 +144,8 @@ class RecordScan:
     progress: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = bool
     _read: int = 0
+    _room: int = _KEEP_BYTES
+    _kept: dict[int, list[Record]] = field(default_factory=dict)
 
     def __call__(self, files: RecordFiles) -> Scanned:
         """All records of these files.
@@ -158,6 +172,7 @@ class RecordScan:
             unread=unread,
             files_unchanged=trusted,
             records_read=self._read,
+            kept=self._kept,
         )
 
     def _held(self, files: RecordFiles, reading: NDArray[np.uint8]) -> Known:
@@ -179,12 +194,16 @@ class RecordScan:
         """Read one file; False if there was no time for it. Its rejected records go to ``bad``."""
         if self.stopping():
             return False
-        name, first = files.names[file], len(rows.line)
+        name, first, kept = files.names[file], len(rows.line), list[Record]()
         reader = RecordReader(files.root / name, name, files.ways[int(files.way[file])], bad)
         try:
             for record in reader:
                 if self.part is None or self.part.holds(record.content):
                     rows.add(file, record)
+                    if self._room > 0:
+                        turns = len(record.messages or ())
+                        self._room -= _RECORD_BYTES + _TURN_BYTES * turns + 4 * rows.characters[-1]
+                        kept.append(record)
                 self._read += 1
                 if not self._read % _OFTEN:
                     self.progress(self._read)
@@ -200,6 +219,8 @@ class RecordScan:
             notes.add(note)
         assert reader.stat is not None
         held.remember(file, reader.content, reader.stat)
+        if self._room > 0:
+            self._kept[file] = kept
         return True
 
     def _known_rows(self, held: Known, files: RecordFiles) -> tuple[dict[str, NDArray[np.generic]], list[Rejected]]:

@@ -42,7 +42,8 @@ class Message:
     """Further values for the template: (name, JSON), as ``tool_calls`` and ``reasoning_content``, in their order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, unsafe_hash=True, kw_only=True)
 class Record:
     """One document, with exactly one of ``text`` and ``messages``."""
 
@@ -68,8 +69,7 @@ def text_record(source: str, line: int, text: str, content: bytes = b"") -> Reco
 def chat_record(
     source: str, line: int, messages: tuple[Message, ...], tools: str = "", content: bytes = b""
 ) -> Record:
-    """A conversation as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate
-    pair."""
+    """A conversation as a record, as :func:`text_record`."""
     if content:
         return Record(source=source, line=line, content=content, messages=messages, tools=tools)
     turns = [[m.role, m.content, m.learned, m.fields] for m in messages]

@@ -95,6 +95,8 @@ class Listing:
     caption_source: str = "none"
     """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
     records_read: int = 0
+    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False)
+    """File -> its records, for some files."""
     _files: RecordFiles | None = field(default=None, repr=False)
 
     @property
@@ -121,7 +123,7 @@ class Listing:
         """
         rows = np.asarray(rows, dtype=np.int64)
         if self._files is not None:
-            for row, record in read_records(self._files, self.samples, rows):
+            for row, record in read_records(self._files, self.samples, rows, self.kept):
                 if record is None and strict:
                     raise self._changed(row)
                 yield row, {"record": record and record_json(record)}

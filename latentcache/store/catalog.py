@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, joined_keys, split_keys
-from latentcache.store.atomic_io import make_folder, open_file, refuse_unreadable, writing
+from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
@@ -368,7 +368,8 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
 def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Catalog:
     """The items of these shards; of two items with one key the first counts."""
     known = [np.asarray(index.columns["frames"]) for index in indexes]
-    frames = np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0)
+    # With an index, which loads no numpy.ma.
+    frames, _ = np.unique(np.concatenate([np.zeros((0, 16), np.uint8), *known]), axis=0, return_index=True)
     numbers = {frame.tobytes(): number for number, frame in enumerate(frames)}
     bases = np.cumsum([0, *(index.items for index in indexes)])
     narrow = np.dtype(np.uint16 if len(frames) < 1 << 16 else np.uint32)
@@ -428,7 +429,7 @@ def undamaged_index(folder: Path) -> ShardIndex | None:
         index.check()
         return index
     except CacheDamagedError as error:
-        refuse_unreadable(error, folder)
+        raise_unreadable(error, folder)
         return None
 
 

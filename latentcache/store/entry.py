@@ -114,7 +114,8 @@ class EntryHeader:
         return {name: values[position] for name, values in self.columns.items()}, ragged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Item:
     """One encoded item on its way into an entry."""
 
@@ -165,8 +166,10 @@ class _Packer:
 
     def __init__(self, recipe: FieldRecipe, kind: FieldKind) -> None:
         self.recipe_id, self.spec, self.kind = recipe.recipe_id, recipe.spec, kind
-        self._row_bytes = HASH_BYTES + 4 + sum(
-            np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in kind.columns.values()
+        self._row_bytes = (
+            HASH_BYTES
+            + 4
+            + sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in kind.columns.values())
         )
         self._head_bytes = _HEAD_BYTES + _COLUMN_BYTES * (len(kind.columns) + 2 * len(kind.ragged_columns))
 

@@ -45,11 +45,16 @@ class TokenProducer(Producer):
 
     def encode(self, batch: Sequence[Prepared]) -> Finished:
         """See :class:`Producer`."""
-        records = [item.value for item in batch]
+        return Finished(self._tokenize([item.value for item in batch]))
+
+    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
+        """See :class:`Producer`."""
+        return self._tokenize([record_from_json(job.inputs["record"], job.content) for job in jobs])
+
+    def _tokenize(self, records: Sequence[Record]) -> list[Made | Failure]:
         if self._untried:
             self._try_fast_engine(records)
-        documents = self._tokenizer.tokenize(records)
-        return Finished([_made(document) for document in documents])
+        return [_made(document) for document in self._tokenizer.tokenize(records)]
 
     def _try_fast_engine(self, records: Sequence[Record]) -> None:
         """Use the fast engine if it gives the same ids; otherwise warn with the reason."""

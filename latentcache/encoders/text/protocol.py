@@ -14,7 +14,8 @@ from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: there is one for each item, and a frozen one takes three times as long to make.
+@dataclass(slots=True, kw_only=True)
 class TokenizedDocument:
     """One record as tokens."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,6 +99,17 @@ class BatchSizes:
             number += 1
         return number
 
+    def parts(self, costs: Sequence[int], most_cost: int) -> Iterator[slice]:
+        """Jobs in parts that make one batch each, whose cost is limited."""
+        start = cost = 0
+        most, most_cost = self._batch_size or self._work.batch_items, min(most_cost, self._work.batch_cost)
+        for number, own in enumerate(costs):
+            cost += own
+            if number > start and (cost > most_cost or number - start >= most):
+                yield slice(start, number)
+                start, cost = number, own
+        yield slice(start, len(costs))
+
     def full(self, group: int, number: int, cost: int) -> bool:
         """True if so many items of so much cost make a batch to which none is to be added."""
         return number >= self._most(group) or (self._batch_size is None and cost >= self._work.batch_cost)
@@ -174,6 +185,19 @@ class BatchEncoder:
             del waiting[: len(batch)]
         return done + self.collect(wait=False)
 
+    def make(self, jobs: Sequence[Job]) -> Sequence[Made | Failure]:
+        """The only items of jobs. Raises as the producer does, and EncoderError."""
+        started = time.monotonic()
+        try:
+            made = self.producer.make(jobs)
+        finally:
+            self.waited_s += time.monotonic() - started
+        failpoint("result-received")
+        for job, one in zip(jobs, made, strict=True):
+            if isinstance(one, Made):
+                self._check(job.outputs[0].group, one)
+        return made
+
     def collect(self, *, wait: bool) -> list[Result]:
         """Results that are there, or all of them."""
         done: list[Result] = []
@@ -197,17 +221,14 @@ class BatchEncoder:
         failpoint("result-received")
         for candidate, one in zip(batch, made, strict=True):
             if isinstance(one, Made):
-                self._check(candidate, one)
+                self._check(candidate.group, one)
         return list(zip(batch, made, strict=True))
 
-    def _check(self, candidate: Candidate, made: Made) -> None:
+    def _check(self, group: int, made: Made) -> None:
         """Compare shape and type with the field: a difference is a fault of the encoder, not of a sample."""
-        expected, dtype = self.groups[candidate.group].shape, numpy_dtype(self.spec.dtype)
-        found = made.array.shape
-        fits = len(found) == len(expected) and all(
-            want in (-1, got) for want, got in zip(expected, found, strict=True)
-        )
-        if not fits or made.array.dtype != dtype:
+        expected, dtype = self.groups[group].shape, numpy_dtype(self.spec.dtype)
+        found, ragged = made.array.shape, expected[:1] == (-1,)
+        if len(found) != len(expected) or found[ragged:] != expected[ragged:] or made.array.dtype != dtype:
             raise EncoderError(
                 "the encoder gives arrays of another shape or type than the field",
                 where=self.kind.name,

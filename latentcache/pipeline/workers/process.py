@@ -21,9 +21,10 @@ from typing import Any, Protocol, Self
 
 from latentcache import failpoint
 from latentcache.errors import WorkerError
+from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
-from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, to_json
+from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form, to_json
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
 from latentcache.pipeline.workers.worker import WorkerLoop, serve
 
@@ -49,6 +50,9 @@ class Launched(Protocol):
 
     def board(self, num_preparers: int) -> ActivityBoard | None:
         """Its activity board, for a worker that prepares in so many threads; None before a thread has one."""
+
+    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """Give it a unit."""
 
     def limit(self, num_bytes: int) -> None:
         """Bound its memory, if possible."""
@@ -102,6 +106,10 @@ class WorkerProcess:
         """As in :class:`Launched`."""
         return ActivityBoard(num_preparers, self._board)
 
+    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """As in :class:`Launched`."""
+        self.line.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
+
     def limit(self, num_bytes: int) -> None:
         """As in :class:`Launched`."""
         limit_memory(self.pid, num_bytes)
@@ -149,12 +157,18 @@ class WorkerThread:
         self.line, theirs = channel_pair()
         self._channel = Channel(theirs)
         self._loop: WorkerLoop | None = None
+        self._jobs: dict[int, dict[int, Job]] = {}
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
         self._thread.start()
 
     def board(self, num_preparers: int) -> ActivityBoard | None:
         """As in :class:`Launched`."""
         return None if self._loop is None else self._loop.board
+
+    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
+        """As in :class:`Launched`: the jobs as they are, beside the message."""
+        self._jobs[number] = dict(jobs)
+        self.line.send("work", known, unit=number, probe=probe)
 
     def limit(self, num_bytes: int) -> None:
         """As in :class:`Launched`: a thread has no limit of its own."""
@@ -172,7 +186,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         try:
-            serve(self._channel, None, opened=self._opened)
+            serve(self._channel, None, opened=self._opened, jobs_of=lambda message: self._jobs.pop(message["unit"]))
         finally:
             self._channel.close()
 

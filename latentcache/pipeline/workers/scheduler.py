@@ -25,7 +25,7 @@ from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.workers.process import Launched
-from latentcache.pipeline.workers.transport import Message, as_error, to_json
+from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog
 
 #: Seconds between two looks at the workers.
@@ -115,6 +115,20 @@ class _Worker:
     def job(self, number: int) -> Job | None:
         """One of its jobs."""
         return next((unit.jobs[number] for unit in self.leases.values() if number in unit.jobs), None)
+
+    def settle(self, numbers: Sequence[int]) -> dict[int, Job]:
+        """Its jobs of these numbers, which are taken out of their units."""
+        settled: dict[int, Job] = {}
+        for number, unit in list(self.leases.items()):
+            own = {one: unit.jobs[one] for one in numbers if one in unit.jobs}
+            settled |= own
+            if not unit.probe:
+                for one in own:
+                    del unit.jobs[one]
+                if not unit.jobs:
+                    del self.leases[number]
+                    self.unmade.pop(number, None)
+        return settled
 
     def look(self, elapsed: float) -> None:
         """Kill it if it does not move."""
@@ -274,8 +288,7 @@ class Scheduler:
                 self._crew.bound(worker.launched, unit)
                 self._number += 1
                 worker.leases[self._number], worker.unmade[self._number] = unit, len(unit.jobs)
-                jobs = [[number, to_json(job)] for number, job in unit.jobs.items()]
-                worker.launched.line.send("work", unit.known, unit=self._number, jobs=jobs, probe=unit.probe)
+                worker.launched.work(self._number, unit.jobs, known=unit.known, probe=unit.probe)
         if not self._waiting() and not any(worker.leases for _, worker in self._workers()):
             for worker in workers:
                 worker.ending = True
@@ -339,23 +352,13 @@ class Scheduler:
 
     def _committed(self, slot: _Slot, worker: _Worker, message: Message) -> None:
         """Take what a worker has settled."""
-        settled: dict[int, Job] = {}
-        for row in (*message["jobs"], *message["failed"]):
-            job = worker.job(row[0])
-            if job is not None:
-                settled[row[0]] = job
+        rows = [row[0] for row in (*message["jobs"], *message["failed"])]
+        settled = worker.settle([*message["done"], *rows])
         self._crew.committed(worker.shard, message, settled)
-        for number, unit in list(worker.leases.items()):
-            if not unit.probe:
-                for index in settled:
-                    unit.jobs.pop(index, None)
-                if not unit.jobs:
-                    del worker.leases[number]
-                    worker.unmade.pop(number, None)
         if settled:
             slot.lost = self._streak = self._unexplained = 0
-        if message["jobs"] and message["counts"].get("encoded"):
-            number = message["jobs"][-1][0]
+        if (message["jobs"] or message["done"]) and message["counts"].get("encoded"):
+            number = message["done"][-1] if message["done"] else message["jobs"][-1][0]
             self._good = (number, settled[number]) if number in settled else self._good
 
     def _look(self) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.fields.protocol import Failure, FieldKind, FieldRecipe, Group, Job, Output, Read
 from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.transport import to_json
 from latentcache.store.catalog import Catalog
 
@@ -32,6 +34,16 @@ class Unit:
     """True for work whose result is dropped: it shows that the worker works."""
     items: list[tuple[int, Any]] = field(default_factory=list)
     """Items that wait to be packed, with their place in the unit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """Jobs of a unit that are made in one call."""
+
+    unit: Unit
+    jobs: Mapping[int, Job]
+    keys: Sequence[bytes]
+    """The item key of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +98,8 @@ class Tracker:
         self._copied: set[bytes] = set()
         self._lock = threading.RLock()
         self._rows: list[list[Any]] = []
+        self._whole: dict[bytes, int] = {}
+        self._done: list[int] = []
         self._failed: list[list[Any]] = []
         self.counts: Counter[str] = Counter()
 
@@ -94,19 +108,51 @@ class Tracker:
         with self._lock:
             self._committed.update(keys)
 
+    def make_whole(self, jobs: Mapping[int, Job]) -> list[bytes] | None:
+        """Item keys of jobs that are made without preparing: all have one output and known content, and are new."""
+        if any(not job.content or len(job.outputs) != 1 for job in jobs.values()):
+            return None
+        outputs = [job.outputs[0] for job in jobs.values()]
+        keys = self._keys(outputs, b"".join(job.content for job in jobs.values()))
+        if self._lookup is not None and (self._lookup.find(keys) >= 0).any():
+            return None
+        packed = keys.tobytes()
+        found = dict(zip((packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)), jobs, strict=True))
+        with self._lock:
+            if len(found) < len(jobs) or any(found.keys() & some for some in (self._committed, self._whole.keys())):
+                return None
+            self._whole.update(found)
+        return list(found)
+
+    def give_up_whole(self, keys: Iterable[bytes]) -> None:
+        """Note that jobs are prepared one by one after all."""
+        with self._lock:
+            for key in keys:
+                del self._whole[key]
+
+    def fail_whole(self, key: bytes, job: Job, failure: Failure) -> None:
+        """Settle a job of :meth:`make_whole` that gives no item."""
+        with self._lock:
+            content = failure.content or job.content
+            self._failed.append([self._whole.pop(key), to_json(replace(failure, content=content))])
+
+    def _keys(self, outputs: Sequence[Output], contents: bytes) -> NDArray[np.uint8]:
+        """(n, 32) item keys of outputs, with the content hash of each."""
+        return self._kind.keys(
+            np.frombuffer(contents, dtype=np.uint8).reshape(-1, HASH_BYTES),
+            np.array([output.group for output in outputs], dtype=np.int32),
+            np.array([output.variant for output in outputs], dtype=np.uint8),
+            self._groups,
+            self._recipe,
+        )
+
     def look_up(self, jobs: Sequence[Tracked], contents: Sequence[bytes]) -> None:
         """Find the item keys of jobs, by the content hash of their inputs, and which of them are committed."""
         outputs = [output for tracked in jobs for output in tracked.job.outputs]
         if not outputs:
             return
         repeated = [content * len(tracked.job.outputs) for tracked, content in zip(jobs, contents, strict=True)]
-        keys = self._kind.keys(
-            np.frombuffer(b"".join(repeated), dtype=np.uint8).reshape(-1, HASH_BYTES),
-            np.array([output.group for output in outputs], dtype=np.int32),
-            np.array([output.variant for output in outputs], dtype=np.uint8),
-            self._groups,
-            self._recipe,
-        )
+        keys = self._keys(outputs, b"".join(repeated))
         there = np.zeros(len(keys), dtype=bool) if self._lookup is None else self._lookup.find(keys) >= 0
         rows = zip(keys, there.tolist(), strict=True)
         for tracked, content in zip(jobs, contents, strict=True):
@@ -146,10 +192,14 @@ class Tracker:
     def was_committed(self, keys: Sequence[bytes]) -> None:
         """Note items that are durable."""
         with self._lock:
-            for key in keys:
+            self._committed.update(keys)
+            whole = [self._whole.pop(key, -1) for key in keys]
+            done = [index for index in whole if index >= 0]
+            self._done += done
+            self.counts["encoded"] += len(done)
+            for key in [key for key, index in zip(keys, whole, strict=True) if index < 0]:
                 self.counts["copied" if key in self._copied else "encoded"] += 1
                 self._copied.discard(key)
-                self._committed.add(key)
                 for tracked in self._makers.pop(key, ()):
                     tracked.open.discard(key)
                     self._settle_if_done(tracked)
@@ -182,18 +232,23 @@ class Tracker:
             if not other.stale:
                 self._again(other)
 
-    def take_settled(self) -> tuple[list[list[Any]], list[list[Any]], dict[str, int]]:
-        """Rows of settled jobs (number, content, stat, facts), of failed ones (number, failure), and counts, once."""
+    def take_settled(self) -> dict[str, Any]:
+        """What was settled since the last call.
+
+        Returns:
+            ``jobs``: rows (number, content, stat, facts); ``done``: numbers of jobs that were not read; ``failed``:
+            rows (number, failure); ``counts``.
+        """
         with self._lock:
-            found = self._rows, self._failed, dict(self.counts)
-            self._rows, self._failed = [], []
+            found = {"jobs": self._rows, "done": self._done, "failed": self._failed, "counts": dict(self.counts)}
+            self._rows, self._done, self._failed = [], [], []
             self.counts.clear()
         return found
 
     @property
     def num_settled(self) -> int:
         """Jobs that wait to be reported."""
-        return len(self._rows) + len(self._failed)
+        return len(self._rows) + len(self._done) + len(self._failed)
 
     def _settle_if_done(self, tracked: Tracked) -> None:
         read = tracked.read

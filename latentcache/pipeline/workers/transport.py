@@ -24,11 +24,14 @@ import numpy as np
 
 from latentcache import errors
 from latentcache.errors import CacheLockedError, InterruptedBuildError, LatentcacheError
+from latentcache.fields.protocol import Job, Output
 
 _LENGTHS = struct.Struct("<II")
 _CHUNK_BYTES = 1 << 18
 _PARTS = ("what", "where", "why", "fix", "slug")
 _PLAIN, _LISTS = frozenset({str, int, float, bool, type(None)}), frozenset({list, tuple, set, frozenset})
+#: Values of a job that are JSON as they are.
+_PLAIN_PARTS = ("sample", "name", "inputs", "facts", "cost", "tie")
 Form = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -212,6 +215,31 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(from_json, hint)
     return hint if isinstance(hint, type) and issubclass(hint, PurePath) else None
+
+
+def jobs_form(jobs: Mapping[int, Job]) -> Form:
+    """Jobs by number as JSON, in columns. What outputs are compared with stays here: builds have no such outputs."""
+    listed = list(jobs.values())
+    return {
+        "number": list(jobs),
+        "content": [job.content.hex() for job in listed],
+        "outputs": [[(output.item, output.group, output.variant) for output in job.outputs] for job in listed],
+        **{name: [getattr(job, name) for job in listed] for name in _PLAIN_PARTS},
+    }
+
+
+def jobs_of(form: Form) -> dict[int, Job]:
+    """Inverse of :func:`jobs_form`."""
+    content = map(bytes.fromhex, form["content"])
+    outputs = (
+        tuple(Output(item=item, group=group, variant=variant) for item, group, variant in some)
+        for some in form["outputs"]
+    )
+    plain = zip(*(form[name] for name in _PLAIN_PARTS), strict=True)
+    return {
+        number: Job(content=one, outputs=some, **dict(zip(_PLAIN_PARTS, parts, strict=True)))
+        for number, one, some, parts in zip(form["number"], content, outputs, plain, strict=True)
+    }
 
 
 def error_form(error: BaseException) -> Form:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +35,9 @@ from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Pro
 from latentcache.fields.registry import field_kinds, load
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
-from latentcache.pipeline.workers.memory import ByteBudget
-from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit
-from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, to_json
+from latentcache.pipeline.workers.memory import ByteBudget, few_collections
+from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit, Whole
+from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, jobs_of, to_json
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
@@ -112,6 +112,7 @@ class WorkerLoop:
         )
         self.budget = ByteBudget(opening.budget_bytes)
         self.sizes = BatchSizes(self.kind.work, opening.groups, opening.batch_size)
+        self._most_cost = opening.budget_bytes // (2 * self.kind.work.cost_bytes)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
         self.suspects: list[int] = []
@@ -140,7 +141,6 @@ class WorkerLoop:
         """
         producer: Producer | None = None
         threads: list[threading.Thread] = []
-        began = time.monotonic()
         try:
             with self.board.doing(ENCODER, OPENING):
                 producer = self._open()
@@ -153,7 +153,6 @@ class WorkerLoop:
                 sizes=self.sizes,
                 warn=self._warn,
             )
-            began = time.monotonic()
             for number in range(self.opening.threads):
                 arguments = (producer, FIRST_PREPARER + number)
                 threads.append(threading.Thread(target=self._prepare_all, args=arguments, daemon=True))
@@ -162,18 +161,25 @@ class WorkerLoop:
         finally:
             self._end(threads, producer)
         self._tell()
-        encode = self.batches.waited_s
-        return {"waits": {**self.waits, "encode": encode, "span": time.monotonic() - began}}
+        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}}
 
-    def feed(self, message: Message) -> None:
+    def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
-        jobs = [(index, from_json(Job, form)) for index, form in message["jobs"]]
         self.jobs.add_committed(_rows(message.body))
         unit = Unit(message["unit"], len(jobs), probe=message["probe"])
-        tracked = [Tracked(index, job, unit) for index, job in jobs]
+        keys = self.jobs.make_whole(jobs) if self.kind.makes_jobs and not unit.probe else None
+        self._inbox.put(unit)
+        if keys is None:
+            self._prepare_jobs(unit, jobs)
+            return
+        rows = list(zip(jobs.items(), keys, strict=True))
+        for part in self.sizes.parts([job.cost for job in jobs.values()], self._most_cost):
+            self._inbox.put(Whole(unit, dict(row for row, _ in rows[part]), [key for _, key in rows[part]]))
+
+    def _prepare_jobs(self, unit: Unit, jobs: Mapping[int, Job]) -> None:
+        tracked = [Tracked(index, job, unit) for index, job in jobs.items()]
         known = [one for one in tracked if one.job.content]
         self.jobs.look_up(known, [one.job.content for one in known])
-        self._inbox.put(unit)
         for chunk in self._chunks(tracked):
             self._to_prepare.put(chunk)
 
@@ -225,6 +231,8 @@ class WorkerLoop:
                 self._remaining += found.unmade
             elif isinstance(found, BaseException):
                 raise found
+            elif isinstance(found, Whole):
+                self._make(found)
             elif found is not None:
                 self._remaining -= len(found)
                 for tracked, outcome in found:
@@ -256,8 +264,8 @@ class WorkerLoop:
         except queue.Empty:
             return None
         finally:
-            if self._remaining and not self.batches.in_flight:
-                self.waits["prepare"] += time.monotonic() - started
+            stage = "encode" if self.batches.in_flight else "prepare" if self._remaining else "idle"
+            self.waits[stage] += time.monotonic() - started
 
     def _hurry(self) -> bool:
         """True if no further item comes before a batch is encoded: all are there, or memory waits for them."""
@@ -327,10 +335,36 @@ class WorkerLoop:
         found = self.lookup.item(place) if place >= 0 else None
         return None if found is None else Made(array=found.array, columns={**found.columns, **found.ragged_columns})
 
+    def _make(self, whole: Whole) -> None:
+        """Make the only items of jobs in one call."""
+        unit, jobs = whole.unit, list(whole.jobs.values())
+        try:
+            with self._encoding(list(whole.jobs)):
+                for job in jobs:
+                    failpoint("decoding", job.name)
+                    failpoint("encoding", job.name)
+                made = self.batches.make(jobs)
+        except (MemoryError, UnusableSampleError) as error:
+            if self.opening.bounded and isinstance(error, MemoryError):
+                raise
+            self.suspects = []
+            self.jobs.give_up_whole(whole.keys)
+            self._prepare_jobs(unit, whole.jobs)
+            return
+        self._remaining -= len(jobs)
+        for job, key, one in zip(jobs, whole.keys, made, strict=True):
+            if isinstance(one, Failure):
+                self.jobs.fail_whole(key, job, one)
+            else:
+                unit.items.append((job.outputs[0].item, self._item(key, one)))
+        unit.unmade -= len(jobs)
+        if not unit.unmade:
+            self._unit_made(unit)
+
     def _encode(self, group: int) -> None:
         items = self._waiting.pop(group)
         del self._costs[group]
-        with self._encoding(items):
+        with self._encoding([item.index for item in items]):
             for item in items:
                 failpoint("encoding", item.job.name)
             done = self.batches.submit(items)
@@ -344,9 +378,9 @@ class WorkerLoop:
         self._store(done)
 
     @contextmanager
-    def _encoding(self, items: Sequence[Candidate] = ()) -> Iterator[None]:
-        """If the process ends in the block, one of these items may be the cause, or of those on the device."""
-        indices = [item.index for item in (*self.batches.in_flight, *items)]
+    def _encoding(self, indices: Sequence[int] = ()) -> Iterator[None]:
+        """If the process ends in the block, one of these jobs may be the cause, or of those on the device."""
+        indices = [*(item.index for item in self.batches.in_flight), *indices]
         with self.board.doing(ENCODER, ENCODING, indices):
             self.suspects = indices
             yield
@@ -394,14 +428,7 @@ class WorkerLoop:
             self._kept_bytes -= self._same.popitem(last=False)[1].array.nbytes
 
     def _packed(self, tracked: Tracked, item: Candidate, made: Made) -> list[NewEntry]:
-        columns = {**made.columns, **item.prepared.columns}
-        stored = Item(
-            key=item.key,
-            array=made.array,
-            same=item.prepared.same,
-            columns={name: columns[name] for name in self.kind.columns if name in columns},
-            ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
-        )
+        stored = self._item(item.key, made, item.prepared)
         if self.kind.packing == "entry":
             return pack_items([stored], self.recipe, self.kind)
         unit = tracked.unit
@@ -409,6 +436,16 @@ class WorkerLoop:
         if unit.number not in self._units:  # its other items are packed already
             self._pack(unit)
         return []
+
+    def _item(self, key: bytes, made: Made, prepared: Prepared | None = None) -> Item:
+        columns = made.columns if prepared is None else {**made.columns, **prepared.columns}
+        return Item(
+            key=key,
+            array=made.array,
+            same=b"" if prepared is None else prepared.same,
+            columns={name: columns[name] for name in self.kind.columns if name in columns},
+            ragged_columns={name: columns[name] for name in self.kind.ragged_columns if name in columns},
+        )
 
     def _made(self, tracked: Tracked) -> None:
         """A job is encoded, or has failed; its unit may be complete."""
@@ -418,9 +455,12 @@ class WorkerLoop:
         unit = tracked.unit
         unit.unmade -= 1
         if not unit.unmade:
-            self._pack(unit)
-            self._units.pop(unit.number, None)
-            self.channel.send("made", unit=unit.number)
+            self._unit_made(unit)
+
+    def _unit_made(self, unit: Unit) -> None:
+        self._pack(unit)
+        self._units.pop(unit.number, None)
+        self.channel.send("made", unit=unit.number)
 
     def _pack(self, unit: Unit) -> None:
         """Pack the small items of a unit in the order of the plan."""
@@ -443,9 +483,9 @@ class WorkerLoop:
     def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
         """Report keys that are durable, and jobs that are settled."""
         self._told = time.monotonic()
-        rows, failed, counts = self.jobs.take_settled()
-        if keys or rows or failed or counts:
-            self.channel.send("committed", b"".join(keys), jobs=rows, failed=failed, counts=counts, bytes=num_bytes)
+        settled = self.jobs.take_settled()
+        if keys or any(settled.values()):
+            self.channel.send("committed", b"".join(keys), bytes=num_bytes, **settled)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)
@@ -533,6 +573,7 @@ def serve(
     *,
     opened: Callable[[WorkerLoop], None] = lambda loop: None,
     on_loss: Callable[[], None] | None = None,
+    jobs_of: Callable[[Message], Mapping[int, Job]] = lambda message: jobs_of(message["jobs"]),
 ) -> None:
     """Do the work that the build asks for, until it says stop or is gone.
 
@@ -541,6 +582,7 @@ def serve(
         board: File of the activity board; None in the build's own process.
         opened: Called with the loop before it runs.
         on_loss: Called when the build is gone, so that the process does not outlive it for long.
+        jobs_of: The jobs of a ``work`` message.
     """
     loop: WorkerLoop | None = None
     try:
@@ -551,10 +593,12 @@ def serve(
         opening = from_json(Opening, message["opening"])
         loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
         opened(loop)
-        threading.Thread(target=_listen, args=(loop, on_loss), name="listener", daemon=True).start()
+        threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
         if on_loss is not None:
             threading.Thread(target=_beat, args=(loop, on_loss), name="heart", daemon=True).start()
-        facts = loop.run()
+        own = on_loss is not None and loop.kind.makes_jobs
+        with few_collections() if own else contextlib.nullcontext():
+            facts = loop.run()
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
         channel.send("ended", error=error_form(error), suspects=[] if loop is None else loop.suspects)
     else:
@@ -572,12 +616,14 @@ def _answer(message: Message) -> dict[str, Any]:
         return {"error": error_form(error)}
 
 
-def _listen(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+def _listen(
+    loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs_of: Callable[[Message], Mapping[int, Job]]
+) -> None:
     """Take messages, in a thread of its own."""
     while (message := loop.channel.receive()) is not None:
         if message.kind == "work":
             try:
-                loop.feed(message)
+                loop.feed(message, jobs_of(message))
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
                 loop.fail(error)
         elif message.kind == "stop":

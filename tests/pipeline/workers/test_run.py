@@ -48,7 +48,7 @@ def test_every_job_is_committed(toy):
     assert result.read.content[result.read.sample.tolist().index(7)].tobytes() == content_hash(b"word7")
     assert result.read.facts["size"].shape == (40, 2)
     assert result.noise["largest"] == 0.5
-    assert set(result.waits) == {"prepare", "encode", "write", "span"}
+    assert set(result.waits) == {"prepare", "encode", "write", "idle"}
     assert result.written_bytes > 0
 
 
@@ -423,7 +423,7 @@ def test_inputs_that_changed_are_not_made_again(words):
 
 
 def test_an_error_in_a_listening_thread_ends_the_build(toy, monkeypatch):
-    def broken(self, message):
+    def broken(self, message, jobs):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("latentcache.pipeline.workers.worker.WorkerLoop.feed", broken)
