@@ -27,7 +27,7 @@ READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def open_file(path: Path | str) -> int:
-    """Descriptor of a regular file, for reading; a pipe or a device in its place neither hangs nor goes on for ever.
+    """Descriptor of a regular file, for reading; a pipe or a device in its place is an error, not a wait.
 
     Raises:
         OSError: It cannot be opened, or is no regular file.
@@ -108,7 +108,7 @@ def unreadable(path: Path, error: Exception) -> CacheDamagedError:
 
 
 def folder_in_place(path: Path) -> CacheDamagedError:
-    """A folder stands where a file of the cache belongs. Somebody put it there, so nothing advises to remove it."""
+    """The error for a folder in the place of a file. It may hold data, so the fix moves it instead of deleting it."""
     quoted = shlex.quote(str(path))
     return CacheDamagedError(
         f"{path.name} cannot be read or written: there is a folder in its place",
@@ -118,8 +118,8 @@ def folder_in_place(path: Path) -> CacheDamagedError:
     )
 
 
-def refuse_unreadable(error: Exception, path: Path) -> None:
-    """Raise where the system refused to read: that says nothing of what is there, so it may not count as damage.
+def raise_unreadable(error: Exception, path: Path) -> None:
+    """Raise if the system could not read: that says nothing about the bytes, so it must not count as damage.
 
     A shard taken for damaged is set aside and made again, which a disk that is gone for a moment does not deserve.
 
@@ -136,7 +136,7 @@ def refuse_unreadable(error: Exception, path: Path) -> None:
     quoted = shlex.quote(str(path))
     mend = f"chmod -R u+rX {quoted}" if isinstance(cause, PermissionError) else "check the disk"
     raise StoreError(
-        "the system refuses to read a part of the cache",
+        "a part of the cache cannot be read",
         where=str(path),
         why=str(cause),
         fix=f"{mend}, then run again; if it can never be read again: mv {quoted} elsewhere, then build",
@@ -189,7 +189,7 @@ def sync_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Work on a path of the cache whose trouble with the disk is told in our words.
+    """Turn errors of the system about a path of the cache into errors of this package.
 
     Raises:
         DiskFullError: No space.
@@ -198,14 +198,14 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except StoreError:  # said already; some of them are errors of the system too
+    except StoreError:  # translated already; some of them are errors of the system too
         raise
     except OSError as error:
         raise as_store_error(error, path) from error
 
 
 def as_store_error(error: OSError, path: Path) -> StoreError:
-    """The error of ours that says what the operating system meant."""
+    """The error of this package for an error of the system."""
     if error.errno in DISK_FULL:
         return DiskFullError("the disk is full", where=str(path), why=str(error))
     if error.errno == errno.EIO:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from latentcache.errors import CacheDamagedError, CacheNotFoundError
-from latentcache.store.atomic_io import folder_in_place, read_file, refuse_unreadable, unreadable
+from latentcache.store.atomic_io import folder_in_place, raise_unreadable, read_file, unreadable
 
 OPEN_SUFFIX = ".open"
 TOMBSTONE_SUFFIX = ".tombstone"
@@ -125,7 +125,7 @@ class CachePaths:
         except FileNotFoundError:
             return
         except OSError as error:
-            refuse_unreadable(error, self.shards)
+            raise_unreadable(error, self.shards)
             raise unreadable(self.shards, error) from error
 
     def open_shards(self) -> list[Path]:
@@ -199,7 +199,7 @@ def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError as error:
-        refuse_unreadable(error, path)
+        raise_unreadable(error, path)
         return False
 
 
@@ -208,5 +208,5 @@ def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError as error:
-        refuse_unreadable(error, folder)
+        raise_unreadable(error, folder)
         return []

@@ -23,7 +23,7 @@ from latentcache.store.atomic_io import (
     DISK_FULL,
     as_store_error,
     make_folder,
-    refuse_unreadable,
+    raise_unreadable,
     sync_file,
     sync_folder,
     writing,
@@ -192,7 +192,7 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     try:
         num_entries = write_index(folder)
     except CacheDamagedError as error:
-        refuse_unreadable(error, folder)
+        raise_unreadable(error, folder)
         raise
     for leftover in (_LOCK, _PROBE):
         (folder / leftover).unlink(missing_ok=True)

@@ -134,7 +134,7 @@ def test_shards_that_cannot_be_listed_are_no_empty_cache(open_folder):
     (open_folder / "cache" / "shards").chmod(0o700)
     found = as_nobody(["info", open_folder], ["info", open_folder / "cache", "--json"])
     assert (found.status, found.error["slug"]) == (3, "store")
-    assert found.error["what"] == "the system refuses to read a part of the cache"
+    assert found.error["what"] == "a part of the cache cannot be read"
     assert found.error["where"].endswith("shards")
     assert found.error["fix"].startswith("chmod -R u+rX ")
 

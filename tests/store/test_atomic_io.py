@@ -14,7 +14,7 @@ from latentcache.store.atomic_io import (
     make_folder,
     read_file,
     read_json,
-    refuse_unreadable,
+    raise_unreadable,
     remove_durably,
     write_atomically,
     write_json,
@@ -117,14 +117,14 @@ def test_what_cannot_be_read_is_refused_and_says_how_to_go_on(tmp_path, code, ki
     damaged.__cause__ = system
     for error in (system, damaged):
         with pytest.raises(kind) as caught:
-            refuse_unreadable(error, tmp_path)
+            raise_unreadable(error, tmp_path)
         assert type(caught.value) is kind
         assert fix in caught.value.fix
 
 
 def test_what_is_not_there_or_is_wrong_is_not_refused(tmp_path):
-    refuse_unreadable(FileNotFoundError(errno.ENOENT, "gone"), tmp_path)
-    refuse_unreadable(CacheDamagedError("the checksum is wrong"), tmp_path)
+    raise_unreadable(FileNotFoundError(errno.ENOENT, "gone"), tmp_path)
+    raise_unreadable(CacheDamagedError("the checksum is wrong"), tmp_path)
 
 
 def test_errors_of_ours_are_not_told_again(tmp_path):
