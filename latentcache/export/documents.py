@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def export_documents(
             file = folder / form.ids.format(split=name)
             make_folder(file.parent)
             ids = _Ids(documents, form.dtypes[documents.dtype.name])
-            files[str(file.relative_to(folder))] = put(file, ids.parts(partial(_later, advanced, done, total)))
+            files[str(file.relative_to(folder))] = put(file, ids.parts(advanced, done, total))
             written[name] = ids.written()
             beside = form.beside(file, written[name], facts)
             files |= {str((file.parent / other).relative_to(folder)): meant for other, meant in beside.items()}
@@ -137,10 +136,6 @@ def vocabulary(documents: Documents) -> int:
     return int(getattr(documents.recipe, "num_ids", np.iinfo(documents.dtype).max + 1))
 
 
-def _later(advanced: Callable[[int, int], None], before: int, total: int, done: int) -> None:
-    advanced(before + done, total)
-
-
 class _Ids:
     """The ids of documents in parts, and the ids that documents end with."""
 
@@ -150,11 +145,11 @@ class _Ids:
         self._ends = np.cumsum(self._lengths)
         self._last: set[int] = set()
 
-    def parts(self, advanced: Callable[[int], None]) -> Iterator[memoryview]:
-        """Bytes of the file; calls ``advanced`` with documents done."""
+    def parts(self, advanced: Callable[[int, int], None], before: int, total: int) -> Iterator[memoryview]:
+        """Bytes of the file; calls ``advanced`` with documents done, of this split and before."""
         for some in _together(self._ends):
             yield self._read(some).astype(self._dtype).data.cast("B")
-            advanced(some.stop)
+            advanced(before + some.stop, total)
 
     def written(self) -> Written:
         """Facts about all parts."""

@@ -32,7 +32,7 @@ SHARD_BYTES = 1 << 26
 COLUMN = "tokens"
 #: Type in the cache -> in the shards. For wide ids that of llm-foundry's converter: torch does little with uint32.
 DTYPES = {"uint16": "uint16", "uint32": "int32"}
-#: Layouts of rows that a shard can hold; documents of a packed row could not be told apart.
+#: Layouts of rows that a shard can hold; a reader could not separate the documents of a packed row.
 LAYOUTS = ("chunk", "pad")
 
 

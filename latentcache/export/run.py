@@ -105,7 +105,8 @@ def export_cache(settings: ExportSettings, advanced: Advanced = lambda done, tot
     """
     from latentcache.loader.cache import open_cache
 
-    _check_hf_disk(settings)
+    if settings.format == "hf-disk":
+        _hf_settings(settings, {})  # checked before the cache is opened
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of parts: the command reports them itself
         cache = open_cache(settings.cache)
@@ -115,12 +116,6 @@ def export_cache(settings: ExportSettings, advanced: Advanced = lambda done, tot
     facts = _facts(cache, settings)
     write = _hf_disk if settings.format == "hf-disk" else _mds if settings.format == "mds" else _documents
     return {"part": cache.snapshots[0].part, **write(settings, parts, facts, advanced)}
-
-
-def _check_hf_disk(settings: ExportSettings) -> None:
-    """Reject settings of hf-disk and mds before the cache is opened."""
-    if settings.format == "hf-disk":
-        _hf_settings(settings, {})
 
 
 def _hf_settings(settings: ExportSettings, facts: Mapping[str, Any]) -> Any:

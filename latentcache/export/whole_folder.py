@@ -75,7 +75,8 @@ def _remove(partial: Path | None) -> None:
 def put(file: Path, parts: Iterable[bytes | memoryview]) -> str:
     """Write a file in parts; returns xxh3-64 of the parts, in hex."""
     with file.open("wb") as sink:
-        return f"{checksum_of(_written(parts, sink)):016x}"
+        written = (part for part in parts if sink.write(part) is not None)
+        return f"{checksum_of(written):016x}"
 
 
 def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]) -> None:
@@ -104,9 +105,3 @@ def seal(folder: Path, files: Mapping[str, str | None], facts: Mapping[str, Any]
         sync_folder(parent)
     sizes = {name: (folder / name).stat().st_size for name in files}
     write_atomically(folder / METADATA, json_bytes({"schema": SCHEMA, **facts, "files": found, "bytes": sizes}))
-
-
-def _written(parts: Iterable[bytes | memoryview], sink: Any) -> Iterator[bytes | memoryview]:
-    for part in parts:
-        sink.write(part)
-        yield part

@@ -77,7 +77,7 @@ class EncodedImage:
         Raises:
             UnusableSampleError: The file is damaged; ``slug`` is the reason.
             RecipeError: The profile names a policy that this version does not have.
-            UsageError: Some library has told Pillow to accept truncated files.
+            UsageError: Some library has set Pillow to accept truncated files.
         """
         ground = _ground(profile)
         _check_pillow_is_strict()
@@ -279,7 +279,7 @@ def _check_pillow_is_strict() -> None:
     """
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise UsageError(
-            "Pillow has been told to accept truncated images",
+            "Pillow is set to accept truncated images",
             where="PIL.ImageFile.LOAD_TRUNCATED_IMAGES",
             why="some library in this process set it; damaged images would be cached as if they were complete",
             fix="set PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False, or build in a process of its own",

@@ -68,7 +68,11 @@ class _Round:
         sample, entry = view.sample[row], view.entry[row]
         if isinstance(made, Failure):
             self.failed.add(int(sample[0]))
-            self._cannot(view, made, sample)
+            if made.reason == "source-changed":
+                self.store.findings.add("stale", "source-changed", sample, found=made.detail)
+            else:
+                text = f"{made.reason}: {made.detail}" if made.detail else made.reason
+                self.store.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
             return
         array, columns = (made.array, made.columns) if isinstance(made, Made) else (made, {})
         try:
@@ -94,14 +98,6 @@ class _Round:
         self.store.findings.add(
             "drift", "reencoded", sample, field=view.name, keys=view.keys_of(row), expected="as stored", found=text
         )
-
-    def _cannot(self, view: View, failure: Failure, sample: NDArray[np.integer]) -> None:
-        """An input with other bytes is stale; the state of one that cannot be encoded is unknown."""
-        if failure.reason == "source-changed":
-            self.store.findings.add("stale", "source-changed", sample, found=failure.detail)
-        else:
-            text = f"{failure.reason}: {failure.detail}" if failure.detail else failure.reason
-            self.store.findings.add("unverifiable", "not-encoded", sample, field=view.name, found=text)
 
 
 def _own(rows: FieldRows, name: str, row: int) -> NDArray[Any]:

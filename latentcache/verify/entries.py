@@ -21,7 +21,7 @@ from latentcache.fields.table import Rejected
 from latentcache.store.index import ShardIndex, load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
-from latentcache.verify.findings import Finding, Findings, Text, hint_of
+from latentcache.verify.findings import HINTS, Finding, Findings, Text
 
 
 class View:
@@ -238,7 +238,7 @@ def _index(store: Store, name: str) -> ShardIndex | None:
         if not denied:
             store.damage.shards[name] = "index"
         file = f"shards/{name}/index.safetensors"
-        one = Finding(category=category, reason=reason, file=file, found=words(error), hint=hint_of(category))
+        one = Finding(category=category, reason=reason, file=file, found=words(error), hint=HINTS[category])
         store.findings.others.append(one)
         return None
 

@@ -25,7 +25,8 @@ PROBLEMS = frozenset({"corrupt", "unverifiable", "drift", "missing", "stale"})
 EACH, NAMES = 100, 10
 
 _OK = len(CATEGORIES) - 1
-_HINTS = {
+#: Category -> its meaning, in one line.
+HINTS = {
     "corrupt": "the stored bytes are not the bytes that were written",
     "unverifiable": "it could not be read, so its state is unknown",
     "drift": "encoding the input again gives another result than the stored one",
@@ -137,7 +138,7 @@ class VerifyReport:
     recipe_ids: Mapping[str, str] = field(default_factory=dict)
     """Field -> recipe id in hex."""
     allow_failed: str = "0"
-    """What the build was told to tolerate: a number of rejected inputs, or a part such as ``2%``."""
+    """What the build tolerated: a number of rejected inputs, or a part such as ``2%``."""
     part: str = ""
     """``i/n`` if the cache is one of n parts of its data."""
     building: bool = False
@@ -250,7 +251,7 @@ class Findings:
                 places = first[wanted[first]]
                 shown[batch.samples[places]] = True
                 kept.append((batch, places))
-            cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=_HINTS[category])
+            cause = Finding(category=category, reason=reason, field=field_name, file=file, hint=HINTS[category])
             made += self._made(cause, [pair for pair in kept if len(pair[1])])
         order = {name: rank for rank, name in enumerate(CATEGORIES)}
         return tuple(sorted(made, key=lambda finding: order[finding.category]))
@@ -260,8 +261,8 @@ class Findings:
         if total <= EACH:
             return [self._one(cause, batch, int(place)) for batch, places in kept for place in places]
         samples = np.concatenate([batch.samples[places] for batch, places in kept])
-        told = vars(kept[0][0]) if len(kept) == 1 else {}
-        common: dict[str, Any] = {name: text for name, text in told.items() if isinstance(text, str)}
+        only = vars(kept[0][0]) if len(kept) == 1 else {}
+        common: dict[str, Any] = {name: text for name, text in only.items() if isinstance(text, str)}
         names = tuple(self.table.names.take(samples[:NAMES]))
         many = replace(cause, path=self._file(samples), count=total, names=names, **common)
         return [replace(many, hint=many.hint or cause.hint)]
@@ -293,11 +294,6 @@ class Findings:
             return ""
         files = np.unique(np.asarray(own.file)[samples])
         return str(self.table.files.names[int(files[0])]) if len(files) == 1 else ""
-
-
-def hint_of(category: str) -> str:
-    """What a category means, in one line."""
-    return _HINTS[category]
 
 
 def _at(text: Text, place: int) -> str:

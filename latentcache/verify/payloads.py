@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
@@ -53,12 +53,8 @@ class _Run:
     length: int
 
 
-@dataclass(slots=True, kw_only=True)
-class _Outcome:
-    """Result of one run: (entry, category, reason, text, intact) of each that is wrong."""
-
-    run: _Run
-    wrong: list[tuple[int, str, str, str, bool]] = field(default_factory=list)
+#: (entry, category, reason, text, intact) of an entry that is wrong.
+_Wrong = tuple[int, str, str, str, bool]
 
 
 def scan_payloads(store: Store, chosen: Mapping[str, NDArray[np.bool_]], over: Callable[[], bool] = bool) -> Scanned:
@@ -102,7 +98,7 @@ def _scan_shard(
             scanned.read[view.name][entries] = True
         return
 
-    def look(run: _Run) -> _Outcome | None:
+    def look(run: _Run) -> list[_Wrong] | None:
         if over():
             return None
         buffer = buffers.get()
@@ -117,9 +113,9 @@ def _scan_shard(
         size = os.fstat(descriptor).st_size
         runs = (run for view, entries in parts for run in _runs(view, _within(scanned, view, entries, size)))
         while ahead := list(islice(runs, _AHEAD * _THREADS)):
-            for outcome in pool.map(look, ahead):
-                if outcome is not None:
-                    _take(store, scanned, outcome)
+            for run, wrong in zip(ahead, pool.map(look, ahead), strict=True):
+                if wrong is not None:
+                    _take(store, scanned, run, wrong)
     finally:
         os.close(descriptor)
 
@@ -131,14 +127,14 @@ def _within(scanned: Scanned, view: View, entries: NDArray[np.intp], size: int) 
     return entries[inside]
 
 
-def _take(store: Store, scanned: Scanned, outcome: _Outcome) -> None:
-    """Add the outcome of one run to the findings."""
-    view, entries = outcome.run.view, outcome.run.entries
+def _take(store: Store, scanned: Scanned, run: _Run, wrong: list[_Wrong]) -> None:
+    """Add the result of one run to the findings."""
+    view, entries = run.view, run.entries
     scanned.read[view.name][entries] = True
     scanned.payloads += len(entries)
     scanned.payload_bytes += int(view.bytes[entries].sum())
     causes: dict[tuple[str, str, bool], list[tuple[int, str]]] = {}
-    for entry, category, reason, text, intact in outcome.wrong:
+    for entry, category, reason, text, intact in wrong:
         causes.setdefault((category, reason, intact), []).append((entry, text))
     for (category, reason, intact), pairs in causes.items():
         numbers, texts = np.array([entry for entry, _ in pairs]), [text for _, text in pairs]
@@ -160,17 +156,16 @@ def _runs(view: View, entries: NDArray[np.intp]) -> Iterator[_Run]:
             first = last
 
 
-def _look(descriptor: int, run: _Run, buffer: memoryview) -> _Outcome:
+def _look(descriptor: int, run: _Run, buffer: memoryview) -> list[_Wrong]:
     """Read the entries of a run and check each of them."""
-    outcome, view = _Outcome(run=run), run.view
+    wrong, view = list[_Wrong](), run.view
     try:
         got = os.preadv(descriptor, [buffer], run.first) if run.length else 0
         while 0 < got < run.length and (more := os.preadv(descriptor, [buffer[got:]], run.first + got)):
             got += more
     except OSError as error:
         reason, text = unreadable(error), words(error)
-        outcome.wrong += [(entry, "unverifiable", reason, text, False) for entry in run.entries.tolist()]
-        return outcome
+        return [(entry, "unverifiable", reason, text, False) for entry in run.entries.tolist()]
     offsets, heads, sizes = (column[run.entries].tolist() for column in (view.offset, view.head, view.bytes))
     sums, rows = view.checksum[run.entries].tolist(), view.first_rows(run.entries).tolist()
     for entry, offset, head, size, expected, row in zip(
@@ -178,18 +173,18 @@ def _look(descriptor: int, run: _Run, buffer: memoryview) -> _Outcome:
     ):
         at = offset - run.first
         if at + size > got:
-            outcome.wrong.append((entry, "corrupt", "truncated", "its shard ends before it", False))
+            wrong.append((entry, "corrupt", "truncated", "its shard ends before it", False))
             continue
         payload = buffer[at : at + size]
         found = checksum(payload)
         if found != expected:
             text = f"checksum: expected {expected:016x}, found {found:016x}"
-            outcome.wrong.append((entry, "corrupt", "payload", text, False))
+            wrong.append((entry, "corrupt", "payload", text, False))
         elif text := _wrong_head(buffer[at - head : at], view, entry):
-            outcome.wrong.append((entry, "corrupt", "header", text, False))
+            wrong.append((entry, "corrupt", "header", text, False))
         elif text := _wrong_values(payload, view, row):
-            outcome.wrong.append((entry, "corrupt", "values", text, True))
-    return outcome
+            wrong.append((entry, "corrupt", "values", text, True))
+    return wrong
 
 
 def _wrong_head(head: memoryview, view: View, entry: int) -> str:

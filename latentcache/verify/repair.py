@@ -169,9 +169,9 @@ def _plan(store: Store, report: VerifyReport, *, drop_stale: bool) -> RepairPlan
             condemned |= {key.tobytes() for key in index.entry_keys(same)}
             shards |= {folder.name} if len(same) else set()
     for name, view in store.views.items():
-        twins = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
-        drop[name][twins] = True
-        removals += _removals(store, view, twins, "same-bytes")
+        equal = np.flatnonzero(np.isin(view.checksum.astype(np.uint64), wanted) & ~drop[name])
+        drop[name][equal] = True
+        removals += _removals(store, view, equal, "same-bytes")
     if drop_stale:
         removals += _stale(store, drop)
     return RepairPlan(

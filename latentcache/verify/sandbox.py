@@ -130,9 +130,8 @@ def main() -> None:
 def _checked(work: Mapping[str, Any]) -> VerifyReport:
     from latentcache.verify.verify import Check
 
-    told = dict(work["depth"])
-    selection = told.pop("selection")
-    depth = Depth(**told | {"selection": None if selection is None else Selection(**selection)})
+    asked = work["depth"]
+    depth = Depth(**asked | {"selection": asked["selection"] and Selection(**asked["selection"])})
     check = Check(cache=Path(work["cache"]), depth=depth, commands=Commands(**work["commands"]), trusted=False)
     return check.run(data=None if work["data"] is None else Path(work["data"]))
 
@@ -155,19 +154,19 @@ def _report(data: Mapping[str, Any]) -> VerifyReport:
     return VerifyReport(**{**data, "findings": findings, "not_compared": tuple(data["not_compared"])})
 
 
-def _error(told: Mapping[str, Any]) -> LatentcacheError:
-    """The error that the child met, as one of ours."""
-    named = getattr(errors, str(told.get("type")), None)
-    ours = isinstance(named, type) and issubclass(named, LatentcacheError)
-    words = {name: str(told.get(name, "")) for name in ("where", "why", "fix")}
+def _error(data: Mapping[str, Any]) -> LatentcacheError:
+    """The error that the child met; CacheDamagedError for a class that needs more than texts."""
+    named = getattr(errors, str(data.get("type")), None)
+    kind = named if isinstance(named, type) and issubclass(named, LatentcacheError) else CacheDamagedError
+    what, texts = str(data.get("what")), {name: str(data.get(name, "")) for name in ("where", "why", "fix")}
     try:
-        return (named if ours and named is not None else CacheDamagedError)(str(told.get("what")), **words)
-    except TypeError:  # an error that needs more than words
-        return CacheDamagedError(str(told.get("what")), **words)
+        return kind(what, **texts)
+    except TypeError:
+        return CacheDamagedError(what, **texts)
 
 
 def _end(status: int, talk: bytes) -> str:
-    """How a child ended, in words."""
+    """How a child ended."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

@@ -23,7 +23,7 @@ from latentcache.sources.compare import CATEGORY, Compared, Found, State, compar
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import Store, View, name_of
-from latentcache.verify.findings import EACH, NAMES, Finding, RecipeChange, hint_of
+from latentcache.verify.findings import EACH, HINTS, NAMES, Finding, RecipeChange
 
 #: Tells whether new bytes of a sample's image decode to the pixels that were encoded; None if that is unknown here.
 SamePixels = Callable[[Snapshot, int, bytes], bool | None]
@@ -181,14 +181,14 @@ def _check_absent(
     rejected: Mapping[int, Rejected] | None = None,
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, refused = store.findings.table, {name_of(one): one for one in store.snapshot.rejected}
+    table, recorded = store.findings.table, {name_of(one): one for one in store.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []
     for number, name in zip(numbers.tolist(), table.names.take(numbers), strict=True):
         if not chosen[number]:
             continue
-        item = refused.get(name) or (rejected or {}).get(number)
+        item = recorded.get(name) or (rejected or {}).get(number)
         if item is not None:
             store.findings.add(
                 "quarantined",
@@ -259,7 +259,7 @@ def _finding(found: Found) -> Finding:
         field=found.field,
         expected=found.expected,
         found=found.found,
-        hint=found.hint or hint_of(found.category),
+        hint=found.hint or HINTS[found.category],
     )
 
 
