@@ -107,6 +107,15 @@ class Cache:
         return dict(zip(map(str, index.buckets), counts.tolist(), strict=True))
 
     @property
+    def tokens(self) -> int:
+        """Tokens of all documents.
+
+        Raises:
+            UsageError: The cache does not hold documents.
+        """
+        return sum(self._documents(part).tokens for part in self._parts)
+
+    @property
     def sources(self) -> dict[str, int]:
         """Samples per source file."""
         found: dict[str, int] = {}
@@ -134,7 +143,7 @@ class Cache:
             shapes = ", ".join(f"{label}: {count}" for label, count in counts[:4])
             shapes += f" and {len(counts) - 4} more buckets" if len(counts) > 4 else ""
         else:
-            shapes = f"{sum(one.tokens for one in map(self._documents, self._parts))} tokens"
+            shapes = f"{self.tokens} tokens"
         excluded = f", {self.excluded} excluded" if self.excluded else ""
         return (
             f"Cache({len(self)} samples of {snapshots}{more}{self._note}{excluded}\n"
