@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from synthetic_caches import build_settings, stretched
 from PIL import Image
+from synthetic_caches import build_settings, stretched
 
 from latentcache import build_cache, open_cache
 from latentcache.plan.batching import BatchPlan, Bucket

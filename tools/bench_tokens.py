@@ -193,8 +193,12 @@ def train(folder: Path, texts: list[str]) -> Path:
     tokenizer, home = Tokenizer(models.BPE()), folder / "tokenizer"
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    options = {"vocab_size": VOCABULARY, "special_tokens": [_END], "show_progress": False}
-    trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[_END],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     home.mkdir()
     tokenizer.save(str(home / "tokenizer.json"))

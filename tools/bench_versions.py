@@ -20,18 +20,21 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import import_module as module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 KIB, BATCH, ROW = {512: 1024, 128: 512, 32: 256}, 8, 2048
+_OPTIONS: tuple[dict[str, int], ...] = ({}, {"prefetch": 0})
 AFFINE = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
 
 def version_1(package: Any) -> SimpleNamespace:
     """The calls of the version before format 1."""
-    limits, recipe = module("read_limits"), module("latentcache.recipe")
+    limits: Any = module("read_limits")
+    recipe = module("latentcache.recipe")
     affine = replace(limits.ENCODER, normalisation=recipe.Normalisation(**AFFINE))
     limits.RECIPE = replace(limits.RECIPE, encoder=affine)
     verify, records = module("latentcache.verify.run").verify_cache, module("latentcache.verify.token_run")
@@ -86,14 +89,14 @@ def works(calls: SimpleNamespace, shared: Path, own: Path) -> dict[str, Any]:
         found[f"verify, {name}"] = lambda n, cache=cache: calls.verify(cache, False)
         found[f"verify --full, {name}"] = lambda n, cache=cache: calls.verify(cache, True)
     opened: dict[str, Any] = {}
-    views = {"rows": lambda: calls.rows(own / "records0")}
+    views: dict[str, Any] = {"rows": lambda: calls.rows(own / "records0")}
     for kib in KIB:
         count = min(1024, (128 << 10) // kib)
         values = numpy.random.default_rng(0).standard_normal((count, kib << 9), "f4").astype("f2")
         calls.make(own / f"made{kib}", kib, values)
-        views[f"{kib} KiB"] = lambda kib=kib: package.open_cache(own / f"made{kib}")
+        views[f"{kib} KiB"] = partial(package.open_cache, own / f"made{kib}")
     for name, view in views.items():
-        for options in ({}, {"prefetch": 0}):
+        for options in _OPTIONS:
             words = f"{name}: loader({', '.join(f'{key}={value}' for key, value in options.items())})"
             found[words] = lambda n, words=words, view=view, options=options: epoch(
                 opened.get(words)
@@ -171,15 +174,15 @@ def compare(folder: Path, given: argparse.Namespace) -> dict[str, list[list[list
     names, _ = (json.loads(one.stdout.readline()) for one in pair)  # type: ignore[union-attr]
     times: dict[str, list[list[list[float]]]] = {name: [[], []] for name in names if given.only in name}
     needed = [name for name in names if name.startswith("build,")]
-    for number in range(given.rounds + 1):
-        for name in names if number else [*needed, *(n for n in times if n not in needed)]:
-            if name not in times and number:
+    for turn in range(given.rounds + 1):
+        for name in names if turn else [*needed, *(n for n in times if n not in needed)]:
+            if name not in times and turn:
                 continue
-            for which in (0, 1) if number % 2 else (1, 0):
-                found = _ask(pair[which], [name, number, False])
-                if number:
+            for which in (0, 1) if turn % 2 else (1, 0):
+                found = _ask(pair[which], [name, turn, False])
+                if turn:
                     times[name][which].append(found)
-            print(f"round {number}: {name}", file=sys.stderr, flush=True)
+            print(f"round {turn}: {name}", file=sys.stderr, flush=True)
     for name in (name for name in names if given.profile in name):
         for one in pair:
             _ask(one, [name, given.rounds + 1, True])

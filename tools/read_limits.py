@@ -15,9 +15,9 @@ from typing import Any
 import lmdb
 import numpy as np
 import torch
-from synthetic_caches import CHANNELS, made_latents, noise
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from synthetic_caches import CHANNELS, made_latents, noise
 
 from latentcache import open_cache
 from latentcache.geometry.sizes import Size
@@ -42,7 +42,7 @@ def write_caches(folder: Path, kib: int, data: NDArray[np.uint8]) -> None:
     """A cache of one bucket, and one of three buckets of about the same area in turn."""
     side, values = SIDES[kib], data.view(np.float16)
     square = values.reshape(-1, CHANNELS, side // 8, side // 8)
-    made_latents(folder / "cache", [Size(side, side)] * len(data), square)
+    made_latents(folder / "cache", [Size(side, side)] * len(data), list(square))
     wide, high = Size(side * 3 // 4, side * 5 // 4), Size(side * 5 // 4, side * 3 // 4)
     sizes = [(Size(side, side), wide, high)[row % 3] for row in range(len(data))]
     shapes = [(CHANNELS, size.height // 8, size.width // 8) for size in sizes]

@@ -21,12 +21,12 @@ from latentcache.fields.protocol import Cached, DescribeContext, Described, Fiel
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
+from latentcache.identity.key import split_keys
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import Item, pack_items
-from latentcache.store.index import split_keys
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
@@ -114,7 +114,12 @@ def publish(cache: Path, data: Path, samples: SampleTable, found: Described, pla
     )
     dims = np.array([group.dims[1:] for group in plan.groups], np.uint32)[plan.group]
     field = replace(field, columns={"crop": np.zeros_like(dims), "resize": dims})
-    source = {"root": str(data.resolve()), "relative": os.path.relpath(data, cache), "part": "", "captions": "none"}
+    source: dict[str, Any] = {
+        "root": str(data.resolve()),
+        "relative": os.path.relpath(data, cache),
+        "part": "",
+        "captions": "none",
+    }
     source |= {"data_kind": "images", "options": SourceOptions(kind="images").as_json()}
     publish_snapshot(paths, SnapshotDraft(samples=samples, fields=(field,), shards=catalog.shards, source=source))
 
