@@ -2,7 +2,16 @@
 
 import numpy as np
 import pytest
-from bench_tokens import LENGTH, PACKED_FLOOR, bench_build, bench_packed, bench_packing, by_hand, make_cache, rows_table
+from bench_tokens import (
+    LENGTH,
+    PACKED_FLOOR,
+    bench_build,
+    bench_packed,
+    bench_packing,
+    by_hand,
+    make_cache,
+    rows_table,
+)
 
 from latentcache import open_cache
 
