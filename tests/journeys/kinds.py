@@ -116,7 +116,7 @@ KINDS = {
         suffix=".jsonl",
     ),
     "edge_map": Kind(
-        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=150, delay_ms=15
+        field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=250, delay_ms=12
     ),
 }
 
