@@ -40,44 +40,49 @@ class Scanned:
 
 def match_names(names: Strings, others: Strings) -> NDArray[np.int64]:
     """(n,) position of each of ``names`` in ``others``; -1 if it is absent. Each should be there once."""
-    front = _equal_front(names, others)
     place = np.full(len(names), -1, dtype=np.int64)
-    place[:front] = np.arange(front)
-    # Behind the first difference by 64-bit hashes, then by the names themselves.
-    wanted, there = _hashes(names, front), _hashes(others, front)
-    if not len(wanted) or not len(there):
-        return place
-    order = np.argsort(there, kind="stable")
-    found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
-    met = np.flatnonzero(there[found] == wanted)
-    for block in _blocks(len(met)):
-        rows, places = met[block] + front, found[met[block]] + front
-        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
-        place[rows[equal]] = places[equal]
+    mine = theirs = 0
+    while count := min(_SLICE, len(names) - mine, len(others) - theirs):
+        (lengths, text), (more, other) = names.span(mine, mine + count), others.span(theirs, theirs + count)
+        if text == other and np.array_equal(lengths, more):
+            place[mine : mine + count] = np.arange(theirs, theirs + count)
+            mine, theirs = mine + count, theirs + count
+            continue
+        # Some are new or gone: find the others by name, and go on behind the last one.
+        near = {name: number for number, name in enumerate(others.take(np.arange(theirs, theirs + count)))}
+        found = np.array([near.get(name, -1) for name in names.take(np.arange(mine, mine + count))])
+        known = np.flatnonzero(found >= 0)
+        place[mine + known] = theirs + found[known]
+        if 2 * len(known) < count:
+            break
+        mine, theirs = mine + int(known[-1]) + 1, theirs + int(found[known[-1]]) + 1
+    _match_rest(names, others, place)
     return place
 
 
-def _blocks(count: int) -> list[slice]:
-    return [slice(start, min(start + _SLICE, count)) for start in range(0, count, _SLICE)]
+def _match_rest(names: Strings, others: Strings, place: NDArray[np.int64]) -> None:
+    """Match what is left in any order, by 64-bit hashes and then by the names themselves."""
+    mine, left = np.flatnonzero(place < 0), np.ones(len(others), dtype=np.bool_)
+    left[place[place >= 0]] = False
+    theirs = np.flatnonzero(left)
+    if not len(mine) or not len(theirs):
+        return
+    wanted, there = _hashes(names, mine), _hashes(others, theirs)
+    order = np.argsort(there, kind="stable")
+    found = order[np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)]
+    met = np.flatnonzero(there[found] == wanted)
+    for start in range(0, len(met), _SLICE):
+        rows, places = mine[met[start : start + _SLICE]], theirs[found[met[start : start + _SLICE]]]
+        equal = np.array([a == b for a, b in zip(names.take(rows), others.take(places), strict=True)], dtype=np.bool_)
+        place[rows[equal]] = places[equal]
 
 
-def _equal_front(names: Strings, others: Strings) -> int:
-    """How many names are equal from the front, in whole blocks but for the end."""
-    least = min(len(names), len(others))
-    for block in _blocks(least):
-        (lengths, text), (more, other) = (side.span(block.start, block.stop) for side in (names, others))
-        if text != other or not np.array_equal(lengths, more):
-            return int(block.start)
-    return least
-
-
-def _hashes(names: Strings, first: int) -> NDArray[np.uint64]:
-    """Of the names from a position on."""
-    found = np.empty(len(names) - first, dtype=np.uint64)
+def _hashes(names: Strings, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    found = np.empty(len(rows), dtype=np.uint64)
     digest = xxhash.xxh3_64_intdigest
-    for block in _blocks(len(found)):
-        some = names.take(np.arange(block.start, block.stop) + first)
-        found[block] = [digest(name.encode("utf-8", "surrogateescape")) for name in some]
+    for start in range(0, len(rows), _SLICE):
+        some = names.take(rows[start : start + _SLICE])
+        found[start : start + _SLICE] = [digest(name.encode("utf-8", "surrogateescape")) for name in some]
     return found
 
 
@@ -117,8 +122,8 @@ class Known:
         """(F,) position in the snapshot's files of those that have their old size and are not trusted."""
         if table is not None and len(table.files):
             self.place = match_names(names, table.files.names)
-            for block in _blocks(count):
-                self._trust(table, block)
+            for start in range(0, count, _SLICE):
+                self._trust(table, slice(start, min(start + _SLICE, count)))
         self._rejected(names, rejected)
 
     @property

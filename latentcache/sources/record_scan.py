@@ -144,7 +144,7 @@ class RecordScan:
     progress: Callable[[int], None] = lambda count: None
     stopping: Callable[[], bool] = bool
     _read: int = 0
-    _room: int = _KEEP_BYTES
+    _room: int = 0
     _kept: dict[int, list[Record]] = field(default_factory=dict)
 
     def __call__(self, files: RecordFiles) -> Scanned:
@@ -158,7 +158,7 @@ class RecordScan:
         held = self._held(files, reading)
         known, old = self._known_rows(held, files)
         trusted, again = held.all_trusted, list[Rejected]()
-        rows, notes = _Rows(), Notes()
+        rows, notes, self._room = _Rows(), Notes(), _KEEP_BYTES
         for item in files.notes:
             notes.add(item)
         unread = np.zeros(len(files), dtype=np.bool_)

@@ -438,9 +438,9 @@ def test_a_million_records_are_compared_in_columns(tmp_path):
     before = scan(tmp_path)
     write(tmp_path / "a.jsonl", "new", *map(str, range(number)))
     now = scan(tmp_path)
-    started = time.perf_counter()
+    started = time.process_time()
     found = compare(before.samples, now)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert (Counter(found.state.tolist()), len(found.new)) == ({MOVED: number}, 1)
 
 

@@ -35,7 +35,7 @@ def test_an_inserted_name_moves_the_rest_by_one(change):
     assert match_names(Strings.of(now), Strings.of(old)).tolist() == wanted
 
 
-def test_two_names_of_one_hash_are_told_apart(monkeypatch):
+def test_two_names_of_one_hash_differ(monkeypatch):
     monkeypatch.setattr(known.xxhash, "xxh3_64_intdigest", lambda data: 7)
     assert match_names(Strings.of(["a", "b"]), Strings.of(["b"])).tolist() == [-1, 0]
 

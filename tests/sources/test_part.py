@@ -25,7 +25,7 @@ def test_parts_are_even(of):
 
 
 def test_a_part_says_nothing_of_the_side_of_validation(tmp_path):
-    """Else a node would hold all of it, or nothing: both are told by content."""
+    """Else a node would hold all of it, or nothing: both follow the content."""
     import numpy as np
 
     contents = [text_record("a", 1, str(number)).content for number in range(4000)]

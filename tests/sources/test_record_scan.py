@@ -61,7 +61,8 @@ def test_the_columns(tmp_path):
     assert found.records_read == 3
 
 
-def test_only_files_with_wanted_rows_are_read_again(tmp_path):
+def test_only_files_with_wanted_rows_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("latentcache.sources.record_scan._KEEP_BYTES", 0)
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", f"{name}1", f"{name}2")
     found = scan(tmp_path)
@@ -72,7 +73,8 @@ def test_only_files_with_wanted_rows_are_read_again(tmp_path):
 
 
 @pytest.mark.parametrize("change", ["other", "shorter", "gone", "broken"])
-def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change):
+def test_a_file_that_changed_meanwhile_is_an_error(tmp_path, change, monkeypatch):
+    monkeypatch.setattr("latentcache.sources.record_scan._KEEP_BYTES", 0)
     write(tmp_path / "a.jsonl", "one", "two", "three")
     found = scan(tmp_path)
     after = {"other": ["one", "2", "three"], "shorter": ["one"], "broken": ["one", b"\xff"], "gone": []}[change]
@@ -147,7 +149,7 @@ def test_records_that_every_field_rejected_are_still_samples(tmp_path, keep_rest
     again = scan(tmp_path, RECORDS, left, rejected=[*first.rejected, *made])
     assert rows_of(again) == rows_of(first)
     assert [(item.name, item.line) for item in again.rejected] == [("a.jsonl", 2)]
-    # Not those of which it cannot be told where they were.
+    # Not records whose place is unknown.
     assert again.records_read == (3 if keep_rest else len(table))
 
 
@@ -155,11 +157,11 @@ def test_a_scan_that_is_stopped_has_whole_files_or_none_of_them(tmp_path, monkey
     monkeypatch.setattr("latentcache.sources.record_scan._OFTEN", 2)
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *(f"{name}{number}" for number in range(4)))
-    asked, told = [], []
-    found = scan(tmp_path, stopping=lambda: len(asked.append(0) or asked) > 5, progress=told.append)
+    asked, counts = [], []
+    found = scan(tmp_path, stopping=lambda: len(asked.append(0) or asked) > 5, progress=counts.append)
     assert found.unread.tolist() == [False, True, True]
     assert texts_of(found) == ["a0", "a1", "a2", "a3"]
-    assert told == [2, 4, 6, 8]
+    assert counts == [2, 4, 6, 8]
 
 
 def test_conversations_of_parquet(tmp_path):
