@@ -1,4 +1,4 @@
-"""Readers of the exported formats, written from their descriptions with ``struct`` alone: nothing of ours is used."""
+"""Readers of the exported formats, written from their descriptions with ``struct`` alone, without this package."""
 
 import json
 import struct

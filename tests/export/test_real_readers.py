@@ -1,6 +1,6 @@
 """The libraries that the formats are of read what is exported: Megatron core, datatrove, mosaicml-streaming.
 
-They pin versions that exclude ours, or want libraries that nothing here needs, so they are not installed with this
+They pin other versions, or want libraries that nothing here needs, so they are not installed with this
 package: ``LATENTCACHE_READERS`` names folders, between colons, that hold them beside the libraries that are here.
 """
 

@@ -16,7 +16,7 @@ from latentcache.images.headers import image_size
 PROFILE = PixelProfile()
 Y, X = np.mgrid[0:37, 0:53]
 PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
-PICTURE = Image.fromarray(PIXELS)
+IMAGE = Image.fromarray(PIXELS)
 ALPHA = ((X * 9 + Y * 5) % 256).astype(np.uint8)
 
 
@@ -55,7 +55,7 @@ def cause(data, profile=PROFILE):
 
 def test_result_is_owned_contiguous_rgb():
     for name in ("PNG", "JPEG"):
-        pixels = decode(saved(PICTURE, format=name), PROFILE)
+        pixels = decode(saved(IMAGE, format=name), PROFILE)
         assert pixels.shape == (37, 53, 3)
         assert pixels.dtype == np.uint8
         assert pixels.flags.c_contiguous
@@ -67,7 +67,7 @@ def test_result_is_owned_contiguous_rgb():
 def test_orientations(name, orientation):
     info = Image.Exif()
     info[0x0112] = orientation
-    data = saved(PICTURE, format=name, exif=info)
+    data = saved(IMAGE, format=name, exif=info)
     expected = ImageOps.exif_transpose(Image.open(BytesIO(data))).convert("RGB")
     pixels = decode(data, PROFILE)
     assert np.array_equal(pixels, expected)
@@ -78,18 +78,18 @@ def test_orientations(name, orientation):
 
 def test_upright_undoes_every_stored_turn():
     for orientation, turn in enumerate(("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM"), 2):
-        assert np.array_equal(upright(PIXELS, orientation), PICTURE.transpose(Image.Transpose[turn]))
+        assert np.array_equal(upright(PIXELS, orientation), IMAGE.transpose(Image.Transpose[turn]))
     assert np.array_equal(upright(upright(PIXELS, 6), 8), PIXELS)
 
 
 def test_cmyk_palette_and_bilevel():
     for image, options in (
-        (PICTURE.convert("CMYK"), {"format": "JPEG", "quality": 95}),
-        (PICTURE.convert("CMYK"), {"format": "TIFF"}),
-        (PICTURE.quantize(31), {"format": "PNG"}),
-        (PICTURE.convert("1"), {"format": "PNG"}),
-        (PICTURE.convert("1"), {"format": "TIFF"}),
-        (PICTURE, {"format": "JPEG", "keep_rgb": True}),
+        (IMAGE.convert("CMYK"), {"format": "JPEG", "quality": 95}),
+        (IMAGE.convert("CMYK"), {"format": "TIFF"}),
+        (IMAGE.quantize(31), {"format": "PNG"}),
+        (IMAGE.convert("1"), {"format": "PNG"}),
+        (IMAGE.convert("1"), {"format": "TIFF"}),
+        (IMAGE, {"format": "JPEG", "keep_rgb": True}),
     ):
         data = saved(image, **options)
         assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
@@ -97,7 +97,7 @@ def test_cmyk_palette_and_bilevel():
 
 @pytest.mark.parametrize("name", ["PNG", "TIFF", "WEBP"])
 def test_rgba_is_laid_on_the_color_of_the_profile(name):
-    image = PICTURE.copy()
+    image = IMAGE.copy()
     image.putalpha(Image.fromarray(ALPHA))
     options = {"lossless": True, "exact": True} if name == "WEBP" else {}
     data = saved(image, format=name, **options)
@@ -175,7 +175,7 @@ def test_first_frame(name):
 
 def test_tiff_orientation_in_xmp_changes_nothing():
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    data = saved(PICTURE, format="TIFF", tiffinfo={700: xmp})
+    data = saved(IMAGE, format="TIFF", tiffinfo={700: xmp})
     assert np.array_equal(decode(data, PROFILE), PIXELS)
 
 
@@ -204,14 +204,14 @@ def grey_profile(gamma):
 def test_a_profile_is_converted_whatever_its_name(name):
     icc = srgb(rXYZ="gXYZ")  # red and green exchanged, still named sRGB
     options = {"lossless": True} if name == "WEBP" else {"subsampling": "4:4:4", "quality": 97}
-    data = saved(PICTURE, format=name, icc_profile=icc, **options)
+    data = saved(IMAGE, format=name, icc_profile=icc, **options)
     stored = np.asarray(Image.open(BytesIO(data)).convert("RGB"))
     assert np.array_equal(decode(data, PixelProfile(icc="ignore")), stored)
     assert np.abs(decode(data, PROFILE).astype(int) - stored[..., [1, 0, 2]]).max() <= 2
 
 
 def test_profile_applies_below_transparency():
-    image = PICTURE.copy()
+    image = IMAGE.copy()
     image.putalpha(Image.fromarray(ALPHA))
     pixels = decode(saved(image, format="PNG", icc_profile=srgb(rXYZ="gXYZ")), PROFILE)
     assert np.abs(pixels.astype(int) - on_white(PIXELS[..., [1, 0, 2]], ALPHA)).max() <= 2
@@ -232,21 +232,21 @@ def test_grey_profile(name):
 )
 def test_profiles_that_change_nothing(icc):
     for name in ("TIFF", "JPEG"):
-        data = saved(PICTURE, format=name, icc_profile=icc)
+        data = saved(IMAGE, format=name, icc_profile=icc)
         assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
 
 
 FILES = {
-    "jpeg": saved(PICTURE, format="JPEG"),
-    "progressive": saved(PICTURE, format="JPEG", progressive=True),
-    "png": saved(PICTURE, format="PNG"),
-    "webp": saved(PICTURE, format="WEBP", lossless=True),
-    "tiff": saved(PICTURE, format="TIFF"),
-    "tiff-lzw": saved(PICTURE, format="TIFF", compression="tiff_lzw"),
-    "gif": saved(PICTURE, format="GIF"),
-    "bmp": saved(PICTURE, format="BMP"),
-    "avif": saved(PICTURE, format="AVIF"),
-    "rgba": saved(PICTURE.convert("RGBA"), format="PNG", icc_profile=srgb(rXYZ="gXYZ")),
+    "jpeg": saved(IMAGE, format="JPEG"),
+    "progressive": saved(IMAGE, format="JPEG", progressive=True),
+    "png": saved(IMAGE, format="PNG"),
+    "webp": saved(IMAGE, format="WEBP", lossless=True),
+    "tiff": saved(IMAGE, format="TIFF"),
+    "tiff-lzw": saved(IMAGE, format="TIFF", compression="tiff_lzw"),
+    "gif": saved(IMAGE, format="GIF"),
+    "bmp": saved(IMAGE, format="BMP"),
+    "avif": saved(IMAGE, format="AVIF"),
+    "rgba": saved(IMAGE.convert("RGBA"), format="PNG", icc_profile=srgb(rXYZ="gXYZ")),
 }
 
 

@@ -16,7 +16,7 @@ from latentcache.images.scratch import Scratch
 PROFILE = PixelProfile()
 Y, X = np.mgrid[0:37, 0:53]
 PIXELS = np.stack([X * 4, Y * 6, (X * Y) % 256], -1).astype(np.uint8)
-PICTURE = Image.fromarray(PIXELS)
+IMAGE = Image.fromarray(PIXELS)
 
 
 def saved(image, **options):
@@ -37,14 +37,14 @@ def through_pillow(monkeypatch, data):
     "options", [{"quality": 30}, {"quality": 96, "progressive": True}, {"restart_marker_blocks": 2}]
 )
 def test_both_jpeg_decoders_give_the_same_bits(monkeypatch, mode, subsampling, options):
-    data = saved(PICTURE.convert(mode), format="JPEG", subsampling=subsampling, **options)
+    data = saved(IMAGE.convert(mode), format="JPEG", subsampling=subsampling, **options)
     assert jpeg_self_test()
     assert np.array_equal(decode(data, PROFILE), through_pillow(monkeypatch, data))
     assert np.array_equal(decode(data, PROFILE), Image.open(BytesIO(data)).convert("RGB"))
 
 
 def test_both_jpeg_decoders_reject_the_same(monkeypatch):
-    data = saved(PICTURE, format="JPEG", restart_marker_blocks=1)
+    data = saved(IMAGE, format="JPEG", restart_marker_blocks=1)
     cut = data.index(b"\xff\xd2")
     lost = data[: cut - 30] + data[cut:]
     for damaged in (data[:-2], lost):
@@ -56,7 +56,7 @@ def test_both_jpeg_decoders_reject_the_same(monkeypatch):
 
 
 def test_pillow_decodes_when_the_self_test_fails(monkeypatch):
-    data = saved(PICTURE, format="JPEG")
+    data = saved(IMAGE, format="JPEG")
     assert jpeg_self_test()  # asked before, so that it is not asked of the other one
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", lambda data, space, **_: 255 - PIXELS)
     assert np.array_equal(decode(data, PROFILE), 255 - PIXELS)
@@ -64,7 +64,7 @@ def test_pillow_decodes_when_the_self_test_fails(monkeypatch):
 
 
 def test_stray_bytes_in_a_jpeg_are_harmless():
-    data = saved(PICTURE, format="JPEG")
+    data = saved(IMAGE, format="JPEG")
     stray = data[:-2] + b"\x11\x22" + data[-2:] + b"trailer"
     assert np.array_equal(decode(stray, PROFILE), decode(data, PROFILE))
 
@@ -85,21 +85,21 @@ def test_pixels_are_the_same_in_memory_that_held_another_image(mode, orientation
     info[0x0112] = orientation
     scratch = Scratch(1 << 20)
     for size in ((53, 37), (20, 31), (97, 64), (8, 8)):
-        data = saved(PICTURE.resize(size).convert(mode), format="JPEG", exif=info)
+        data = saved(IMAGE.resize(size).convert(mode), format="JPEG", exif=info)
         assert np.array_equal(decode(data, PROFILE, scratch=scratch), decode(data, PROFILE))
 
 
 def test_pixels_lie_in_the_scratch_or_in_memory_of_their_own():
-    data = saved(PICTURE, format="JPEG")
+    data = saved(IMAGE, format="JPEG")
     enough, little = Scratch(3 * 37 * 53), Scratch(3 * 37 * 53 - 1)
     assert np.may_share_memory(decode(data, PROFILE, scratch=enough), enough.memory(1))
     first = decode(data, PROFILE, scratch=little)
-    decode(saved(PICTURE.rotate(180), format="JPEG"), PROFILE, scratch=little)
+    decode(saved(IMAGE.rotate(180), format="JPEG"), PROFILE, scratch=little)
     assert np.array_equal(first, decode(data, PROFILE))
 
 
 def test_what_is_damaged_is_rejected_in_a_scratch_too():
     scratch = Scratch(1 << 20)
-    decode(saved(PICTURE, format="JPEG"), PROFILE, scratch=scratch)
+    decode(saved(IMAGE, format="JPEG"), PROFILE, scratch=scratch)
     with pytest.raises(UnusableSampleError):
-        decode(saved(PICTURE, format="JPEG")[:-300], PROFILE, scratch=scratch)
+        decode(saved(IMAGE, format="JPEG")[:-300], PROFILE, scratch=scratch)

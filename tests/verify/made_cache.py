@@ -11,8 +11,8 @@ import numpy as np
 from latentcache.fields.protocol import FieldKind, FieldPlan, FieldSpec, Group, ReadSpec, recipe_id
 from latentcache.fields.registry import field_kind
 from latentcache.sources.scan import SourceOptions, scan
-from latentcache.store.entry import Item, pack_items
 from latentcache.store.catalog import load_catalog
+from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter

@@ -74,16 +74,16 @@ def test_own_columns_are_compared_too(tmp_path):
 def test_the_kind_decides_what_noise_is(tmp_path, monkeypatch):
     import made_cache
 
-    told = []
+    seen = []
 
     def compare(self, stored, made, noise, recipe):
-        told.append(noise)
+        seen.append(noise)
         return Difference(differs=bool(np.abs(stored - made).max() > 2), largest=1.0, mean=0.5)
 
     monkeypatch.setattr(made_cache.Flat, "compare", compare)
     report = check(make(tmp_path, "flat"), Again(off(1)))
     assert (report.exit_code(), report.reencoded.largest, report.reencoded.mean) == (0, 1.0, 0.5)
-    assert told[0]["device"] == "cpu"
+    assert seen[0]["device"] == "cpu"
 
 
 @pytest.mark.parametrize(

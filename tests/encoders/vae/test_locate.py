@@ -1,4 +1,4 @@
-"""From a word to files: what is chosen, what is refused, and when a network is asked."""
+"""From a word to files: what is chosen, what is rejected, and when a network is asked."""
 
 import json
 import os

@@ -11,7 +11,7 @@ import torch
 from latentcache.encoders.vae.describe import describe_model
 from latentcache.loader.values import Affine
 
-PICTURE = torch.zeros(1, 3, 16, 16)
+IMAGE = torch.zeros(1, 3, 16, 16)
 ANY = {"generator": None, "device": "cpu", "dtype": torch.float32}
 SIZES = {"vae_scale_factor_temporal": 4, "vae_scale_factor_spatial": 8, "vae_scale_factor": 8}
 
@@ -25,32 +25,32 @@ def pipeline(model, raw, output, **more):
 def scaled_only(model, raw):
     """Stable Diffusion: also what TAESD stands in for."""
     return diffusers.StableDiffusionXLImg2ImgPipeline.prepare_latents(
-        pipeline(model, raw, "latents"), PICTURE, None, len(raw), 1, torch.float32, "cpu", None, False
+        pipeline(model, raw, "latents"), IMAGE, None, len(raw), 1, torch.float32, "cpu", None, False
     )
 
 
 def shifted(model, raw):
     stand_in = pipeline(model, raw, "latents")
-    return diffusers.FluxImg2ImgPipeline._encode_vae_image(stand_in, PICTURE, None)
+    return diffusers.FluxImg2ImgPipeline._encode_vae_image(stand_in, IMAGE, None)
 
 
 def sana(model, raw):
     stand_in = pipeline(model, raw, "latent", scheduler=SimpleNamespace(config=SimpleNamespace(sigma_data=1.0)))
     start = torch.zeros(())
     return diffusers.SanaSprintImg2ImgPipeline.prepare_latents(
-        stand_in, PICTURE, start, len(raw), raw.shape[1], 8 * raw.shape[2], 8 * raw.shape[3], **ANY
+        stand_in, IMAGE, start, len(raw), raw.shape[1], 8 * raw.shape[2], 8 * raw.shape[3], **ANY
     )
 
 
 def qwen(model, raw):
     stand_in = pipeline(model, raw.unsqueeze(2), "latents", latent_channels=raw.shape[1])
-    return diffusers.QwenImageEditPipeline._encode_vae_image(stand_in, PICTURE, None).squeeze(2)
+    return diffusers.QwenImageEditPipeline._encode_vae_image(stand_in, IMAGE, None).squeeze(2)
 
 
 def wan(model, raw):
     stand_in = pipeline(model, raw.unsqueeze(2), "latents", config=SimpleNamespace(expand_timesteps=True))
     _, latents, _ = diffusers.WanImageToVideoPipeline.prepare_latents(
-        stand_in, PICTURE, 1, raw.shape[1], 16, 16, 1, latents=torch.zeros(1), **ANY
+        stand_in, IMAGE, 1, raw.shape[1], 16, 16, 1, latents=torch.zeros(1), **ANY
     )
     return latents.squeeze(2)
 
@@ -58,7 +58,7 @@ def wan(model, raw):
 def flux2(model, raw):
     patchify = diffusers.Flux2Pipeline._patchify_latents
     stand_in = pipeline(model, raw, "latents", _patchify_latents=patchify)
-    return diffusers.Flux2Pipeline._encode_vae_image(stand_in, PICTURE, None)
+    return diffusers.Flux2Pipeline._encode_vae_image(stand_in, IMAGE, None)
 
 
 def ltx(model, raw):
@@ -69,7 +69,7 @@ def ltx(model, raw):
 def hunyuan(model, raw):
     stand_in = pipeline(model, raw.unsqueeze(2), "latents", vae_scaling_factor=model.config.scaling_factor)
     _, latents = diffusers.HunyuanVideoImageToVideoPipeline.prepare_latents(
-        stand_in, PICTURE, 1, raw.shape[1], 16, 16, 1, latents=torch.zeros(1), **ANY
+        stand_in, IMAGE, 1, raw.shape[1], 16, 16, 1, latents=torch.zeros(1), **ANY
     )
     return latents.squeeze(2)
 
@@ -78,7 +78,7 @@ def cosmos(model, raw):
     stand_in = pipeline(model, raw.unsqueeze(2), "latents")
     stand_in.scheduler = SimpleNamespace(config=SimpleNamespace(sigma_data=1.0, sigma_max=1.0))
     found = diffusers.CosmosVideoToWorldPipeline.prepare_latents(
-        stand_in, PICTURE.unsqueeze(2), 1, raw.shape[1], 16, 16, 1, False, latents=torch.zeros(1, 1, 1, 1, 1), **ANY
+        stand_in, IMAGE.unsqueeze(2), 1, raw.shape[1], 16, 16, 1, False, latents=torch.zeros(1, 1, 1, 1, 1), **ANY
     )
     return found[1].squeeze(2)
 

@@ -1,4 +1,4 @@
-"""Moments and draws: what a class gives, what is refused, and that a draw belongs to its pixels alone."""
+"""Moments and draws: what a class gives, what is rejected, and that a draw belongs to its pixels alone."""
 
 import numpy as np
 import pytest
