@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import sys
@@ -210,9 +209,7 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
                 recipes[name], provenances[name] = described.recipe, described.provenance
             if described.producer:
                 compared.add(name)
-        known = {one.name for one in dataclasses.fields(Requested)}
-        more: dict[str, Any] = {"provenances": provenances} if "provenances" in known else {}
-        return Requested(recipes=recipes, compared=frozenset(compared), **more)
+        return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances)
 
     return requested
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from latentcache.errors import UsageError
+from latentcache.fields.protocol import FieldRecipe
 from latentcache.plan.numbers import choice
 
 Batch = dict[str, Any]
@@ -76,15 +77,16 @@ FORMATS: Mapping[str, Format] = {
 
 
 def check_sample_format(
-    name: str | None, columns: Sequence[str], affine: Mapping[str, Any] | None, channels: int | None
+    name: str | None,
+    columns: Sequence[str],
+    served: Mapping[str, tuple[FieldRecipe | None, tuple[int, ...] | None]],
 ) -> str | None:
     """The name of a format that these samples can be given in; None for plain.
 
     Args:
         name: As asked for.
         columns: What a batch holds.
-        affine: Scaling of the latents (``ReadSpec.affine``); None: unknown.
-        channels: Channels of the latents as they are served; None: there are none.
+        served: Field -> its recipe (None: the kind is not installed) and the stored shape of an item (None: unknown).
 
     Raises:
         UsageError: There is no such format, or it is for latents of another model.
@@ -94,7 +96,10 @@ def check_sample_format(
     wanted = FORMATS[name]
     if "latents" not in columns:
         raise UsageError(f"format={name!r}: the batch has no latents", fix="add latents to fields, or format='plain'")
-    kind, shift = str((affine or {}).get("kind", "none")), float((affine or {}).get("shift") or 0.0)
+    recipe, shape = served.get("latents", (None, None))
+    affine = (recipe.read_time.affine if recipe is not None else None) or {}
+    channels = None if shape is None else shape[0] // (2 if recipe is not None and recipe.read_time.posterior else 1)
+    kind, shift = str(affine.get("kind", "none")), float(affine.get("shift") or 0.0)
     wrong = []
     if wanted.channels and channels not in wanted.channels:
         wrong.append(f"{channels} channels, not {wanted.channels[0]}")

@@ -249,14 +249,10 @@ class SampleReader:
 
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
-        snapshot, columns = self._parts[0].snapshot, [*self.fields, *self.metadata]
-        recipe = snapshot.fields["latents"].recipe if "latents" in self.fields else None
-        affine = recipe.read_time.affine if recipe is not None else None
-        channels = None
-        if "latents" in self.fields and self._shapes:
-            stored = dict(self._shapes[0].shapes)["latents"][0]
-            channels = stored // 2 if recipe is not None and recipe.read_time.posterior else stored
-        return check_sample_format(name, columns, affine, channels)
+        fields = self._parts[0].snapshot.fields
+        shapes = dict(self._shapes[0].shapes) if self._shapes else {}
+        served = {one: (fields[one].recipe, shapes.get(one)) for one in self.fields}
+        return check_sample_format(name, [*self.fields, *self.metadata], served)
 
     def formatted(self, batch: Batch, name: str | None) -> Batch:
         """The batch with a trainer's names."""

@@ -116,7 +116,9 @@ def check_sources(
     return SourcesChecked(looked=looked, checked=compared.checked, hashed=compared.hashed, apply=apply)
 
 
-def check_recipes(store: Store, requested: Mapping[str, FieldRecipe]) -> tuple[RecipeChange, ...]:
+def check_recipes(
+    store: Store, requested: Mapping[str, FieldRecipe], provenances: Mapping[str, Mapping[str, Any]]
+) -> tuple[RecipeChange, ...]:
     """Note every sample of a field as stale whose recipe is not the one that was asked for."""
     changes: list[RecipeChange] = []
     for name, recipe in requested.items():
@@ -125,7 +127,8 @@ def check_recipes(store: Store, requested: Mapping[str, FieldRecipe]) -> tuple[R
             every = np.arange(len(store.findings.table))
             store.findings.add("missing", "not-built", every, field=name, found="the cache lacks this field")
         elif view.rows.kind is not None and view.rows.recipe is not None:
-            rows = view.rows.kind.differences(view.rows.recipe, recipe)
+            provenance = view.rows.provenance, provenances.get(name, {})
+            rows = view.rows.kind.differences(view.rows.recipe, recipe, provenance)
             found = [RecipeChange(field=name, setting=s, cached=mine, requested=theirs) for s, mine, theirs in rows]
             changes += found
             if found:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,8 @@ class Requested:
 
     recipes: Mapping[str, FieldRecipe] = field(default_factory=dict)
     """Field -> recipe, of the fields that options were given for."""
+    provenances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Field -> provenance of the encoder that was looked at; it may name the parts that differ."""
     compared: frozenset[str] = frozenset()
     """Fields whose encoder was looked at; the others are named in ``not_compared``."""
 
@@ -132,7 +135,7 @@ class Check:
             sources = reading.result() if reading else SourcesChecked(looked=np.ones(len(snapshot.samples), np.bool_))
         sources.apply()
         looked = _looked(store, chosen, scanned, sources)
-        changes = check_recipes(store, asked.recipes)
+        changes = check_recipes(store, asked.recipes, asked.provenances)
         again = None
         if reencode is not None and root is not None:
             fine, draw = looked & ~store.findings.of(*PROBLEMS), (self.depth.reencode, self.depth.seed)

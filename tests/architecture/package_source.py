@@ -66,11 +66,15 @@ def code_lines(node: Function) -> int:
 def public(tree: ast.Module) -> Iterator[ast.ClassDef | Function]:
     """Functions and classes a caller may use, and the methods of those classes."""
     for node in tree.body:
-        if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
+        if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_") and not _is_overload(node):
             yield node
             if isinstance(node, ast.ClassDef):
                 inner = (part for part in node.body if isinstance(part, Function))
                 yield from (part for part in inner if not part.name.startswith("_"))
+
+
+def _is_overload(node: ast.ClassDef | Function) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -31,7 +31,11 @@ BROAD_EXCEPTS = {
 KIND_FOLDERS = ("fields", "encoders", "images", "sources", "export")
 KIND_NAMES = {"latents", "input_ids", "prompt_embeds", "edge_map"}
 #: Tables of trainers' names, and the default options of a batch for trainers.
-KIND_TABLES = ("latentcache/loader/formats.py", "latentcache/fields/registry.py")
+KIND_TABLES = (
+    "latentcache/loader/formats.py",
+    "latentcache/fields/registry.py",
+    "latentcache/loader/values.py",  # the option ``latents`` of ``cache.read``
+)
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 DANGEROUS_CALLS = {"torch.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load", "eval", "exec", "os.system"}
 DANGEROUS_ARGUMENTS = {("allow_pickle", True), ("trust_remote_code", True), ("weights_only", False), ("shell", True)}
