@@ -253,8 +253,8 @@ def _show_work(report: BuildReport, quarantined: str) -> None:
     speed = f"{report.elapsed_s:.1f} s ({rate:.1f} entries/s, {human_bytes(report.written_bytes)})"
     out(f"{report.encoded} encoded, {report.cached} reused, {quarantined} in {speed}")
     for name, field in report.fields.items():
-        span = field.waits.get("span", 0.0)
-        slow = {stage: seconds / span for stage, seconds in field.waits.items() if stage != "span" and span >= 1}
+        span = sum(field.waits.values())
+        slow = {stage: seconds / span for stage, seconds in field.waits.items() if span >= 1}
         waits = ", ".join(f"{stage} {part:.0%}" for stage, part in slow.items() if part >= 0.01)
         numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
         facts = [f"{field.encoded} encoded, {field.cached} reused"] if len(report.fields) > 1 else []

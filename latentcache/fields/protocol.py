@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.errors import UnsupportedModelError
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
@@ -242,6 +243,13 @@ class Producer:
     """How far two encodings of one input may differ, known after opening; see :func:`join_noise`."""
     device: str = "cpu"
     """Where the encoder runs, with the name of the card."""
+
+    def open(self) -> None:
+        """Load what encoding needs, and set :attr:`noise` and :attr:`device`; may be called again.
+
+        Called by the thread that encodes, before the first item: a worker that finds all of its items committed loads
+        nothing.
+        """
 
     def prepare(self, job: Job) -> Read | Failure:
         """Read and decode the inputs of one job. Called from any thread."""
@@ -531,6 +539,18 @@ class FieldKind:
         mine, theirs = flat_settings(cached.as_json()), flat_settings(requested.as_json())
         pairs = [(name, mine.get(name), theirs.get(name)) for name in {**mine, **theirs}]
         return [pair for pair in pairs if pair[1] != pair[2]]
+
+    def model_differences(
+        self, recipe: FieldRecipe, provenance: Mapping[str, Any], wanted: Any
+    ) -> list[tuple[str, Any, Any]]:
+        """(setting, cached, wanted) in which a model differs from the one this recipe was made with.
+
+        Raises:
+            UnsupportedModelError: Items of this kind cannot be compared with a model.
+        """
+        raise UnsupportedModelError(
+            f"{self.name}: cannot be compared with a model here", fix="latentcache verify CACHE --model MODEL"
+        )
 
     def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """What ``info`` prints about the field: label -> text, in order."""

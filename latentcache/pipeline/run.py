@@ -534,6 +534,7 @@ def make_again(
         for job in jobs:
             if producer is None:
                 producer = load(kind.producer)(task.producer, recipe, context)
+                producer.open()
                 opened(producer)
                 batches = BatchEncoder(
                     producer=producer, kind=kind, spec=recipe.spec, groups=task.groups, sizes=sizes, warn=warn

@@ -125,7 +125,11 @@ class Listing:
         if self._files is not None:
             for row, record in read_records(self._files, self.samples, rows, self.kept):
                 if record is None and strict:
-                    raise self._changed(row)
+                    raise SourceError(
+                        "a file was changed while the cache was built from it",
+                        where=self.samples.names[row],
+                        fix="run the same command again when no program writes to it: committed work is kept",
+                    )
                 yield row, {"record": record and record_json(record)}
             return
         for start in range(0, len(rows), _BLOCK):
@@ -133,13 +137,6 @@ class Listing:
             values = [self._values(name, some) for name in names]
             for number, row in enumerate(some.tolist()):
                 yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
-
-    def _changed(self, row: int) -> SourceError:
-        return SourceError(
-            "a file was changed while the cache was built from it",
-            where=self.samples.names[row],
-            fix="run the same command again when no program writes to it: committed work is kept",
-        )
 
     def _values(self, name: str, rows: NDArray[np.integer]) -> list[dict[str, str]]:
         held = self.samples.inputs[name]

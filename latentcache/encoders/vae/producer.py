@@ -65,20 +65,30 @@ class VaeProducer(Producer):
 
     Raises:
         UsageError: This machine cannot resize as the recipe does.
-        EncoderError: The model cannot be used.
-        DeviceError: The device does not exist or failed.
     """
 
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         self._recipe, self._context, self._groups = recipe, context, context.groups
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
         self._local, self._encodes = threading.local(), threading.get_ident()
-        description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
+        self._description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
+        self._fold = bool(producer["fold"])
         _check_resample(recipe)
-        self._encoder = open_encoder(description, device=context.device, fold=bool(producer["fold"]))
-        self.device = self._encoder.device
-        self.noise = EXACT
-        if description.needs_torch:
+        self._encoder: Encoder
+        self._is_open = False
+
+    def open(self) -> None:
+        """See :class:`Producer`.
+
+        Raises:
+            EncoderError: The model cannot be used.
+            DeviceError: The device does not exist or failed.
+        """
+        if self._is_open:
+            return
+        self._encoder = open_encoder(self._description, device=self._context.device, fold=self._fold)
+        self._is_open, self.device, self.noise = True, self._encoder.device, EXACT
+        if self._description.needs_torch:
             check_encoder(self._encoder)
             self.noise = measured_noise(self._encoder)
 
@@ -104,6 +114,7 @@ class VaeProducer(Producer):
 
     def encode(self, batch: Sequence[Prepared]) -> _Batch:
         """See :class:`Producer`. Items of one group."""
+        self.open()
         values = [item.value for item in batch]
         return _Batch(values, self._encoder.submit([value.pixels for value in values]), self._made)
 
@@ -122,7 +133,8 @@ class VaeProducer(Producer):
 
     def close(self) -> None:
         """Free the memory of the device."""
-        self._encoder.close()
+        if self._is_open:
+            self._encoder.close()
 
     def _check_size(self, job: Job, size: Size) -> None:
         """The plan was made for the size of the header; another size means another file.

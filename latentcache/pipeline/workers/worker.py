@@ -128,7 +128,7 @@ class WorkerLoop:
         self._kept_bytes = 0
         self._followers: dict[tuple[int, bytes], list[Candidate]] = {}
         self._told = time.monotonic()
-        self._flushed = False
+        self._flushed = self._opened = False
 
     def run(self) -> dict[str, Any]:
         """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message.
@@ -144,7 +144,6 @@ class WorkerLoop:
         try:
             with self.board.doing(ENCODER, OPENING):
                 producer = self._open()
-            self.channel.send("opened", noise=to_json(producer.noise))
             self.batches = BatchEncoder(
                 producer=producer,
                 kind=self.kind,
@@ -208,6 +207,14 @@ class WorkerLoop:
         self.writer.finish()
 
     # -- the loop
+
+    def _open_encoder(self) -> None:
+        """Before the first item that has to be encoded."""
+        if not self._opened:
+            with self.board.doing(ENCODER, OPENING):
+                self.batches.producer.open()
+            self._opened = True
+            self.channel.send("opened", noise=to_json(self.batches.producer.noise))
 
     def _open(self) -> Producer:
         opening = self.opening
@@ -320,6 +327,7 @@ class WorkerLoop:
                 self._followers[mark].append(item)
                 return
             self._followers[mark] = []
+        self._open_encoder()
         waiting = self._waiting.setdefault(item.group, [])
         waiting.append(item)
         self._costs[item.group] += self.sizes.cost(item)
@@ -338,6 +346,7 @@ class WorkerLoop:
     def _make(self, whole: Whole) -> None:
         """Make the only items of jobs in one call."""
         unit, jobs = whole.unit, list(whole.jobs.values())
+        self._open_encoder()
         try:
             with self._encoding(list(whole.jobs)):
                 for job in jobs:

@@ -36,7 +36,9 @@ def opened(root, buckets=((64, 64),), *, options=None, missing=None, **settings)
     groups = tuple(described.recipe.group(Size(*bucket)) for bucket in buckets)
     context = {} if missing is None else {"missing": missing}
     made = ProducerContext(root=str(root), device="cpu", groups=groups, options=options or {}, **context)
-    return VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, made)
+    producer = VaeProducer(json.loads(json.dumps(described.producer)), described.recipe, made)
+    producer.open()
+    return producer
 
 
 def job(name, *outputs, size=None):
@@ -316,7 +318,9 @@ def test_a_machine_that_cannot_resize_as_the_recipe_does_is_an_error(tmp_path, m
 def test_a_device_that_is_not_there(tiny, tmp_path):
     described = describe(LatentsSettings(model=str(tiny("AutoencoderTiny"))), Cached(), DescribeContext(device="cpu"))
     with pytest.raises(DeviceError):
-        VaeProducer(described.producer, described.recipe, ProducerContext(root=str(tmp_path), device="cuda:99"))
+        VaeProducer(
+            described.producer, described.recipe, ProducerContext(root=str(tmp_path), device="cuda:99")
+        ).open()
 
 
 @pytest.mark.parametrize(
