@@ -21,8 +21,6 @@ from latentcache.sources.lines import fault, listed, parse_json, shown
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
 RECORD_RULE = 2
-#: text: one field. alpaca: instruction, input, output. sharegpt: from and value in turn. openai: role and content.
-FORMS = ("text", "alpaca", "sharegpt", "openai")
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
 _FIRST_ROLES = ("system", "developer")
@@ -112,6 +110,8 @@ class RecordFormat:
     """Names of columns and tags; an empty name is a column that is not used."""
 
     form: str
+    """``text``: one field. ``alpaca``: instruction, input, output. ``sharegpt``: from and value in turn. ``openai``:
+    role and content."""
     text: str = "text"
     prompt: str = "instruction"
     query: str = "input"
@@ -191,17 +191,11 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
     try:
         if form.form == "text":
             return text_record(source, line, _text(record, form.text))
-        messages = tuple(_conversation(record, form))
-        return chat_record(source, line, messages, _tools(record, form.tools))
+        turns = {"alpaca": _alpaca, "sharegpt": _sharegpt, "openai": _openai}[form.form]
+        return chat_record(source, line, tuple(turns(record, form)), _tools(record, form.tools))
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair, {error.object[error.start]!r}"
         raise fault("record-unicode", found, _place_of_half(record, form)) from error
-
-
-def _conversation(record: Mapping[str, Any], form: RecordFormat) -> Sequence[Message]:
-    if form.form == "alpaca":
-        return [*_system(record, form), *_alpaca(record, form)]
-    return _sharegpt(record, form) if form.form == "sharegpt" else _openai(record, form)
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
@@ -212,7 +206,8 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
-    """History, then the instruction with its input, then the answer."""
+    """System, history, then the instruction with its input, then the answer."""
+    yield from _system(record, form)
     for number, pair in enumerate(_optional_list(record, form.history)):
         where = f"{form.history}[{number}]"
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):

@@ -209,7 +209,12 @@ class Walk:
                         rest.append(entry)
         except OSError as error:
             if not folder.prefix:
-                raise unlistable(folder.path, error) from error
+                raise SourceError(
+                    f"the data folder cannot be listed: {folder.path}",
+                    where=folder.path,
+                    why=str(error.strerror),
+                    fix=f"check it with `ls -la {shlex.quote(folder.path)}`",
+                ) from error
             detail = f"the folder cannot be listed: {error.strerror}"
             self.rejected.append(rejected(folder.prefix, cause_of(error), detail))
             return _Listed(folder)
@@ -349,16 +354,6 @@ def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     """Size, mtime, ctime, inode and device as unsigned 64-bit numbers."""
     values = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
     return tuple([value & _WORD for value in values])
-
-
-def unlistable(path: str, error: OSError) -> SourceError:
-    """The error of a data folder that cannot be listed."""
-    return SourceError(
-        f"the data folder cannot be listed: {path}",
-        where=path,
-        why=str(error.strerror),
-        fix=f"check it with `ls -la {shlex.quote(path)}`",
-    )
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
