@@ -29,6 +29,7 @@ from latentcache.fields.protocol import (
     setting,
 )
 from latentcache.fields.table import SampleTable
+from latentcache.fields.tokenizer_match import tokenizer_differences
 from latentcache.identity.tokenizer import differing_parts
 
 #: Increased if the same record and tokenizer give other ids or spans.
@@ -211,6 +212,13 @@ class InputIds(FieldKind):
             differing_parts(*(one["parts"] for one in provenance)) if all("parts" in p for p in provenance) else []
         )
         return [row for one in found for row in (parts if parts and one[0] == "tokenizer" else [one])]
+
+    def model_differences(
+        self, recipe: FieldRecipe, provenance: Mapping[str, Any], wanted: Any
+    ) -> list[tuple[str, Any, Any]]:
+        """Parts of a tokenizer that differ; ``wanted`` as in ``tokenizer_match.tokenizer_differences``."""
+        assert isinstance(recipe, InputIdsRecipe)
+        return tokenizer_differences(recipe, provenance, wanted)
 
     def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Tokenizer, template and loss."""

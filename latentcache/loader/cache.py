@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheIncompleteError, CacheNotFoundError, UsageError
+from latentcache.errors import (
+    CacheIncompleteError,
+    CacheNotFoundError,
+    StaleCacheError,
+    UnsupportedModelError,
+    UsageError,
+)
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.items import Checksum
@@ -161,6 +167,36 @@ class Cache:
         if recipe is None:
             raise UsageError(f"field={name!r}: its kind is not installed", fix="install the package that made it")
         return recipe
+
+    def check(self, model: Any, field: str | None = None) -> None:
+        """Raise unless this cache was made with a model's own tokenizer. Nothing is loaded.
+
+        Args:
+            model: Folder of the tokenizer, its ``tokenizer.json``, its fingerprint (32 hex digits), or a loaded
+                tokenizer of transformers.
+            field: None: the only field.
+
+        Raises:
+            StaleCacheError: They differ; ``differences`` names the settings.
+            ModelNotFoundError: There is nothing at this path.
+            UnsupportedModelError: It is not a tokenizer, or the field cannot be compared with a model.
+        """
+        name = self._field(field)
+        for snapshot in self.snapshots:
+            rows = snapshot.fields[name]
+            if rows.kind is None or rows.recipe is None:
+                raise UnsupportedModelError(f"field {name}: its kind is not installed", fix="install its package")
+            different = rows.kind.model_differences(rows.recipe, rows.provenance, model)
+            if different:
+                raise StaleCacheError(
+                    f"{snapshot.paths.root} was made with another model",
+                    where=str(snapshot.paths.root),
+                    why=", ".join(
+                        f"{one}: {str(was)[:8] or 'none'} -> {str(now)[:8] or 'none'}" for one, was, now in different
+                    ),
+                    fix="build the cache again with this model's tokenizer, or load the model that fits",
+                    differences=tuple((one, str(was), str(now)) for one, was, now in different),
+                )
 
     def split(self, validation: float) -> tuple[Cache, Cache]:
         """Training and validation part. Content decides, so no sample crosses over when data is added.
@@ -504,9 +540,9 @@ class Cache:
             raise UsageError(f"field={field!r}: unknown", fix=f"use one of {', '.join(found)}")
         names = [name for name, one in found.items() if not collate or one.spec.collate == collate]
         if field is None and len(names) != 1:
-            what = "several fields hold documents" if names else "no field holds documents"
+            what = "several fields hold documents" if collate else "the cache has several fields"
             raise UsageError(
-                f"field is not given: {what if collate else 'the cache has several fields'}",
+                f"field=None: {what}" if names else "rows(): no field of the cache holds documents",
                 fix=f"field={(names or list(found))[0]!r}" if names else "use cache.loader(...)",
             )
         return field or names[0]

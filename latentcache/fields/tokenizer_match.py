@@ -1,0 +1,77 @@
+"""Compare a model's tokenizer with the one that a cache was made with, by content, without a tokenizer library."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.identity.template import template_hash
+from latentcache.identity.tokenizer import differing_parts, tokenizer_fingerprint, tokenizer_parts
+from latentcache.identity.tokenizer_files import LoadedTokenizer, from_loaded, read_tokenizer
+
+if TYPE_CHECKING:
+    from latentcache.fields.input_ids import InputIdsRecipe
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+#: Recipe setting -> the role whose id it needs: how a text begins and ends.
+_ENDS = (("add_bos", "bos_id", "bos_token"), ("add_eos", "eos_id", "eos_token"))
+#: A loaded tokenizer has roles that its class names and its files lack; they move no id.
+_ROLES = "special_tokens"
+_ADVICE = "give its folder, its fingerprint (32 hex digits), or the tokenizer that you loaded"
+
+
+def tokenizer_differences(
+    cached: InputIdsRecipe, provenance: Mapping[str, Any], wanted: Any
+) -> list[tuple[str, Any, Any]]:
+    """(setting, cached, wanted) of everything that differs.
+
+    Args:
+        cached: Recipe of the cache.
+        provenance: Of the cache: ``parts`` of its tokenizer, and ``chat_template`` if one was given.
+        wanted: The fingerprint of a tokenizer (32 hex digits); a ``tokenizer.json`` or its folder; or a loaded
+            tokenizer of transformers.
+
+    Raises:
+        ModelNotFoundError: There is nothing at this path.
+        UnsupportedModelError: It is not a tokenizer that can be compared.
+    """
+    if isinstance(wanted, str) and _FINGERPRINT.fullmatch(wanted) and not Path(wanted).exists():
+        return [("tokenizer", cached.tokenizer, wanted)] if wanted != cached.tokenizer else []
+    is_path = isinstance(wanted, str | os.PathLike)
+    found = _read(Path(wanted).expanduser()) if is_path else from_loaded(wanted)
+    different = _parts(cached, dict(provenance.get("parts") or {}), found, roles=is_path)
+    if cached.chat_template and not provenance.get("chat_template"):
+        now = template_hash(found.chat_template, dict(cached.template_options))
+        different += [("chat_template", cached.chat_template, now)] if now != cached.chat_template else []
+    return different
+
+
+def _parts(
+    cached: InputIdsRecipe, parts: Mapping[str, str], found: LoadedTokenizer, *, roles: bool
+) -> list[tuple[str, Any, Any]]:
+    now = tokenizer_parts(found.json, found.special)
+    fingerprint = tokenizer_fingerprint(now)
+    if fingerprint == cached.tokenizer:
+        return []
+    if not parts:
+        return [("tokenizer", cached.tokenizer, fingerprint)]
+    different: list[tuple[str, Any, Any]] = [one for one in differing_parts(parts, now) if roles or one[0] != _ROLES]
+    if not roles and not cached.chat_template:
+        ends = [
+            (name, getattr(cached, name), found.id_of(role)) for said, name, role in _ENDS if getattr(cached, said)
+        ]
+        different += [end for end in ends if end[1] != end[2]]
+    return different
+
+
+def _read(path: Path) -> LoadedTokenizer:
+    if not path.exists():
+        raise ModelNotFoundError(f"there is no tokenizer at {path}", where=str(path.absolute()), fix=_ADVICE)
+    found = read_tokenizer(path)
+    if found is None:
+        raise UnsupportedModelError(f"{path} has no tokenizer.json", where=str(path), fix=_ADVICE)
+    return found

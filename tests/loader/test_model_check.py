@@ -1,0 +1,112 @@
+"""Tokenizers as files and as transformers loads them, beside caches that were built with them."""
+
+import json
+
+import pytest
+from made_templates import CHATML, LLAMA3, untagged
+from made_tokenizers import LLAMA3_SPLIT, LLAMA3_TOKENS, byte_level, save, unigram
+from transformers import AutoTokenizer
+
+from latentcache import BuildSettings, build_cache, open_cache
+from latentcache.errors import ModelNotFoundError, StaleCacheError, UnsupportedModelError
+from latentcache.fields.tokenizer_match import tokenizer_differences
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello you"}]}
+ROLES = {"eos_token": "<|im_end|>"}
+DATED = "{{- strftime_now('%d %b %Y') }}" + untagged(CHATML)
+
+
+def built(folder, tokenizer, record=CHAT, **settings):
+    """A cache of one record."""
+    (folder / "data.jsonl").write_text(json.dumps(record) + "\n")
+    fields = {"input_ids": {"tokenizer": str(tokenizer)} | settings}
+    build_cache(BuildSettings(data=folder / "data.jsonl", out=folder / "cache", fields=fields, workers=0))
+    return folder / "cache"
+
+
+def named(cache, tokenizer):
+    """The fields that an opening names."""
+    with pytest.raises(StaleCacheError) as caught:
+        open_cache(cache).check(tokenizer)
+    return [name for name, _, _ in caught.value.differences]
+
+
+@pytest.mark.parametrize(
+    ("make", "template", "config"),
+    [
+        (byte_level, CHATML, {"roles": ROLES}),
+        (byte_level, CHATML, {"roles": ROLES, "tokenizer_class": "GPT2Tokenizer"}),
+        (unigram, CHATML, {"roles": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}}),
+        (
+            lambda: byte_level(LLAMA3_SPLIT, special=LLAMA3_TOKENS, first=False),
+            LLAMA3,
+            {
+                "roles": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+                "bos_first": "<|begin_of_text|>",
+            },
+        ),
+    ],
+    ids=["byte level", "a class with roles of its own", "scores", "begins texts itself"],
+)
+def test_a_folder_its_file_and_the_loaded_tokenizer_open_the_cache(tmp_path, make, template, config):
+    folder = save(make(), tmp_path / "model", template=untagged(template), **config)
+    cache = built(tmp_path, folder)
+    for tokenizer in (folder, str(folder), folder / "tokenizer.json", AutoTokenizer.from_pretrained(str(folder))):
+        open_cache(cache).check(tokenizer)
+
+
+def test_a_template_with_a_clock_is_compared_as_it_was_pinned(tmp_path):
+    folder = save(byte_level(), tmp_path / "model", template=DATED, roles=ROLES)
+    open_cache(built(tmp_path, folder)).check(folder)
+
+
+def test_another_template_is_named_with_both_hashes(tmp_path):
+    folder = save(byte_level(), tmp_path / "model", template=untagged(CHATML), roles=ROLES)
+    cache = built(tmp_path, folder)
+    loaded = AutoTokenizer.from_pretrained(str(folder))
+    loaded.chat_template = "other"
+    with pytest.raises(StaleCacheError, match=r"chat_template: [0-9a-f]{8} -> [0-9a-f]{8}"):
+        open_cache(cache).check(loaded)
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(StaleCacheError, match=r"chat_template: [0-9a-f]{8} -> none"):
+        open_cache(cache).check(folder)
+
+
+def test_a_template_that_the_build_was_given_is_not_the_tokenizers(tmp_path):
+    folder = save(byte_level(), tmp_path / "model", template="another", roles=ROLES)
+    (tmp_path / "mine.jinja").write_text(untagged(CHATML))
+    cache = built(tmp_path, folder, chat_template=tmp_path / "mine.jinja")
+    open_cache(cache).check(folder)
+
+
+def test_parts_that_differ_have_their_names(tmp_path):
+    folder = save(byte_level(), tmp_path / "model", roles=ROLES)
+    cache = built(tmp_path, folder, {"text": "some text"})
+    open_cache(cache).check(folder)
+    loaded = AutoTokenizer.from_pretrained(str(folder))
+    loaded.add_tokens(["<new>"])
+    assert named(cache, loaded) == ["added_tokens"]
+    other = save(byte_level(nfc=True, vocab_size=500), tmp_path / "other", roles=ROLES)
+    assert named(cache, other) == ["vocab", "merges", "normalizer"]
+    ends = save(byte_level(), tmp_path / "ends", roles={"eos_token": "<|endoftext|>"})
+    assert named(cache, ends) == ["special_tokens"]
+    assert named(cache, AutoTokenizer.from_pretrained(str(ends))) == ["eos_id"]
+
+
+def test_what_cannot_be_compared_says_what_can(tmp_path):
+    cache = built(tmp_path, "stub", {"text": "some text"})
+    for nowhere in ("org/model", tmp_path / "none"):
+        with pytest.raises(ModelNotFoundError, match="no tokenizer at") as caught:
+            open_cache(cache).check(nowhere)
+        assert "the tokenizer that you loaded" in caught.value.fix
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnsupportedModelError, match=r"has no tokenizer\.json"):
+        open_cache(cache).check(tmp_path / "empty")
+
+
+def test_a_cache_without_parts_names_the_whole(tmp_path):
+    recipe = open_cache(built(tmp_path, "stub", {"text": "some text"})).recipe()
+    folder = save(byte_level(), tmp_path / "model")
+    ((name, was, now),) = tokenizer_differences(recipe, {}, folder)
+    assert (name, was) == ("tokenizer", recipe.tokenizer)
+    assert now != was
