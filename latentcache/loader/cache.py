@@ -668,3 +668,7 @@ def _refuse_foreign(kind: str, **given: bool) -> None:
 
 
 __all__ = ["Cache", "open_cache"]
+
+
+def _short(value: Any) -> str:
+    return str(value)[:8] or "none"
