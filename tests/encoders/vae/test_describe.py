@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,6 @@ from latentcache.encoders.vae.describe import ModelDescription, cuda_available, 
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Cached, DescribeContext
-from latentcache.identity.stat import RACY_NS
 
 
 def test_a_folder_is_described(tiny):
@@ -244,12 +242,11 @@ def test_weights_are_hashed_once_while_their_stat_is_the_same(copied, monkeypatc
     model, hashed = copied(), []
     real = weights.fingerprint
     monkeypatch.setattr(weights, "fingerprint", lambda *args: hashed.append(1) or real(*args))
-    aged(model.weights)
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)  # trusted at once
     first, _ = described({"model": str(model.folder)})
     second, _ = described(cached=again(first))
     assert (len(hashed), second.recipe) == (1, first.recipe)
     model.weights.write_bytes(model.weights.read_bytes())
-    aged(model.weights)
     third, _ = described(cached=again(first))
     assert (len(hashed), third.recipe) == (2, first.recipe)
     rewrite(model.weights, lambda tensors: {name: tensor + 1 for name, tensor in tensors.items()})
@@ -264,12 +261,6 @@ def test_young_weights_are_hashed_again(copied, monkeypatch):
     first, _ = described({"model": str(model.folder)})
     described(cached=again(first))
     assert len(hashed) == 2
-
-
-def aged(path):
-    """Wait until the file is older than the racy rule; a change time cannot be set back."""
-    monkey = time.time_ns() - path.stat().st_ctime_ns
-    time.sleep(max(0, (RACY_NS - monkey) / 1e9 + 0.05))
 
 
 def test_a_check_looks_at_no_model_that_was_not_named(tiny, monkeypatch):
