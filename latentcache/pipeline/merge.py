@@ -6,6 +6,7 @@ Guarantee: the rows and item keys are those of one build; every copied entry pas
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +48,9 @@ from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 
 
-def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None = None) -> BuildReport:
+def merge_caches(
+    parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, observer: Observer | None = None
+) -> BuildReport:
     """Merge finished caches of one recipe into one snapshot of ``out``.
 
     Args:
@@ -63,15 +66,16 @@ def merge_caches(parts: Sequence[Path], out: Path, *, observer: Observer | None 
         CacheDamagedError: Entries of a part fail their check.
         CacheLockedError: A build of ``out`` runs.
     """
-    started, paths = time.monotonic(), CachePaths(out)
-    _check_names(parts, out)
+    folders, whole = [Path(part) for part in parts], Path(out)
+    started, paths = time.monotonic(), CachePaths(whole)
+    _check_names(folders, whole)
     with ExitStack() as stack:
-        snapshots = [_opened(part) for part in parts]
+        snapshots = [_opened(part) for part in folders]
         for snapshot in snapshots:
             stack.callback(_released, snapshot)
-        _check_recipes(parts, snapshots)
-        _check_parts(parts, snapshots)
-        table = _table(parts, [_as_whole(snapshot) for snapshot in snapshots])
+        _check_recipes(folders, snapshots)
+        _check_parts(folders, snapshots)
+        table = _table(folders, [_as_whole(snapshot) for snapshot in snapshots])
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ class BuildSettings:
     """
 
     data: Path
+    """A folder or a file; text is taken as a path, here and below."""
     out: Path | None = None
     """The cache folder [default: ``DATA.latentcache`` beside the data]."""
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +77,15 @@ class BuildSettings:
     rollback: bool = True
     """Keep the previous snapshot; ``gc`` removes it."""
 
+    def __repr__(self) -> str:
+        """The values that differ from their defaults."""
+        said = [one for one in fields(self) if one.name == "data" or getattr(self, one.name) not in (one.default, {})]
+        return f"BuildSettings({', '.join(f'{one.name}={_short(getattr(self, one.name))}' for one in said)})"
+
     def __post_init__(self) -> None:
+        for name in ("data", "out", "events"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Path(getattr(self, name)))
         if not _DEVICES.fullmatch(self.device):
             raise UsageError(
                 f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
@@ -93,6 +102,17 @@ class BuildSettings:
     def cache(self) -> Path:
         """The cache folder."""
         return self.out or beside(self.data)
+
+
+def _short(value: Any) -> str:
+    """A value as the caller may have written it: paths as text, settings of fields without those not given."""
+    if isinstance(value, Path):
+        return repr(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_short(one)}" for key, one in value.items()) + "}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return _short({one.name: said for one in fields(value) if (said := getattr(value, one.name)) is not None})
+    return repr(value)
 
 
 def _settings_of(name: str, said: Any) -> Any:
