@@ -41,9 +41,9 @@ def info(
         "complete": snapshot is not None and snapshot.complete and not paths.building.exists(),
         "snapshot": snapshot.number if snapshot else 0,
         "counts": {
-            "samples": len(snapshot.samples) + _rejected(snapshot) if snapshot else int(state.get("samples", 0)),
+            "samples": len(snapshot.samples) + _outside_table(snapshot) if snapshot else int(state.get("samples", 0)),
             "entries": len(stored),
-            "quarantined": len(snapshot.rejected) if snapshot else 0,
+            "quarantined": len(_rejected(snapshot)) if snapshot else 0,
         },
         "bytes": _bytes_on_disk(cache),
         "entries_lost": _lost(snapshot, stored) if snapshot else 0,
@@ -60,9 +60,17 @@ def info(
     return 0
 
 
-def _rejected(snapshot: Snapshot) -> int:
-    """Rejected samples that are not in the table of samples."""
-    return sum(not getattr(one, "target", "") for one in snapshot.rejected)
+def _rejected(snapshot: Snapshot) -> set[str]:
+    """Names of rejected samples; a sample that several fields reject counts once."""
+    return {f"{one.name}:{one.line}" if one.line else one.name for one in snapshot.rejected}
+
+
+def _outside_table(snapshot: Snapshot) -> int:
+    """Rejected samples that no field of the cache holds."""
+    rejected = _rejected(snapshot)
+    if rejected and len(snapshot.fields) > 1:
+        rejected.difference_update(snapshot.samples.names)
+    return len(rejected)
 
 
 def _facts(snapshot: Snapshot) -> dict[str, Any]:

@@ -90,11 +90,14 @@ def _planned(
     batch_size, world_size, remainder = layout
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
     held = [_is_cache(path) for path in paths]
-    if rows or all(held):
+    if all(held):
         return _of_caches(paths, batches, seed, rows, mixing)
     if any(held):
         raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
-    return _of_data(paths, batches, seed, requested, mixing)
+    planned = _of_data(paths, batches, seed, requested, mixing)
+    if rows:
+        raise _no_documents(paths[0], rows)
+    return planned
 
 
 def _is_cache(path: Path) -> bool:
@@ -128,15 +131,23 @@ def _of_caches(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
         caches = [open_cache(path) for path in paths]
-    parts: list[Any] = [cache.rows(**rows) for cache in caches] if rows else list(caches)
-    if not rows:
-        for path, cache in zip(paths, caches, strict=True):
+    for path, cache in zip(paths, caches, strict=True):
+        layouts = [field.spec.collate for field in cache.snapshots[0].fields.values()]
+        if rows and layouts and "pack" not in layouts:
+            raise _no_documents(path, rows)
+        if not rows:
             _require_samples(path, cache)
+    parts: list[Any] = [cache.rows(**rows) for cache in caches] if rows else list(caches)
     source = parts[0] if len(parts) == 1 and not mixing else combine(parts, **mixing)
     report = source.plan(
         batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder, seed=seed
     )
     return report, sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots)
+
+
+def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
+    flag = next(iter(rows))
+    return UsageError(f"--{flag}={rows[flag]}: {path} holds no documents", where=str(path), fix=f"leave out --{flag}")
 
 
 def _require_samples(path: Path, cache: Any) -> None:
@@ -183,10 +194,13 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         cache = shlex.quote(f"{path}.latentcache")
+        common = f" {requested.common}" if requested.common else ""
+        words = f" {requested.words}{common}" if requested.words else common
         raise UsageError(
             f"{path}: the rows of documents are known after tokenization",
             where=str(path),
-            fix=f"latentcache build {shlex.quote(str(path))}; latentcache plan {cache} --batch-size 8 --pack 4096",
+            fix=f"latentcache build {shlex.quote(str(path))}{words}; latentcache plan {cache}{common} --batch-size 8"
+            " --pack 4096",
         )
     items = field.items_plan
     assert items is not None  # a dry run keeps it

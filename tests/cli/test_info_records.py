@@ -93,7 +93,9 @@ def test_a_file_of_records_is_planned_once_it_is_tokenized(run, cache):
     data = cache.with_name("a.jsonl")
     done = run("plan", data, "--batch-size", "2", "--tokenizer", "stub", "--json")
     assert done.status == 2
-    assert done.error["fix"].startswith(f"latentcache build {data}; latentcache plan {cache} --batch-size")
+    assert done.error["fix"].startswith(
+        f"latentcache build {data} --tokenizer stub; latentcache plan {cache} --batch-size"
+    )
 
 
 def test_quarantine_names_the_field(run, tmp_path):
