@@ -542,7 +542,7 @@ class Cache:
         if field is None and len(names) != 1:
             what = "several fields hold documents" if collate else "the cache has several fields"
             raise UsageError(
-                f"field=None: {what}" if names else "rows(): no field of the cache holds documents",
+                f"field=None: {what}" if names else "no field holds documents",
                 fix=f"field={(names or list(found))[0]!r}" if names else "use cache.loader(...)",
             )
         return field or names[0]

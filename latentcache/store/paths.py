@@ -163,8 +163,9 @@ class CachePaths:
                 fix="make one with `latentcache build DATA`, or check the path",
             ) from None
         except NotADirectoryError as error:
+            why = "the path is a file; a cache is a folder" if self.root.is_file() else str(error)
             raise CacheNotFoundError(
-                f"no cache at {self.root}", where=str(self.root), why=str(error), fix="check the path"
+                f"no cache at {self.root}", where=str(self.root), why=why, fix="check the path"
             ) from error
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:

@@ -89,7 +89,7 @@ def test_a_cache_without_a_finished_build_has_snapshot_0(paths, sign):
 
 def test_no_folder_and_a_file_are_no_cache(tmp_path):
     (tmp_path / "file").touch()
-    for name, why in (("none", "no such folder"), ("file", "Not a directory")):
+    for name, why in (("none", "no such folder"), ("file", "the path is a file")):
         with pytest.raises(CacheNotFoundError) as caught:
             CachePaths(tmp_path / name).current_snapshot()
         assert why in caught.value.why
