@@ -97,11 +97,14 @@ def _build_state(building: Path) -> dict[str, Any]:
 
 def _begun(state: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a first build that has not ended."""
+    from latentcache.pipeline.settings import WHOLE
+
     fields = {}
     for name, field in dict(state.get("fields") or {}).items():
         if isinstance(field, Mapping) and "recipe" in field:
             fields[name] = begun_contents(name, field["recipe"], field.get("provenance", {}))
-    return {"part": str(state.get("part") or ""), "fields": fields}
+    part = str(state.get("part") or "")
+    return {"part": "" if part == WHOLE else part, "fields": fields}
 
 
 def _quarantine(cache: Path, snapshot: Snapshot | None) -> dict[str, Any]:

@@ -254,7 +254,8 @@ class _Build:
         if any(len(work.todo) for work in works):
             make_folder(self.paths.shards)
             part = self.existing.part(self.settings)
-            write_state(self.paths, {work.kind.name: work.described for work in works}, self.options, part)
+            described = {work.kind.name: work.described for work in works}
+            write_state(self.paths, described, self.options, part=part, samples=plan.samples)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:

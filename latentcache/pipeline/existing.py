@@ -142,14 +142,15 @@ def check_damage(existing: Existing, settings: BuildSettings) -> None:
         )
 
 
-def write_state(paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, part: str) -> None:
-    """Record what this build sets out to do, so that the same command without its flags continues it."""
+def write_state(
+    paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, *, part: str, samples: int
+) -> None:
+    """Record the settings of this build, so that the same command without its flags continues it."""
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }
-    write_json(
-        paths.building, {"format": _FORMAT, "fields": fields, "source": options.as_json(), "part": part or WHOLE}
-    )
+    state = {"fields": fields, "source": options.as_json(), "part": part or WHOLE, "samples": samples}
+    write_json(paths.building, {"format": _FORMAT, **state})
 
 
 def _read_state(paths: CachePaths) -> Mapping[str, Any]:

@@ -195,3 +195,12 @@ def test_info_counts_the_samples_that_the_build_counted(run, data):
 def test_a_file_is_not_called_a_missing_folder(run, documents):
     error = run("info", documents.with_name("t.jsonl"), "--json").error
     assert (error["slug"], error["why"]) == ("cache-not-found", "the path is a file; a cache is a folder")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_info_of_a_first_build_that_failed_counts_its_samples(run, data, tmp_path):
+    cache = tmp_path / "begun"
+    failed = run("build", data, *SMALL, "--out", cache, "--events", "/dev/full", "--commit-every", "1")
+    assert failed.status == 3
+    shown = run("info", cache, "--json").json
+    assert (shown["complete"], shown["counts"]["samples"], shown["part"]) == (False, 4, "")
