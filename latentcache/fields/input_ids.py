@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.protocol import (
+    Difference,
     FieldKind,
     FieldPlan,
     FieldRecipe,
@@ -198,6 +199,19 @@ class InputIds(FieldKind):
         if (spans[:, 1] < 1).any() or (begins[1:] <= ends[:-1]).any() or (ends > len(payload)).any():
             return f"its loss spans do not fit {len(payload)} tokens"
         return ""
+
+    def compare(
+        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
+    ) -> Difference:
+        """Exact; says where two documents begin to differ."""
+        if np.array_equal(stored, made):
+            return Difference(differs=False)
+        both = min(len(stored), len(made))
+        other = np.flatnonzero(stored[:both] != made[:both])
+        if not len(other):
+            return Difference(differs=True, detail=f"{len(stored)} tokens stored, {len(made)} made")
+        at = int(other[0])
+        return Difference(differs=True, detail=f"token {at} is {int(stored[at])}, made again {int(made[at])}")
 
     def differences(
         self,

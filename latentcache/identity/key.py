@@ -94,7 +94,7 @@ class Keys:
 def joined_keys(content: NDArray[np.uint8], frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(n, 32) keys from their contents (n, 16) and frames (n, 16): the 8 bytes before and after the content."""
     keys = np.empty((len(content), KEY_BYTES), dtype=np.uint8)
-    keys[:, :CONTENT_AT], keys[:, CONTENT_AT:_END], keys[:, _END :] = frames[:, :8], content, frames[:, 8:]
+    keys[:, :CONTENT_AT], keys[:, CONTENT_AT:_END], keys[:, _END:] = frames[:, :8], content, frames[:, 8:]
     return keys
 
 
@@ -105,7 +105,7 @@ def split_keys(keys: Any) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray
         used, number = np.unique(frame, return_inverse=True)
         return content, frames[used], number.astype(np.int32)
     content = np.ascontiguousarray(keys[:, CONTENT_AT:_END])
-    frames = np.concatenate([keys[:, :CONTENT_AT], keys[:, _END :]], axis=1)
+    frames = np.concatenate([keys[:, :CONTENT_AT], keys[:, _END:]], axis=1)
     halves = frames.view(">u8").astype(np.uint64)
     if not len(keys):
         return content, frames, np.zeros(0, dtype=np.int32)

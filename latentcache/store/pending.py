@@ -228,7 +228,10 @@ class Pending:
                 raise self._missing(field, int(failed[0]))
             late = time.monotonic() >= deadline
             if ended or late:
-                raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(field, rows, late)
+                waited = self.timeout_s if timeout_s is None else timeout_s
+                raise (self._rejected_since(field, rows) if ended else None) or self._not_yet(
+                    field, rows, late, waited
+                )
             ended = not builder_name(self._paths.lock)  # asked before the last look
             if not self.poll() and not ended:
                 time.sleep(_WAIT_S)
@@ -295,10 +298,14 @@ class Pending:
         why = self._reasons.get((field, sample), "")
         return MissingEntryError(f"the {field} of {name} cannot be made", where=str(self._paths.root), why=why)
 
-    def _not_yet(self, field: str, rows: NDArray[np.integer], late: bool) -> NotYetEncodedError:
+    def _not_yet(self, field: str, rows: NDArray[np.integer], late: bool, waited: float) -> NotYetEncodedError:
         row = int(rows[~self.available(field, rows)][0])
         name = self._snapshot.samples.names[int(self._snapshot.fields[field].sample[row])]
-        why = "it did not come in time" if late else "the build has ended without it"
-        fix = "wait longer with timeout_s=" if late else "run the same `latentcache build` again, then open the cache"
+        holder = builder_name(self._paths.lock)
+        runs = f"; the build runs as {holder}" if holder else ""
+        why = f"{name} was not encoded within {waited:g} s{runs}" if late else "the build has ended without it"
+        fix = "run the same `latentcache build` again, then open the cache"
+        if late:
+            fix = "wait longer: open_cache(..., timeout_s=...)"
         what = f"the {field} of {name} are not encoded yet"
         return NotYetEncodedError(what, where=str(self._paths.root), why=why, fix=fix)

@@ -98,9 +98,7 @@ def salvage(
     return copy_entries(paths, source, places, skip=skip)
 
 
-def copy_entries(
-    paths: CachePaths, source: Path, places: Places, *, skip: Catalog | None = None
-) -> Salvaged:
+def copy_entries(paths: CachePaths, source: Path, places: Places, *, skip: Catalog | None = None) -> Salvaged:
     """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
 
     Args:

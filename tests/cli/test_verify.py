@@ -178,7 +178,8 @@ def test_a_metadata_edit_is_told_apart_by_its_pixels(run, cache, data):
     info.add_text("Comment", "edited")
     Image.open(data / "p0.png").save(data / "p0.png", pnginfo=info)
     draw(data / "p1.png", (64, 96), seed=77)
-    edited, drawn = run("verify", cache, "--json").json["items"]
+    items = {item["path"]: item for item in run("verify", cache, "--json").json["items"]}
+    edited, drawn = items["p0.png"], items["p1.png"]
     assert {edited["reason"], drawn["reason"]} == {"source-changed"}
     assert edited["found"].endswith("(only metadata differs, the pixels are the same)")
     assert "encodes nothing" in edited["hint"]

@@ -1,7 +1,6 @@
 """Training that begins while its documents are still being tokenized, by a build in another process."""
 
 import os
-import pickle
 import signal
 
 import pytest
@@ -62,7 +61,6 @@ def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cac
     assert not CachePaths(tmp_path / "cache").pending.exists()
     expected.loader(batch_size=2, seed=3).load_state_dict(state)  # it is the same plan
     assert len(finished.rows(pack=64)) > COUNT
-    assert same(served(pickle.loads(pickle.dumps(view))), found)
 
 
 def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):

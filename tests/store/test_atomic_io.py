@@ -12,9 +12,9 @@ from latentcache.store import atomic_io as atomic_io_module
 from latentcache.store.atomic_io import (
     as_store_error,
     make_folder,
+    raise_unreadable,
     read_file,
     read_json,
-    raise_unreadable,
     remove_durably,
     write_atomically,
     write_json,

@@ -86,7 +86,7 @@ class Lines(Made):
 class Words(Made):
     """A ragged row of ids per record, in blocks; looks like tokens."""
 
-    name, kind, inputs, shape, packing, encoder = "words", 222, ("record",), (-1,), "block", "tokenizer"
+    name, kind, inputs, shape, packing, encoder = "texts", 222, ("record",), (-1,), "block", "tokenizer"
     made_spec = FieldSpec(dtype="uint16", dims=("tokens",), ragged=True, collate="pack")
     ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012
 
@@ -97,7 +97,7 @@ class Words(Made):
         return "an id is out of range" if payload.size and int(payload.max()) >= 1000 else ""
 
 
-KINDS = ("flat", "lines", "words")
+KINDS = ("flat", "lines", "texts")
 
 
 @dataclass
@@ -112,7 +112,7 @@ class Case:
 
     @property
     def of_records(self) -> bool:
-        return "words" in self.names
+        return "texts" in self.names
 
     @property
     def paths(self) -> CachePaths:

@@ -170,7 +170,7 @@ def test_a_shard_that_another_snapshot_needs_is_not_copied(sparse):
 
 
 def test_a_block_that_is_needed_is_copied_whole(tmp_path):
-    case = make(tmp_path, "words")
+    case = make(tmp_path, "texts")
     shutil.rmtree(case.cache)
     case.build(per_shard=8)
     case.write(0, "other")

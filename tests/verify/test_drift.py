@@ -64,7 +64,7 @@ def test_items_that_differ_have_drifted_and_a_repair_makes_them_again(case):
 
 
 def test_own_columns_are_compared_too(tmp_path):
-    case = make(tmp_path, "words")
+    case = make(tmp_path, "texts")
     assert check(case, Again(columns={"spans": np.empty((0, 2), np.uint32)})).exit_code() == 0
     report = check(case, Again(columns={"spans": np.array([[0, 4]], np.uint32)}))
     assert {one.found for one in report.findings} == {"other values of spans"}

@@ -105,7 +105,7 @@ def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
     import made_cache
 
     monkeypatch.setattr(made_cache.Words, "encode", lambda self, content, recipe: np.array([1, 1000], np.uint16))
-    report = check(make(tmp_path, "words"))
+    report = check(make(tmp_path, "texts"))
     assert {(one.reason, one.found) for one in report.findings} == {("values", "an id is out of range")}
     assert counts(report) == {"corrupt": 8}
 
@@ -220,7 +220,7 @@ def _swapped(case):
     ],
 )
 def test_records_are_compared_by_file_and_place_not_as_a_set_of_contents(tmp_path, depth, change, expected):
-    case = make(tmp_path, "words")
+    case = make(tmp_path, "texts")
     change(case)
     report = check(case, depth)
     found = counts(report)
