@@ -1,15 +1,29 @@
 """Settings for all tests: property tests are judged by what they find, not by how busy the machine is."""
 
+import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from latentcache.fields.registry import VARIABLE, field_kinds
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else every process of a test would ignore it, too
 
 settings.register_profile("latentcache", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("latentcache")
+
+
+@pytest.fixture(autouse=True)
+def kinds_of_this_test_only():
+    """Forget field kinds that a test registered, so that the next one has the help and the workers of a user."""
+    before = os.environ.get(VARIABLE)
+    yield
+    if os.environ.get(VARIABLE) != before:
+        os.environ.pop(VARIABLE, None)
+        os.environ.update({} if before is None else {VARIABLE: before})
+        field_kinds.cache_clear()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

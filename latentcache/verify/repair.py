@@ -36,7 +36,7 @@ from latentcache.verify.selection import Depth
 from latentcache.verify.verify import Check, RequestedBy
 
 #: Reasons of ``stale`` for which an entry is no longer right. A caption is no part of an image's entry.
-_OF_ENTRIES = frozenset({"source-changed", "source-removed", "plan-changed"})
+_OF_ENTRIES = frozenset({"source-changed", "source-removed", "geometry-changed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,6 @@ def test_the_help_of_a_command_needs_no_model(command):
     "words",
     [
         ["info"],
-        ["plan", "--batch-size", "1"],
         ["verify"],
         ["verify", "--full"],
         ["verify", "--sample", "2"],

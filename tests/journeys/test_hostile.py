@@ -81,6 +81,8 @@ def test_a_build_takes_the_good_and_names_the_bad(corpus, tmp_path, monkeypatch)
     assert state_of(folder) == before
     found = look("verify", tmp_path / "cache", "--full", "--json").json
     assert found["counts"]["ok"] == len(built)
+    quarantined = {item["path"] for item in found["items"] if item["category"] == "quarantined"}
+    assert quarantined == set(rejected)
     assert found["counts"]["quarantined"] == len(rejected)
     listed = look("info", tmp_path / "cache", "--quarantine", "--json").json
     assert sum(cause["count"] for cause in listed["causes"]) == len(rejected)
