@@ -203,7 +203,7 @@ def _same_hash(snapshot: Snapshot, rows: FieldRows, row: int) -> bytes:
 
     reader = EntryReader(snapshot.paths, snapshot)
     try:
-        return reader.header(rows.name, row).same[0].tobytes()
+        return bytes(reader.header(rows.name, row).same[0])
     finally:
         reader.close()
 

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheFormatError, InterruptedBuildError, UsageError
+from latentcache.errors import CacheFormatError, InterruptedBuildError, UnusableSampleError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
-from latentcache.fields.table import Rejected, SampleTable
+from latentcache.fields.table import Rejected, SampleTable, stat_numbers
+from latentcache.identity.content import content_hash
 from latentcache.pipeline import preflight, stream
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
@@ -42,6 +43,7 @@ from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
+from latentcache.sources.reading import read_source
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
@@ -179,7 +181,7 @@ class _Build:
                 needing = [kind for kind in kinds if column in kind.needs_header]
                 samples = self.fill(column, needing, listing.root, samples, known)
         unfinished = bool(self.existing.state)
-        return samples, [
+        works = [
             field_work(
                 kind,
                 described[kind.name],
@@ -191,6 +193,12 @@ class _Build:
             )
             for kind in kinds
         ]
+        for work in works:
+            whole_files = samples.inputs[work.kind.inputs[0]].line is None
+            for row, one in work.rejected.items():
+                if whole_files and not one.content:
+                    work.rejected[row] = with_bytes(one, listing.root)
+        return samples, works
 
     def fill(
         self,
@@ -395,6 +403,15 @@ class _Build:
             allow_failed=self.settings.allow_failed,
             **more,
         )
+
+
+def with_bytes(rejected: Rejected, root: Path) -> Rejected:
+    """A rejection with the content and stat of its file, so that it holds until the bytes change."""
+    try:
+        data, memo = read_source(root / rejected.name)
+    except UnusableSampleError:
+        return rejected
+    return replace(rejected, content=content_hash(data), stat=stat_numbers(memo))
 
 
 def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
