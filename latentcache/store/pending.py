@@ -303,8 +303,12 @@ class Pending:
         name = self._snapshot.samples.names[int(self._snapshot.fields[field].sample[row])]
         holder = builder_name(self._paths.lock)
         runs = f"; the build runs as {holder}" if holder else ""
-        why = f"{name} was not encoded within {waited:g} s{runs}" if late else "the build is not running and has not made it"
-        fix = "run the same `latentcache build` again, then open the cache"
+        why = (
+            f"{name} was not encoded within {waited:g} s{runs}"
+            if late
+            else "the build is not running and has not made it"
+        )
+        fix = "run the same `latentcache build --stream` again, then open the cache"
         if late:
             fix = "wait longer: open_cache(..., timeout_s=...)"
         what = f"the {field} of {name} are not encoded yet"

@@ -331,7 +331,9 @@ def test_a_plan_that_gives_other_keys_today_is_stale(tmp_path, monkeypatch):
 
     monkeypatch.setattr(made_cache.Flat, "plan", moved)
     report = check(case, Depth())
-    assert [(one.category, one.reason, one.path) for one in report.findings] == [("stale", "geometry-changed", "005.png")]
+    assert [(one.category, one.reason, one.path) for one in report.findings] == [
+        ("stale", "geometry-changed", "005.png")
+    ]
 
 
 def test_unreferenced_entries_are_counted_and_never_a_finding(tmp_path):
