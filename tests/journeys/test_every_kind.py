@@ -157,6 +157,7 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     assert kind.build(data, merged).json["counts"]["encoded"] == 0
 
 
+@pytest.mark.slow  # the build has to be slower than the test: not on a loaded machine
 def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
     data, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache"
     process = kind.start(data, cache, "--stream", delay_ms=2 * kind.delay_ms)

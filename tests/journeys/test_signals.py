@@ -112,6 +112,7 @@ def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
         assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow  # a dry run may end before its signal
 def test_a_dry_run_is_interrupted_in_words_too(big_folder, tmp_path):
     process = start("build", big_folder, "--out", tmp_path / "cache", "--dry-run", "--json", "--quiet")
     time.sleep(0.8)

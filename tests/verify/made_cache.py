@@ -83,7 +83,7 @@ class Lines(Made):
         return np.random.default_rng(list(content)).integers(0, 255, (5 + content[0] % 60, 4)).astype(np.uint8)
 
 
-class Words(Made):
+class Texts(Made):
     """A ragged row of ids per record, in blocks; looks like tokens."""
 
     name, kind, inputs, shape, packing, encoder = "texts", 222, ("record",), (-1,), "block", "tokenizer"

@@ -104,7 +104,7 @@ def test_the_kind_sees_the_own_columns_of_an_entry(tmp_path, monkeypatch):
 def test_a_block_is_checked_by_its_kind_too(tmp_path, monkeypatch):
     import made_cache
 
-    monkeypatch.setattr(made_cache.Words, "encode", lambda self, content, recipe: np.array([1, 1000], np.uint16))
+    monkeypatch.setattr(made_cache.Texts, "encode", lambda self, content, recipe: np.array([1, 1000], np.uint16))
     report = check(make(tmp_path, "texts"))
     assert {(one.reason, one.found) for one in report.findings} == {("values", "an id is out of range")}
     assert counts(report) == {"corrupt": 8}
