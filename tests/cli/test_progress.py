@@ -115,7 +115,7 @@ def test_a_bar_on_a_terminal_that_is_taken_away(data, tmp_path):
     for number in range(4, 12):
         draw(data / f"p{number:02}.png", seed=number)
     command = [sys.executable, "-m", "latentcache", "build", data, *SMALL, "--model", "stub:delay_ms=60"]
-    status, seen, out = on_a_terminal([*command, "--out", tmp_path / "c", "--batch-size", "1"])
+    status, seen, out = on_a_terminal([*command, "--out", tmp_path / "c", "--batch-size", "1", "--commit-every", "1"])
     assert status == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
     assert re.search(r"━.* \d+/12 \d+\.\d latents/s, .*/s, \d+ encoded, 0 reused, 0 rejected, \d:\d\d left", plain)
