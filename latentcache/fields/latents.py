@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.noise import compare_floats, is_finite
 from latentcache.fields.protocol import (
     Difference,
     FieldKind,
@@ -43,11 +44,6 @@ RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
 ICC_POLICIES = ("srgb", "ignore")
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
-
-#: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
-_OF_FLOOR = (8.0, 4.0)
-#: Spacing of numbers next to 1 in each storage type.
-_STEP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,39 +288,6 @@ class LatentsSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """Differences that count as noise, in standard deviations of the latents."""
-
-    largest: float
-    mean: float
-
-    def __str__(self) -> str:
-        return f"at most {self.largest:.2g} std, {self.mean:.2g} on average"
-
-
-#: Above the differences of batches, threads and kernels in bfloat16 (0.015 std at most) and of bfloat16 against
-#: float32 (0.055); far below one pixel of shift (4) or tiles (2.4).
-LEAST = Tolerance(largest=0.1, mean=0.02)
-#: In bfloat16 on another device, where each device is 2 % (root mean square) from float32.
-ELSEWHERE_IN_BFLOAT16 = Tolerance(largest=0.5, mean=0.06)
-
-
-def tolerance(noise: Mapping[str, Any], recipe: LatentsRecipe) -> Tolerance:
-    """Differences that still count as noise between a cache and an encoder.
-
-    Args:
-        noise: As :meth:`FieldKind.compare` gets it; without ``devices`` the cache counts as made on another device.
-        recipe: Of the cache.
-    """
-    elsewhere = noise.get("devices") != [noise.get("device", "")]
-    least = ELSEWHERE_IN_BFLOAT16 if elsewhere and recipe.encoder.compute_dtype == "bfloat16" else LEAST
-    return Tolerance(
-        largest=max(least.largest, _OF_FLOOR[0] * noise.get("largest", 0.0)),
-        mean=max(least.mean, _OF_FLOOR[1] * noise.get("mean", 0.0)),
-    )
-
-
 class Latents(FieldKind):
     """Latents of images, one item per image, bucket and flip."""
 
@@ -374,7 +337,7 @@ class Latents(FieldKind):
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and crops outside the resized image."""
-        if not _is_finite(payload):
+        if not is_finite(payload):
             return "not finite"
         if "crop" in row and "resize" in row:
             (top, left), (height, width) = np.asarray(row["crop"]).tolist(), np.asarray(row["resize"]).tolist()
@@ -385,25 +348,16 @@ class Latents(FieldKind):
     def compare(
         self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
     ) -> Difference:
-        """Different if beyond the noise, and beyond two roundings of the largest value.
-
-        Differences are in standard deviations: of the item, or of the test image where that is larger, so that a flat
-        image does not count as different.
-        """
+        """Different if beyond the noise of the build, means and log variances apart; see ``fields.noise``."""
         assert isinstance(recipe, LatentsRecipe)
-        scales = [float(noise.get(name, 0.0)) for name in ("scale", "scale_logvar")]
-        scales = scales if recipe.encoder.posterior == "moments" else scales[:1]
-        allowed, step = tolerance(noise, recipe), _STEP[recipe.encoder.storage_dtype]
-        old, new = (np.array_split(as_floats(side), len(scales)) for side in (stored, made))
-        rows = zip(old, new, scales, strict=True)
-        parts = [_apart(before, after, scale, allowed, step) for before, after, scale in rows]
-        worst = Difference(
-            differs=any(part.differs for part in parts),
-            largest=max(part.largest for part in parts),
-            mean=max(part.mean for part in parts),
+        return compare_floats(
+            stored,
+            made,
+            noise,
+            compute_dtype=recipe.encoder.compute_dtype,
+            storage_dtype=recipe.encoder.storage_dtype,
+            parts=2 if recipe.encoder.posterior == "moments" else 1,
         )
-        text = f"up to {worst.largest:.2g} std, {worst.mean:.2g} on average; {allowed} allowed"
-        return replace(worst, detail=text if worst.differs else "")
 
     def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
         """Encoder, model and pixels."""
@@ -444,13 +398,6 @@ def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
     given = {"icc": settings.icc, "alpha": settings.alpha and settings.alpha.lower(), "resample": settings.resample}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "auto")}
     return replace(profile, **changes)
-
-
-def as_floats(latents: NDArray[Any]) -> NDArray[np.float32]:
-    """Stored values as float32; bfloat16 is the upper half of a float32."""
-    if latents.dtype == np.uint16:
-        return (latents.astype(np.uint32) << 16).view(np.float32)
-    return latents.astype(np.float32)
 
 
 def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> int:
@@ -502,31 +449,3 @@ def _rejected(
         one = Rejected(name=samples.names[row], reason=found[size][1], detail=detail, target="latents")
         rejected.append((row, one))
     return rejected
-
-
-def _is_finite(payload: NDArray[Any]) -> bool:
-    """Also of bfloat16, which travels as uint16: all bits of the exponent mean infinity or NaN."""
-    if payload.dtype == np.uint16:
-        return not ((payload & 0x7F80) == 0x7F80).any()
-    return bool(np.isfinite(payload).all())
-
-
-def _apart(
-    old: NDArray[np.float32], new: NDArray[np.float32], scale: float, allowed: Tolerance, step: float
-) -> Difference:
-    """The difference of two latents of one shape; infinite if one is not finite."""
-    if old.shape != new.shape or not (np.isfinite(old).all() and np.isfinite(new).all()):
-        return Difference(differs=True, largest=math.inf, mean=math.inf)
-    wide = old.astype(np.float64)
-    difference = np.abs(wide - new)
-    unit, rounding = max(float(wide.std()), scale), 2 * step * float(np.abs(wide).max())
-    largest, mean = float(difference.max()), float(difference.mean())
-    return Difference(
-        differs=largest > max(allowed.largest * unit, rounding) or mean > max(allowed.mean * unit, rounding),
-        largest=_ratio(largest, unit),
-        mean=_ratio(mean, unit),
-    )
-
-
-def _ratio(difference: float, scale: float) -> float:
-    return difference / scale if scale else (math.inf if difference else 0.0)

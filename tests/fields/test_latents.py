@@ -16,10 +16,10 @@ from latentcache.fields.latents import (
     LatentsSettings,
     Normalization,
     PixelProfile,
-    as_floats,
     geometry_of,
     parse_size,
 )
+from latentcache.fields.noise import as_floats
 from latentcache.fields.protocol import flat_settings
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable

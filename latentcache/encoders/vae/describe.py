@@ -62,7 +62,7 @@ class ModelDescription:
     revision: str = ""
     """Commit of a hub repository."""
     memo: Mapping[str, Any] | None = None
-    """Stats of the weights and their fingerprint; see :func:`_fingerprint`."""
+    """Stats of the weights and their fingerprint; see :func:`fingerprint_memo`."""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values, to open it in a worker."""
@@ -285,7 +285,7 @@ def _spec(
     names = _encoder_half(family, tensors, located)
     normalization = _normalization(family, located, names, tensors)
     _check_length(normalization, shape.channels, where)
-    memo = _fingerprint(names, tensors, located.weights, known)
+    memo = fingerprint_memo(names, tensors, located.weights, known)
     spec = EncoderSpec(
         family=class_name,
         fingerprint=memo["fingerprint"],
@@ -301,13 +301,20 @@ def _spec(
     return spec, memo
 
 
-def _fingerprint(
+def fingerprint_memo(
     names: Mapping[str, str],
     tensors: Mapping[str, weights.TensorInfo],
     files: tuple[Path, ...],
     known: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Fingerprint of the encoder half, with the stats that let the next build trust it without hashing."""
+    """Fingerprint of these tensors, with the stats that let the next build trust it without hashing.
+
+    Args:
+        names: Name to hash under -> name in the files.
+        tensors: All tensors of the files.
+        files: Weights.
+        known: Memo of an earlier build.
+    """
     seen, which = time.time_ns(), json_hash(sorted(names.items())).hex()
     stats = [[str(path.resolve()), *StatMemo.of(path.stat(), seen_ns=seen).identity] for path in files]
     if known is not None and known.get("names") == which and _trusted(known, stats):

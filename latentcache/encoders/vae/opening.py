@@ -14,7 +14,7 @@ from latentcache.encoders.protocol import Encoder, Pixels, encode
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError
-from latentcache.fields.latents import as_floats
+from latentcache.fields.noise import as_floats, measured
 
 _STEP = 64
 #: Noise of encoders that compute with integers: the same bits everywhere.
@@ -76,7 +76,7 @@ def check_encoder(encoder: Encoder) -> None:
 def measured_noise(encoder: Encoder) -> dict[str, Any]:
     """Differences between the latents of the fixed image, encoded alone and beside two others.
 
-    Other sizes run other kernels, so this is a lower bound; ``fields.latents.tolerance`` puts a floor under it.
+    Other sizes run other kernels, so this is a lower bound; ``fields.noise.tolerance`` puts a floor under it.
 
     Returns:
         ``devices``; ``largest`` and ``mean`` difference as fractions of the latents' standard deviation; ``scale``:
@@ -93,10 +93,9 @@ def measured_noise(encoder: Encoder) -> dict[str, Any]:
     except DeviceMemoryError:
         return {}
     means = [latents[: encoder.spec.channels] for latents in pair]
-    apart, scale = np.abs(means[0] - means[1]), float(means[0].std())
-    noise = {"devices": [encoder.device], "largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale}
+    noise = {"devices": [encoder.device], **measured(*means)}
     logvar = pair[0][encoder.spec.channels :]
-    return noise | {"scale": scale} | ({"scale_logvar": float(logvar.std())} if len(logvar) else {})
+    return noise | ({"scale_logvar": float(logvar.std())} if len(logvar) else {})
 
 
 def sample_image(side: int) -> Pixels:
