@@ -65,6 +65,9 @@ def build(
     ),
     stream: bool = option(False, "--stream", "Let training start during the build: open_cache(CACHE, follow=True)."),
     stream_seed: int = option(0, "--stream-seed N", "Encode in the loader order of this seed. [default: 0]", min=0),
+    stream_batch: int = option(
+        1, "--stream-batch N", "Batch size of that loader, all ranks together. [default: 1]", min=1
+    ),
     commit_every: int | None = option(
         None, "--commit-every N", "Entries per commit at most. [default: 16 MiB or 2 s]", min=1
     ),
@@ -96,6 +99,7 @@ def build(
         fold=not no_fold,
         stream=stream,
         stream_seed=stream_seed,
+        stream_batch=stream_batch,
         commit_every=commit_every,
         events=events,
         allow_failed=allow_failed or "0",

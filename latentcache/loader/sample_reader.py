@@ -26,7 +26,7 @@ from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import METADATA, check_sample_format, sample_format
 from latentcache.loader.items import Checksum, Items, Place
 from latentcache.loader.values import TORCH, Affine, ReadSettings, flipped, posterior
-from latentcache.plan.batching import Bucket
+from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex
@@ -531,7 +531,7 @@ class SampleReader:
             shapes = [self._shape(part.snapshot, joined, place) for place in first.tolist()]
             numbers.append(np.array([met.setdefault(one, len(met)) for one in shapes], dtype=np.int32)[inverse]
                            if len(codes) else np.empty(0, dtype=np.int32))  # fmt: skip
-        order = sorted(met, key=lambda one: (-one.dims[0] * one.dims[1], one.dims, one.shapes))
+        order = sorted(met, key=lambda one: (*size_rank(*one.dims), one.shapes))
         final = np.empty(len(order), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
         bucket = np.concatenate(numbers)

@@ -268,7 +268,10 @@ class _Build:
                 failpoint("plan-written")
             if self.settings.stream:
                 known = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
-                self.streaming = stream.begin(self.base(listing, known), self.paths, listing.root, samples, works)
+                seed, batch = self.settings.stream_seed, self.settings.stream_batch
+                self.streaming = stream.begin(
+                    self.base(listing, known), self.paths, listing.root, samples, works, seed=seed, batch=batch
+                )
             samples, outcomes = self.encode(listing, samples, works, catalog)
             catalog = load_catalog(self.paths)
             for outcome in outcomes:
@@ -311,7 +314,7 @@ class _Build:
             return None
         streaming = self.streaming
         if streaming is not None:
-            work = stream.epoch_order(work, samples, self.settings.stream_seed, self.settings.stream_batch)
+            work = streaming.ordered(work)
         return run_jobs(
             replace(self.task(work, listing.root), lookup=lookup),
             work.jobs(listing, samples),

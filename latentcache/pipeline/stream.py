@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.protocol import Failure, Job
+from latentcache.fields.protocol import Failure, Group, Job
 from latentcache.fields.table import SampleTable
 from latentcache.pipeline.diff import FieldWork
 from latentcache.pipeline.publish import groups_in_use, rejection, select_samples
-from latentcache.plan.batching import BatchPlan, Bucket
+from latentcache.plan.batching import BatchPlan, Bucket, size_rank
 from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
@@ -34,6 +34,15 @@ class Streaming:
     numbers: NDArray[np.int64]
     """(S,) row of each sample in the pending snapshot; -1: it has none."""
     root: Path
+    rank: NDArray[np.int64]
+    """(S,) of :func:`first_asked`."""
+
+    def ordered(self, work: FieldWork) -> FieldWork:
+        """The work with its jobs in the order of the loader; work of records stays in the order of their files."""
+        if self.samples.inputs[work.kind.inputs[0]].line is not None:
+            return work
+        order = np.argsort(self.rank[work.plan.sample[work.todo]], kind="stable")
+        return replace(work, todo=work.todo[order], costs=work.costs[order])
 
     def failed(self, work: FieldWork, job: Job, failure: Failure) -> None:
         """Append the samples that will not come: those of this content.
@@ -48,7 +57,14 @@ class Streaming:
 
 
 def begin(
-    base: SnapshotDraft, paths: CachePaths, root: Path, samples: SampleTable, works: Sequence[FieldWork]
+    base: SnapshotDraft,
+    paths: CachePaths,
+    root: Path,
+    samples: SampleTable,
+    works: Sequence[FieldWork],
+    *,
+    seed: int,
+    batch: int,
 ) -> Streaming:
     """Publish the pending snapshot.
 
@@ -58,6 +74,8 @@ def begin(
         root: Of the data.
         samples: With contents.
         works: What every field needs.
+        seed: Of the loader that is followed.
+        batch: Its samples per step, of all ranks.
 
     Raises:
         StoreError: It cannot be written.
@@ -74,7 +92,8 @@ def begin(
     table = samples if used.all() else select_samples(samples, np.flatnonzero(used))
     demo = any(work.described.demo for work in works)
     publish_pending(paths, replace(base, samples=table, fields=fields, demo=demo))
-    return Streaming(paths=paths, samples=samples, numbers=numbers, root=root)
+    rank = first_asked(works, samples, seed, batch)
+    return Streaming(paths=paths, samples=samples, numbers=numbers, root=root, rank=rank)
 
 
 def _field(
@@ -96,24 +115,33 @@ def _field(
     )
 
 
-def epoch_order(work: FieldWork, samples: SampleTable, seed: int, batch: int) -> FieldWork:
-    """The work with its jobs in the order of a loader's epoch 0; work of records stays as it is.
+def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, batch: int) -> NDArray[np.int64]:
+    """(S,) when epoch 0 of a loader first asks for each sample; S where it does not.
 
     Args:
-        work: Of one field.
+        works: Of all fields; the one with most items decides, as in a loader.
         samples: Of the build.
         seed: Of the loader.
         batch: Samples per step of all ranks.
     """
-    plan = work.plan
-    if not len(work.todo) or samples.inputs[work.kind.inputs[0]].line is not None:
-        return work
+    rank = np.full(len(samples), len(samples), dtype=np.int64)
+    plan = max((work.plan for work in works), key=lambda one: int(np.count_nonzero(one.variant == 0)))
     first = np.flatnonzero(plan.variant == 0)
-    groups, bucket = groups_in_use(plan, plan.group[first])
-    buckets = tuple(Bucket(label=group.label, dims={}) for group in groups)
+    first = first[np.argsort(plan.sample[first], kind="stable")]
+    for work in works:
+        first = first[np.isin(plan.sample[first], work.plan.sample)]
+    if not len(first):
+        return rank
+    groups, used = groups_in_use(plan, plan.group[first])
+    order = sorted(range(len(groups)), key=lambda number: size_rank(*_size(groups[number])))
+    bucket = np.argsort(order).astype(np.int32)[used]
+    buckets = tuple(Bucket(label=groups[number].label) for number in order)
     index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
     served = plan.sample[first[plan_epoch(index, BatchPlan(batch_size=batch), seed=seed, epoch=0).rows]]
-    rank = np.full(int(plan.sample.max(initial=-1)) + 1, len(served), dtype=np.int64)
     rank[served[::-1]] = np.arange(len(served))[::-1]
-    order = np.argsort(rank[plan.sample[work.todo]], kind="stable")
-    return replace(work, todo=work.todo[order], costs=work.costs[order])
+    return rank
+
+
+def _size(group: Group) -> tuple[int, int]:
+    """Height and width of the bucket of a group; ragged groups share one."""
+    return (1, 1) if -1 in group.shape else group.dims[1:]

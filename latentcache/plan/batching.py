@@ -45,6 +45,11 @@ class Bucket:
         return self.label
 
 
+def size_rank(height: int, width: int) -> tuple[int, int, int]:
+    """Sort key of buckets: largest first. The order of an epoch depends on the order of its buckets."""
+    return -height * width, height, width
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """Sizes of batches: how many samples a rank gets in a step, on how many ranks.

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from commands import start_followed
+from commands import acknowledged, look, start_followed
 from small_cache import SMALL, build, draw
 
 from latentcache.errors import MissingEntryError, NotYetEncodedError
@@ -85,3 +85,15 @@ def test_contents_are_known_before_the_end(data, tmp_path):
     assert process.wait(60) == 0
     finished = open_cache(tmp_path / "cache", follow=True).split(0.5)
     assert [len(part) for part in pending] == [len(part) for part in finished]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_images_are_encoded_in_the_order_of_the_loader(data, tmp_path, batch):
+    """Over several buckets, whose order decides that of the steps."""
+    cache, events = tmp_path / "cache", tmp_path / "events"
+    words = ("--stream", "--stream-seed", 3, "--stream-batch", batch, "--events", events, "--json")
+    one_by_one = ("--commit-every", 1, "--batch-size", 1, "--decode-threads", 1)
+    assert look("build", data, "--out", cache, *SMALL, *words, *one_by_one).code == 0
+    loader = open_cache(cache).loader(batch_size=batch, seed=3)
+    asked = [key.numpy().tobytes().hex() for step in loader for key in step["keys"]["latents"]]
+    assert acknowledged(events) == list(dict.fromkeys(asked))

@@ -7,10 +7,9 @@ import pytest
 from small_builds import CASES, Talk, arrays_of, built, rows_of
 
 from latentcache.errors import CacheNotFoundError, MissingEntryError, NotYetEncodedError
+from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
-from latentcache.pipeline.stream import epoch_order
-from latentcache.plan.batching import BatchPlan, Bucket
-from latentcache.plan.samples import SampleIndex, plan_epoch
+from latentcache.pipeline.stream import first_asked
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
 from latentcache.store.reader import EntryReader
@@ -101,16 +100,12 @@ def test_what_a_killed_streaming_build_left_is_removed(case, tmp_path):
     assert not CachePaths(cache).pending.exists()
 
 
-def test_images_are_encoded_in_the_order_of_the_loader():
+def test_samples_that_one_field_lacks_are_not_waited_for():
     from test_diff import KIND, FakeCatalog, described, table
 
     samples = table(list(range(1, 31)))
-    samples.columns["original_size"][10:20] = (64, 96)
-    work = field_work(KIND, described(), None, samples, FakeCatalog(), {})
-    bucket = work.plan.group
-    buckets = tuple(Bucket(label=group.label) for group in work.plan.groups)
-    index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
-    plan = plan_epoch(index, BatchPlan(batch_size=5), seed=3, epoch=0)
-    ordered = epoch_order(work, samples, 3, 5)
-    assert work.plan.sample[ordered.todo].tolist() == plan.rows.tolist()
-    assert ordered.cost == work.cost
+    lacking = {row: Rejected(name=f"{row:05}.png", reason="truncated") for row in range(30) if row % 3}
+    works = [field_work(KIND, described(), None, samples, FakeCatalog(), rejected) for rejected in ({}, lacking)]
+    rank = first_asked(works, samples, 3, 5)
+    assert np.flatnonzero(rank < 30).tolist() == list(range(0, 30, 3))
+    assert sorted(rank[::3].tolist()) == list(range(10))
