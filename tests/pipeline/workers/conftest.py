@@ -19,7 +19,7 @@ from latentcache.pipeline.workers import watchdog
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths
 
-TOYS = ("tests.pipeline.workers.toy_kinds:Squares", "tests.pipeline.workers.toy_kinds:Words")
+TOYS = tuple(f"tests.pipeline.workers.toy_kinds:{name}" for name in ("Squares", "Words", "Lines"))
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class Toy:
         return CachePaths(self.folder / "cache")
 
     def jobs(self, texts: list[str], *, costs: dict[int, int] | None = None) -> list[Job]:
-        """A job per text: a file for ``squares``, text for ``words``."""
+        """A job per text: a file for ``squares``, text for the others."""
         variants = 2 if self.name == "squares" else 1
         made = []
         for number, text in enumerate(texts):
@@ -50,7 +50,7 @@ class Toy:
                 inputs = {"path": f"{number:03}.txt"}
                 (self.folder / "data").mkdir(exist_ok=True)
                 (self.folder / "data" / inputs["path"]).write_text(text)
-            content = content_hash(text.encode()) if self.name == "words" else b""
+            content = b"" if self.name == "squares" else content_hash(text.encode())
             cost = (costs or {}).get(number, len(text))
             tie = 0 if content else len(text)
             made.append(
@@ -123,3 +123,8 @@ def words(tmp_path) -> Toy:
 def short_deadline(monkeypatch):
     """Workers that do not move for a second are killed."""
     monkeypatch.setenv(watchdog.VARIABLE, "1")
+
+
+@pytest.fixture
+def lines(tmp_path) -> Toy:
+    return Toy("lines", tmp_path)

@@ -88,6 +88,12 @@ class Words(_Toy):
     groups = (Group(label="", shape=(-1,)),)
 
 
+class Lines(Words):
+    """The same, made many at a time."""
+
+    name, kind, makes_jobs = "lines", 203, True
+
+
 class ToyProducer(Producer):
     def __init__(self, producer: Mapping[str, Any], recipe: ToyRecipe, context: ProducerContext) -> None:
         self.context, self.recipe, self.marks = context, recipe, Path(producer["marks"])
@@ -110,13 +116,13 @@ class ToyProducer(Producer):
     def act(self, stage: str, words: Sequence[str]) -> Failure | None:
         before = self.log(stage, words[0])
         if stage == "encode" and self.log("any", "item") >= self.dead:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
         for order in words[1:]:
             what, _, where = order.partition("-")
             if where != stage:
                 continue
             if what == "crash" or (what == "once" and not before):
-                os.kill(os.getpid(), signal.SIGSEGV)
+                signal.raise_signal(signal.SIGSEGV)  # of this thread: through the process, it would go on
             elif what == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif what == "stop" or (what == "stoponce" and not before):
@@ -166,14 +172,19 @@ class ToyProducer(Producer):
             raise DeviceMemoryError("the device is full")
         return Finished([self.act("encode", one.value) or self.made(one) for one in batch])
 
+    def make(self, jobs: Sequence[Job]) -> list[Made | Failure]:
+        words = [job.inputs["text"].split() for job in jobs]
+        self.log("make", str(len(words)))
+        return [self.act("make", one) or self.made_of(one[0].encode()) for one in words]
+
     def made(self, one: Prepared) -> Made:
-        word = one.value[0].encode()
+        return self.made_of(one.value[0].encode(), one.output.variant)
+
+    def made_of(self, word: bytes, variant: int = 0) -> Made:
         if self.recipe.spec.ragged:
             array = np.frombuffer(word, dtype=np.uint8).astype(np.uint16)
             return Made(array=array, columns={"marks": np.arange(len(word) % 3, dtype=np.uint32)})
-        values = (
-            np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + one.output.variant
-        )
+        values = np.frombuffer((word * SIDE * SIDE)[: SIDE * SIDE], dtype=np.uint8).astype(np.float32) + variant
         return Made(array=values.reshape(SIDE, SIDE), columns={"first": word[0]})
 
 

@@ -1,0 +1,84 @@
+"""``Producer.make``: units of small jobs made in one call, and what happens when that call fails."""
+
+import pytest
+
+from latentcache.errors import EncoderError
+from latentcache.store.catalog import load_catalog
+
+TEXTS = [f"word{number}" for number in range(40)]
+
+
+def calls(toy):
+    """How often ``make`` was called with so many jobs."""
+    marks = (toy.folder / "marks").glob("make-[0-9]*")
+    return {int(path.name.removeprefix("make-")): path.stat().st_size for path in marks}
+
+
+def test_jobs_are_made_by_the_batch_and_not_prepared(lines, words, tmp_path):
+    result = lines.run(TEXTS, workers=0)
+    assert (result.encoded, result.failed, len(result.read.sample)) == (40, (), 0)
+    assert calls(lines) == {8: 5}  # units of 16, 16 and 8 in batches of 8
+    assert lines.times("prepare", "word3") == 0
+    made = sorted(lines.stored().values())
+    words.folder = tmp_path / "words"
+    words.folder.mkdir()
+    words.run(TEXTS, workers=0)
+    assert made == sorted(words.stored().values())
+
+
+def test_a_batch_has_the_size_that_was_asked_for(lines):
+    lines.run(TEXTS[:16], workers=0, batch_size=5)
+    assert calls(lines) == {5: 3, 1: 1}
+
+
+def test_a_job_that_fails_in_the_call_is_told_with_its_content(lines):
+    (job,) = lines.jobs(["bad fail-make"])
+    result = lines.run(["a", "bad fail-make", "c"], workers=0)
+    ((sample, why),) = result.failed
+    assert (sample, why.reason, why.content, result.encoded) == (1, "bad-toy", job.content, 2)
+
+
+@pytest.mark.parametrize("order", ["memory", "unusable"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_jobs_of_a_call_that_fails_are_made_one_by_one(lines, order, workers):
+    """Only the job that fails by itself is lost; memory of a bounded worker ends it, and it is replaced."""
+    result = lines.run(["a", f"b {order}-make {order}-prepare", "c"], workers=workers)
+    reason = {"memory": "record-too-large", "unusable": "truncated"}[order]
+    assert [(sample, why.reason) for sample, why in result.failed] == [(1, reason)]
+    assert result.encoded == 2
+
+
+def test_a_job_that_fails_only_among_others_is_made(lines):
+    result = lines.run(["a", "b unusable-make", "c"], workers=0)
+    assert (result.failed, result.encoded, lines.times("prepare", "b")) == ((), 3, 1)
+
+
+def test_a_job_that_ends_its_worker_is_found(lines):
+    result = lines.run([*TEXTS[:2], "poison crash-make crash-prepare", *TEXTS[2:4]])
+    assert [(sample, why.reason) for sample, why in result.failed] == [(2, "words-crash")]
+    assert result.encoded == 4
+
+
+def test_units_with_committed_or_equal_jobs_are_prepared_one_by_one(lines, tmp_path):
+    lines.run(TEXTS[:4], workers=0)
+    load_catalog(lines.paths).save_lookup(tmp_path / "lookup")
+    result = lines.run(TEXTS[:6], workers=0, lookup=str(tmp_path / "lookup"))
+    assert (result.encoded, result.skipped) == (2, 4)
+    twins = lines.run(["twin", "twin", "one"], workers=0)
+    assert (twins.encoded, twins.failed) == (2, ())
+    assert calls(lines) == {4: 1}
+
+
+def test_an_item_of_another_type_is_a_fault_of_the_encoder(lines, monkeypatch):
+    from tests.pipeline.workers.toy_kinds import ToyProducer
+
+    made_of = ToyProducer.made_of
+
+    def wide(self, word, variant=0):
+        made = made_of(self, word, variant)
+        made.array = made.array.astype("int64")
+        return made
+
+    monkeypatch.setattr(ToyProducer, "made_of", wide)
+    with pytest.raises(EncoderError, match="another shape or type"):
+        lines.run(["a", "b"], workers=0)
