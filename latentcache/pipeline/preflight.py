@@ -16,7 +16,7 @@ from typing import Any
 from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, UsageError
 from latentcache.fields.protocol import Described
 from latentcache.pipeline.report import BuildPlan
-from latentcache.store.atomic_io import as_store_error, make_folder, remove_durably, write_atomically
+from latentcache.store.atomic_io import as_store_error, make_folder, remove_durably, write_atomically, writing
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
@@ -97,9 +97,9 @@ def locked(paths: CachePaths) -> Iterator[int]:
 @contextmanager
 def undone_if_unused(paths: CachePaths) -> Iterator[None]:
     """Put the build state and folders back as they were if the build fails before anything was committed."""
-    state = paths.building.read_bytes() if paths.building.exists() else None
-    before = {path.name for path in paths.root.iterdir()}
-    shards = _names(paths.shards)
+    with writing(paths.root):
+        state = paths.building.read_bytes() if paths.building.exists() else None
+        before, shards = _names(paths.root), _names(paths.shards)
     try:
         yield
     except LatentcacheError:

@@ -50,6 +50,7 @@ from latentcache.pipeline.workers.scheduler import Scheduler, WorkUnit
 from latentcache.pipeline.workers.transport import Message, from_json, to_json
 from latentcache.pipeline.workers.watchdog import deadline_s
 from latentcache.pipeline.workers.worker import Opening
+from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import recover_shard
@@ -359,11 +360,11 @@ class _Crew:
             recover_shard(folder, self._paths.quarantine, self._salvage)
         reported = self._reported.pop(shard)
         known = {body[at : at + KEY_BYTES] for body in reported for at in range(0, len(body), KEY_BYTES)}
-        sealed = [self._paths.shard(shard), *self._paths.shards.glob(f"{shard}-*")]
         found: list[bytes] = []
-        for one in sealed:
-            if one.exists() and not one.name.endswith(OPEN_SUFFIX):
-                found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
+        for one in self._paths.all_sealed():
+            if one.name.partition("-")[0] == shard:
+                with reading(one):
+                    found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
         new = [key for key in found if key not in known]
         self._take_keys(b"".join(new))
         self.progress.encoded += len(new)

@@ -143,6 +143,21 @@ def raise_unreadable(error: Exception, path: Path) -> None:
     ) from error
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Tell what the system could not read from what is damaged.
+
+    Raises:
+        StoreError: A file of ``path`` cannot be read.
+        CacheDamagedError: Its bytes are wrong, or it is not there.
+    """
+    try:
+        yield
+    except CacheDamagedError as error:
+        raise_unreadable(error, path)
+        raise
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, each durable in the folder above it.
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, joined_keys, split_keys
-from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, writing
+from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
 from latentcache.store.index import ShardIndex, checked_head, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
@@ -154,7 +154,8 @@ class Catalog:
 
         Raises:
             CorruptEntryError: A head fails its check.
-            CacheDamagedError: A shard cannot be read.
+            CacheDamagedError: A shard is not there.
+            StoreError: A shard cannot be read.
         """
         shard, item = self._located(place)
         for number in np.unique(shard).tolist():
@@ -166,7 +167,7 @@ class Catalog:
             distinct = entry[order[starts]]
             first = item[at[order[starts]]] if not index.has_blocks else self._first_items(number)[distinct]
             places = [index.offset[distinct], index.head[distinct], index.bytes[distinct]]
-            with _reading(index.data) as file:
+            with reading(index.data.parent), _reading(index.data) as file:
                 rows = zip(np.split(order, starts[1:]), first, *(column.tolist() for column in places), strict=True)
                 for some, begin, offset, head, size in rows:
                     header = checked_head(file, offset - head, head + size)
@@ -189,7 +190,7 @@ class Catalog:
                 array = header.item(memoryview(payload), number)
                 same = header.same[number].tobytes() if header.same[number].any() else b""
                 return Item(key=key, array=array, same=same, columns=columns, ragged_columns=ragged)
-        except (CorruptEntryError, CacheDamagedError, CacheFormatError, OSError):
+        except (StoreError, OSError):
             pass
         return None
 

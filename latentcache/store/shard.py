@@ -23,7 +23,7 @@ from latentcache.store.atomic_io import (
     DISK_FULL,
     as_store_error,
     make_folder,
-    raise_unreadable,
+    reading,
     sync_file,
     sync_folder,
     writing,
@@ -189,11 +189,8 @@ def seal_folder(folder: Path, name: str = "") -> Path:
     # A builder killed in the middle of a commit leaves a state that only the memory of the system may hold: an index
     # of it, durable, over a file that is not, would make a power cut later turn a whole shard into a damaged one.
     sync_file(folder / "data.mdb")
-    try:
+    with reading(folder):
         num_entries = write_index(folder)
-    except CacheDamagedError as error:
-        raise_unreadable(error, folder)
-        raise
     for leftover in (_LOCK, _PROBE):
         (folder / leftover).unlink(missing_ok=True)
     if num_entries == 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from latentcache import failpoint
 from latentcache.cli.app import main
 from latentcache.store.paths import CachePaths
 
@@ -88,12 +89,12 @@ def look(*words):
 
 
 def start_followed(cache, *words):
-    """A build with ``--stream`` in a process of its own, far enough that it can be followed."""
+    """A build with ``--stream`` in a process of its own, stopped (SIGSTOP) before its second commit."""
     command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    announced = CachePaths(cache).pending / "manifest.json"
-    wait_for(announced.exists, process, timeout=60.0)
-    assert announced.exists(), "the build ended first"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: "before-put:2:stop"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert (CachePaths(cache).pending / "manifest.json").exists(), "the build ended first"
     return process
 
 

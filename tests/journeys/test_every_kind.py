@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,6 +56,19 @@ def change_encoder(kind, monkeypatch, change):
         if real := vars(producer).get(name):
             changed = lambda self, batch, real=real: change(batch, lambda some: real(self, some))  # noqa: E731
             monkeypatch.setattr(producer, name, changed)
+
+
+def remember_names(kind, monkeypatch):
+    """A function that names the samples of a batch as ``change_encoder`` has it."""
+    producer, names = load(field_kind(kind.field).producer), {}
+    prepare = producer.prepare
+
+    def remembered(self, job):
+        names.update({output.item: job.name for output in job.outputs})
+        return prepare(self, job)
+
+    monkeypatch.setattr(producer, "prepare", remembered)
+    return lambda batch: [names[one.output.item] if hasattr(one, "output") else one.name for one in batch]
 
 
 # builds
@@ -110,19 +124,13 @@ def test_a_batch_that_does_not_fit_is_halved(kind, tmp_path, monkeypatch):
 
 
 def test_a_sample_that_does_not_fit_by_itself_is_quarantined(kind, tmp_path, monkeypatch):
-    producer = load(field_kind(kind.field).producer)
-    prepare, names = producer.prepare, {}
-
-    def remembered(self, job):
-        names.update({output.item: job.name for output in job.outputs})
-        return prepare(self, job)
+    names = remember_names(kind, monkeypatch)
 
     def never_three(batch, encode):
-        if any("003" in (names[one.output.item] if hasattr(one, "output") else one.name) for one in batch):
+        if any("003" in name for name in names(batch)):
             raise DeviceMemoryError("the device is full")
         return encode(batch)
 
-    monkeypatch.setattr(producer, "prepare", remembered)
     change_encoder(kind, monkeypatch, never_three)
     done = kind.build(kind.data(tmp_path / "data", 6), tmp_path / "cache")
     counts = done.json["counts"]
@@ -157,24 +165,45 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
     assert kind.build(data, merged).json["counts"]["encoded"] == 0
 
 
-@pytest.mark.slow  # the build has to be slower than the test: not on a loaded machine
-def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path):
-    data, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "cache"
-    process = kind.start(data, cache, "--stream", delay_ms=2 * kind.delay_ms)
-    announced = CachePaths(cache).pending / "manifest.json"
-    wait_for(announced.exists, process, timeout=60)
+def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path, monkeypatch):
+    """The build waits before the sample that the loader serves last; records are made in the order of their file."""
+    monkeypatch.setattr("latentcache.pipeline.workers.writer.ROLL_S", 0.0)
+    data, plain, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "plain", tmp_path / "cache"
+    assert kind.build(data, plain).code == 0
+    finished_cache, last = kind.opened(plain), kind.many - 1
+    seed = next(seed for seed in range(10_000) if order_of(finished_cache, seed)[-1] == last)
+    names, going_on = remember_names(kind, monkeypatch), threading.Event()
+
+    def held(batch, encode):
+        if any(f"{last:03}" in name for name in names(batch)):
+            assert going_on.wait(60)
+        return encode(batch)
+
+    change_encoder(kind, monkeypatch, held)
+    words = ("--stream", "--stream-seed", seed, "--stream-batch", 2, "--workers", 0, "--device", "cpu")
+    few_at_once = ("--batch-size", 2, "--commit-every", 1, "--decode-threads", 1)
+    building = threading.Thread(target=kind.build, args=(data, cache, *words, *few_at_once))
+    building.start()
     pending = kind.opened(cache, follow=True, timeout_s=60)
-    loader = pending.loader(batch_size=1)
+    loader = pending.loader(batch_size=2, seed=seed)
     batches = iter(loader)
-    first = next(batches)
-    assert process.poll() is None, "the first batch is there before the build ends"
-    rest = list(batches)
-    assert finished(process).code == 0
-    assert (len(pending), len(loader), 1 + len(rest)) == (kind.many,) * 3
-    expected = next(iter(kind.opened(cache).loader(batch_size=1)))
-    width = first[kind.field].shape[1]  # a ragged field is padded to the longest item that is known
-    assert np.array_equal(first[kind.field], expected[kind.field][:, :width])
-    assert not announced.exists()
+    first = next(batches)[kind.field].clone()
+    assert building.is_alive()
+    assert (CachePaths(cache).pending / "manifest.json").exists()
+    going_on.set()
+    rest = [batch[kind.field].clone() for batch in batches]
+    building.join(60)
+    assert (len(pending), len(loader), 1 + len(rest)) == (kind.many, kind.many // 2, kind.many // 2)
+    expected = [batch[kind.field].clone() for batch in finished_cache.loader(batch_size=2, seed=seed)]
+    for found, wanted in zip([first, *rest], expected, strict=True):
+        # A ragged field is padded to the longest item that is known.
+        assert np.array_equal(found, wanted[:, : found.shape[1]])
+    assert not CachePaths(cache).pending.exists()
+
+
+def order_of(cache, seed):
+    """Samples in the order of a loader."""
+    return [int(row) for step in cache.loader(batch_size=2, seed=seed).sampler for row in step.rows]
 
 
 def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tmp_path):

@@ -22,8 +22,8 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-def start(data, cache, *more, model="stub:delay_ms=120"):
-    return start_followed(cache, data, *SMALL, "--model", model, "--commit-every", 2, *more)
+def start(data, cache):
+    return start_followed(cache, data, *SMALL, "--commit-every", 2)
 
 
 def served(cache, **more):
@@ -38,9 +38,9 @@ def test_training_begins_before_the_build_ends(data, tmp_path):
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
     loader = pending.loader(batch_size=2, seed=3)
-    assert process.poll() is None
     assert len(loader) == COUNT // 2
     state = loader.state_dict()
+    process.send_signal(signal.SIGCONT)
     found = served(pending)
     assert process.wait(60) == 0
     expected = served(open_cache(tmp_path / "cache"))
@@ -58,6 +58,7 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
     assert len(pending.loader(batch_size=2)) == COUNT // 2
+    process.send_signal(signal.SIGCONT)
     with pytest.raises(MissingEntryError, match=r"latents of p00\.png cannot be made"):
         served(pending)
     with pytest.warns(UserWarning, match="served in place of p00"):
@@ -67,7 +68,7 @@ def test_a_file_that_cannot_be_used_is_named_or_replaced(data, tmp_path):
 
 
 def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
-    process = start(data, tmp_path / "cache", model="stub:delay_ms=400")
+    process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=1.0)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
@@ -81,7 +82,7 @@ def test_contents_are_known_before_the_end(data, tmp_path):
     """A streaming build hashes inputs first, so the parts of a split are those of the finished cache."""
     process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True).split(0.5)
-    assert process.poll() is None
+    process.send_signal(signal.SIGCONT)
     assert process.wait(60) == 0
     finished = open_cache(tmp_path / "cache", follow=True).split(0.5)
     assert [len(part) for part in pending] == [len(part) for part in finished]

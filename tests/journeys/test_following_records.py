@@ -24,10 +24,9 @@ def data(tmp_path_factory):
     return write_texts(tmp_path_factory.mktemp("followed") / "data.jsonl", lines)
 
 
-def start(data, cache, delay_ms):
-    tokenizer = f"stub:delay_ms={delay_ms}"
+def start(data, cache):
     small = ("--commit-every", 1, "--workers", 0, "--batch-size", 1)
-    return start_followed(cache, data, "--tokenizer", tokenizer, *small)
+    return start_followed(cache, data, "--tokenizer", "stub", *small)
 
 
 def rows_of(cache):
@@ -45,13 +44,13 @@ def same(one, other):
 
 
 def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cache(data, tmp_path):
-    process = start(data, tmp_path / "cache", 500)
+    process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=60)
     view = rows_of(pending)
     assert (len(pending), len(view), len(view.loader(batch_size=2))) == (COUNT, COUNT, COUNT // 2)
-    first = view.batch([0])["input_ids"].clone()
-    assert process.poll() is None, "the first document is there before the last"
     state = view.loader(batch_size=2, seed=3).state_dict()
+    process.send_signal(signal.SIGCONT)
+    first = view.batch([0])["input_ids"].clone()
     found = served(view)
     assert process.wait(60) == 0
     finished = open_cache(tmp_path / "cache", follow=True)
@@ -64,7 +63,7 @@ def test_rows_are_served_before_the_build_ends_and_are_those_of_the_finished_cac
 
 
 def test_a_build_that_dies_is_said_and_the_next_one_is_followed_on(data, tmp_path):
-    process = start(data, tmp_path / "cache", 2000)
+    process = start(data, tmp_path / "cache")
     pending = open_cache(tmp_path / "cache", follow=True, timeout_s=0.5)
     view = rows_of(pending)
     with pytest.raises(NotYetEncodedError, match=f"runs as process {process.pid}") as caught:

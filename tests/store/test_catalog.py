@@ -129,6 +129,17 @@ def test_a_shard_that_may_not_be_read_is_not_called_damaged(paths, monkeypatch):
         load_catalog(paths)
 
 
+def test_a_shard_that_cannot_be_read_any_more_is_not_called_damaged(paths):
+    catalog = load_catalog(paths)
+    data = paths.data("shard-0")
+    data.unlink()
+    data.symlink_to(data.name)  # opening it is an error of the system, whoever asks
+    with pytest.raises(StoreError, match="a part of the cache cannot be read") as caught:
+        list(catalog.headers(np.arange(len(catalog))))
+    assert caught.value.slug == "store"
+    assert [catalog.item(place) for place in range(len(catalog))].count(None) >= 6
+
+
 def test_an_item_whose_entry_is_damaged_is_not_given(paths):
     catalog = load_catalog(paths)
     place = int(catalog.find(keys_of(items_of("plane", [4])))[0])
