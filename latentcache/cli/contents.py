@@ -7,7 +7,7 @@ a second per million items, so fields of more than ``PACKED_ITEMS`` items get a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, show_table
@@ -51,6 +51,17 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         if rows.spec.collate == "pack":
             found["rows"] = [_rows_of(lengths, length) for length in ROW_LENGTHS]
     return found
+
+
+def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:
+    """How many samples an epoch serves how often."""
+    import numpy as np
+
+    from latentcache.plan.samples import times_counted
+
+    column = snapshot.samples.columns.get("repeats")
+    counts = times_counted(None if column is None else np.asarray(column), len(snapshot.samples))
+    return [{"times": times, "samples": count} for times, count in counts.items()]
 
 
 def begun_contents(name: str, recipe: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +152,13 @@ def show_field(name: str, field: Mapping[str, Any], *, demo: bool = False) -> No
     if len(groups) > 1:
         show_table(groups)
     show_lengths(field)
+
+
+def show_repeats(repeats: Sequence[Mapping[str, int]]) -> None:
+    """How often an epoch serves the samples, if it serves some of them more than once."""
+    if any(one["times"] != 1 for one in repeats):
+        out("repeats: " + ", ".join(f"{counted(one['samples'], 'sample')} {one['times']} times" for one in repeats)
+            + " per epoch")  # fmt: skip
 
 
 def show_lengths(field: Mapping[str, Any]) -> None:

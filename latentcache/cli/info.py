@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import counted, human_bytes, out, rejected_item
-from latentcache.cli.contents import begun_contents, field_contents, show_field
+from latentcache.cli.contents import begun_contents, field_contents, sample_repeats, show_field, show_repeats
 from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, LatentcacheError
 
@@ -81,6 +81,7 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "part": snapshot.part,
         "allow_failed": snapshot.allow_failed,
         "fingerprint": snapshot.fingerprint,
+        "repeats": sample_repeats(snapshot),
         "fields": {name: field_contents(rows, snapshot) for name, rows in snapshot.fields.items()},
     }
 
@@ -192,6 +193,7 @@ def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
     if "created" in payload:
         source = payload["source"]
         out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")
+    show_repeats(payload.get("repeats", ()))
     for name, field in payload["fields"].items():
         show_field(name, field, demo=bool(payload.get("demo")))
     if quarantine:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
 from latentcache.cli.console import SHOWN, counted, out, show_table
+from latentcache.cli.contents import show_repeats
 from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, UsageError
 
@@ -42,6 +44,7 @@ def plan(
     max_repeat: list[str] | None = option(
         None, "--max-repeat N", "Limit of repetitions of a source in an epoch: one for all, or once for each path."
     ),
+    no_repeats: bool = option(False, "--no-repeats", "Serve each sample once per epoch, whatever its data set says."),
     seed: flags.Seed = 0,
     requested: flags.Requested,
     as_json: flags.Json = False,
@@ -58,8 +61,11 @@ def plan(
     layout = {**rows, "overflow": overflow} if rows else {}
     mixing = _mixing(weight, samples, max_repeat)
     with console.python_as_flags():
-        report, rejected = _planned(paths, (batch_size, world_size, remainder), seed, layout, requested, mixing)
-    payload = _payload(report, grad_accum) | {"quarantined": rejected, "seed": seed}
+        sizes = (batch_size, world_size, remainder)
+        planned = _planned(paths, sizes, seed, layout, requested, mixing, repeats=not no_repeats)
+    report = planned.report
+    payload = _payload(report, grad_accum) | {"quarantined": planned.rejected, "seed": seed}
+    payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
     try:
         with console.python_as_flags():
@@ -76,6 +82,15 @@ def plan(
     return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    report: PlanReport
+    rejected: int
+    """Rejected samples."""
+    repeats: Mapping[int, int]
+    """Samples by how often an epoch serves each."""
+
+
 def _planned(
     paths: Sequence[Path],
     layout: tuple[int, int, str],
@@ -83,18 +98,20 @@ def _planned(
     rows: Mapping[str, Any],
     requested: flags.Requested,
     mixing: Mapping[str, Any],
-) -> tuple[PlanReport, int]:
-    """The plan of caches or of folders, and the number of rejected samples."""
+    *,
+    repeats: bool,
+) -> _Planned:
+    """The plan of caches or of folders."""
     from latentcache.plan.batching import BatchPlan
 
     batch_size, world_size, remainder = layout
     batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)  # type: ignore[arg-type]
     held = [_is_cache(path) for path in paths]
     if all(held):
-        return _of_caches(paths, batches, seed, rows, mixing)
+        return _of_caches(paths, batches, seed, rows, mixing, repeats)
     if any(held):
         raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
-    planned = _of_data(paths, batches, seed, requested, mixing)
+    planned = _of_data(paths, batches, seed, requested, mixing, repeats)
     if rows:
         raise _no_documents(paths[0], rows)
     return planned
@@ -122,15 +139,20 @@ def _mixing(weights: list[str] | None, samples: int | None, max_repeat: list[str
 
 
 def _of_caches(
-    paths: Sequence[Path], batches: BatchPlan, seed: int, rows: Mapping[str, Any], mixing: Mapping[str, Any]
-) -> tuple[PlanReport, int]:
-    """The plan of the loaders of these caches, and the number of rejected samples."""
+    paths: Sequence[Path],
+    batches: BatchPlan,
+    seed: int,
+    rows: Mapping[str, Any],
+    mixing: Mapping[str, Any],
+    repeats: bool,
+) -> _Planned:
+    """The plan of the loaders of these caches."""
     from latentcache.loader.cache import open_cache
     from latentcache.loader.combine import combine
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of demo caches and parts
-        caches = [open_cache(path) for path in paths]
+        caches = [open_cache(path).read(repeats=repeats) for path in paths]
     for path, cache in zip(paths, caches, strict=True):
         layouts = [field.spec.collate for field in cache.snapshots[0].fields.values()]
         if rows and layouts and "pack" not in layouts:
@@ -142,7 +164,15 @@ def _of_caches(
     report = source.plan(
         batch_size=batches.batch_size, world_size=batches.world_size, remainder=batches.remainder, seed=seed
     )
-    return report, sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots)
+    return _Planned(
+        report=report,
+        rejected=sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots),
+        repeats=_summed([cache.repeats for cache in caches]),
+    )
+
+
+def _summed(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    return {times: sum(one.get(times, 0) for one in counts) for times in {times for one in counts for times in one}}
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -162,33 +192,51 @@ def _require_samples(path: Path, cache: Any) -> None:
 
 
 def _of_data(
-    paths: Sequence[Path], batches: BatchPlan, seed: int, requested: flags.Requested, mixing: Mapping[str, Any]
-) -> tuple[PlanReport, int]:
+    paths: Sequence[Path],
+    batches: BatchPlan,
+    seed: int,
+    requested: flags.Requested,
+    mixing: Mapping[str, Any],
+    repeats: bool,
+) -> _Planned:
     """The plan that the caches of these folders would have; nothing is written."""
     from latentcache.plan.mixing import deduplicate_names, mixture, source_name
     from latentcache.plan.samples import plan_report
 
-    found = [_index(path, requested) for path in paths]
-    names = [name for _, some, _ in found for name in some]
+    found = [_index(path, requested, repeats) for path in paths]
     mix = None
     if mixing:
         given = {name: value for name, value in mixing.items() if name != "weights"}
-        counts = [len(index.bucket) for index, _, _ in found]
+        counts = [len(one.index.bucket) for one in found]
         mix = mixture(
             counts, mixing["weights"], names=deduplicate_names([source_name(path) for path in paths]), **given
         )
-    index = _joined([index for index, _, _ in found], names, mix)
-    return plan_report(index, batches, seed=seed), sum(rejected for _, _, rejected in found)
+    index = _joined(found, mix)
+    return _Planned(
+        report=plan_report(index, batches, seed=seed),
+        rejected=sum(one.rejected for one in found),
+        repeats=_summed([one.repeats for one in found]),
+    )
 
 
-def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[str], int]:
-    """The samples of DATA in their buckets, their names, and the number of rejected samples."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """The samples of DATA in their buckets."""
+
+    index: SampleIndex
+    """With ``names_of``."""
+    rejected: int
+    repeats: Mapping[int, int]
+
+
+def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
+    """The samples of DATA in their buckets."""
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
     from latentcache.plan.batching import Bucket
-    from latentcache.plan.samples import SampleIndex
+    from latentcache.plan.samples import SampleIndex, times_counted
 
     planned = plan_build(BuildSettings(data=path, fields=requested.fields))
     field = next(iter(planned.fields.values()))
@@ -205,21 +253,41 @@ def _index(path: Path, requested: flags.Requested) -> tuple[SampleIndex, list[st
     items = field.items_plan
     assert items is not None  # a dry run keeps it
     assert planned.table is not None
-    first = items.variant == 0
-    order = np.argsort(items.sample[first], kind="stable")
+    first = np.flatnonzero(items.variant == 0)
+    order = first[np.argsort(items.sample[first], kind="stable")]
+    served, column = np.unique(items.sample), planned.table.columns.get("repeats") if repeats else None
+    if column is not None:
+        order = np.repeat(order, column[items.sample[order]])
     buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
-    sample = items.sample[first][order]
+    sample, names = items.sample[order], planned.table.names
     index = SampleIndex(
-        bucket=items.group[first][order].astype(np.int32), buckets=buckets, identify=lambda: str(path)
+        bucket=items.group[order].astype(np.int32),
+        buckets=buckets,
+        identify=lambda: str(path),
+        names_of=lambda rows: names.take(sample[rows]),
     )
-    return index, planned.table.names.take(sample), len(planned.rejected)
+    return _Folder(
+        index=index,
+        rejected=len(planned.rejected),
+        repeats=times_counted(None if column is None else column[served], len(served)),
+    )
 
 
-def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> SampleIndex:
+def _joined(folders: Sequence[_Folder], mix: Any) -> SampleIndex:
     """Several folders as one; buckets of one size become one bucket, in the order of a loader."""
     import numpy as np
 
     from latentcache.plan.samples import SampleIndex
+
+    indexes = [one.index for one in folders]
+    starts = np.concatenate(([0], np.cumsum([len(index.bucket) for index in indexes])))
+
+    def names_of(rows: Any) -> list[str]:
+        owner = np.searchsorted(starts, rows, side="right") - 1
+        return [
+            indexes[at].names_of(np.array([row - starts[at]]))[0]
+            for at, row in zip(owner.tolist(), rows.tolist(), strict=True)
+        ]
 
     met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
     used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
@@ -235,7 +303,7 @@ def _joined(indexes: Sequence[SampleIndex], names: Sequence[str], mix: Any) -> S
         buckets=tuple(buckets),
         identify=lambda: " ".join(index.identify() for index in indexes),
         mixture=mix,
-        names_of=lambda rows: [names[row] for row in rows.tolist()],
+        names_of=names_of,
     )
 
 
@@ -298,6 +366,7 @@ def _show(payload: dict[str, Any]) -> None:
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
     _show_sources(payload["sources"])
+    show_repeats(payload["repeats"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(

@@ -8,13 +8,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from latentcache.errors import (
     CacheIncompleteError,
@@ -38,7 +38,7 @@ from latentcache.plan.length_buckets import checked_lengths
 from latentcache.plan.mixing import MAX_SAMPLES, Mixture
 from latentcache.plan.numbers import choice, whole
 from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_rows, padded_rows
-from latentcache.plan.samples import plan_report
+from latentcache.plan.samples import plan_report, times_counted
 from latentcache.plan.split import in_validation
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
@@ -122,6 +122,16 @@ class Cache:
         return sum(self._documents(part).tokens for part in self._parts)
 
     @property
+    def repeats(self) -> dict[int, int]:
+        """Samples by how often an epoch serves each: ``{1: 90, 10: 5}``, as their data set and ``repeated`` say."""
+        found: dict[int, int] = {}
+        for part in self._parts:
+            times = part.occurrences(part.chosen, self._settings.repeats)
+            for number, count in times_counted(times, len(part.chosen)).items():
+                found[number] = found.get(number, 0) + count
+        return dict(sorted(found.items()))
+
+    @property
     def sources(self) -> dict[str, int]:
         """Samples per source file."""
         found: dict[str, int] = {}
@@ -143,6 +153,8 @@ class Cache:
 
     def __repr__(self) -> str:
         snapshots = ", ".join(f"{one.paths.root.name} (snapshot {one.number})" for one in self.snapshots[:3])
+        times = self.repeats
+        repeated = f", {sum(times.values())} without repeats" if set(times) - {1} else ""
         more = f" and {len(self._parts) - 3} more" if len(self._parts) > 3 else ""
         if self._has_samples:
             counts = sorted(self.buckets.items(), key=lambda item: -item[1])
@@ -152,7 +164,7 @@ class Cache:
             shapes = f"{self.tokens} tokens"
         excluded = f", {self.excluded} excluded" if self.excluded else ""
         return (
-            f"Cache({len(self)} samples of {snapshots}{more}{self._note}{excluded}\n"
+            f"Cache({len(self)} samples of {snapshots}{more}{self._note}{repeated}{excluded}\n"
             f"  fields: {', '.join(self.fields)}\n  {shapes})"
         )
 
@@ -211,8 +223,10 @@ class Cache:
         held = [in_validation(content_of(part.snapshot, part.chosen), validation) for part in self._parts]
         sides = zip(self._parts, held, strict=True)
         pairs = [(part.chosen[~one], part.chosen[one]) for part, one in sides]
-        training, validating = ([Part(p.snapshot, pair[side]) for p, pair in zip(self._parts, pairs, strict=True)]
-                                for side in (0, 1))  # fmt: skip
+        training, validating = (
+            [replace(part, samples=pair[side]) for part, pair in zip(self._parts, pairs, strict=True)]
+            for side in (0, 1)
+        )
         return self._with(training, ", training part"), self._with(validating, ", validation part")
 
     def of_source(self, *names: str) -> Cache:
@@ -229,23 +243,19 @@ class Cache:
         for part in self._parts:
             numbers = [number for number, name in enumerate(part.snapshot.samples.files.names) if name in names]
             chosen = part.chosen
-            parts.append(Part(part.snapshot, chosen[np.isin(file_of(part.snapshot, chosen), numbers)]))
+            parts.append(replace(part, samples=chosen[np.isin(file_of(part.snapshot, chosen), numbers)]))
         return self._with(parts, f": {', '.join(names)}")
 
-    def repeated(self, times: int | None = None) -> Cache:
-        """Every sample ``times`` an epoch; by default as its folder says (``10_cats/`` counts ten times).
+    def repeated(self, times: int) -> Cache:
+        """Every sample ``times`` as often in an epoch, beside the repeats of its data set.
 
         Raises:
             UsageError: ``times`` is below 1, or the cache has weights.
         """
         self._refuse_weights("repeated")
-        if times is not None:
-            times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
-        parts = []
-        for part in self._parts:
-            repeats = _folder_repeats(part) if times is None else np.full(len(part.chosen), times)
-            parts.append(Part(part.snapshot, np.repeat(part.chosen, repeats)))
-        return self._with(parts, ", repeated")
+        times = whole("times", times, 1, MAX_SAMPLES // max(len(self), 1))
+        parts = [replace(part, multiple=part.multiple * times) for part in self._parts]
+        return self._with(parts, f", {times} times")
 
     def read(
         self,
@@ -254,8 +264,9 @@ class Cache:
         latents: Draw | None = None,
         flip: bool | None = None,
         dtype: torch.dtype | None = None,
+        repeats: bool = True,
     ) -> Cache:
-        """The same samples with other values.
+        """The same samples with other values, or without their repeats.
 
         Args:
             scaled: Latents as the model trains on them; False gives them as they are stored.
@@ -264,11 +275,15 @@ class Cache:
             flip: Serve stored horizontal flips in turn, by (seed, epoch, sample); by default if they are stored.
                 False for validation.
             dtype: Floating type of the values; by default the type they are stored in.
+            repeats: Serve a sample as often in an epoch as its data set says (``10_cats/`` of kohya: ten times).
+                False for once.
 
         Raises:
-            UsageError: A value is not allowed, or the cache does not hold it.
+            UsageError: A value is not allowed, the cache does not hold it, or ``repeats`` of a cache with weights.
         """
-        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, dtype=dtype)
+        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, dtype=dtype, repeats=bool(repeats))
+        if settings.repeats != self._settings.repeats:
+            self._refuse_weights("read(repeats=)")
         view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)
         if self._has_samples:
             len(view)  # refuses what is not stored
@@ -368,14 +383,14 @@ class Cache:
         return rows
 
     def documents(self, field: str | None = None) -> Documents:
-        """Whole documents of a field, for exports.
+        """Whole documents of a field, each once, for exports.
 
         Raises:
             UsageError: There is no such field, or several caches are combined.
         """
         if len(self._parts) > 1:
             raise UsageError("documents of a combination of caches", fix="use each cache")
-        return self._documents(self._parts[0], field)
+        return self._documents(self._parts[0], field, repeats=False)
 
     def plan(
         self,
@@ -530,8 +545,13 @@ class Cache:
     def _made(self, fields: Sequence[str] | None) -> SampleReader:
         return SampleReader(self._parts, fields, self._settings, checksum=self._checksum, mixture=self.mixture)
 
-    def _documents(self, part: Part, field: str | None = None) -> Documents:
-        return Documents(part.snapshot, self._field(field, "pack"), samples=part.samples, checksum=self._checksum)
+    def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
+        """The documents of a part, each as often as an epoch serves it."""
+        samples = part.samples
+        times = part.occurrences(part.chosen, self._settings.repeats) if repeats else None
+        if times is not None:
+            samples = np.repeat(part.chosen, times)
+        return Documents(part.snapshot, self._field(field, "pack"), samples=samples, checksum=self._checksum)
 
     def _field(self, field: str | None, collate: str = "") -> str:
         """The field that is named, or the only one."""
@@ -630,20 +650,6 @@ def _pending(root: Path, timeout_s: float) -> Snapshot | None:
             if left <= 0:
                 error.why = f"none began within {timeout_s:g} s"
                 raise
-
-
-def _folder_repeats(part: Part) -> NDArray[np.int64]:
-    """(n,) how often the folder of each sample says: ``10_cats/`` is ten, any other name one."""
-    chosen = part.chosen
-    numbers, inverse = np.unique(chosen, return_inverse=True)
-    names = part.snapshot.samples.names.take(numbers)
-    repeats = np.ones(len(names), dtype=np.int64)
-    for place, name in enumerate(names):
-        folder, _, _ = name.rpartition("/")
-        count, mark, _ = folder.rpartition("/")[2].partition("_")
-        if mark and count.isascii() and count.isdecimal() and int(count) > 0:
-            repeats[place] = int(count)
-    return repeats[inverse]
 
 
 def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:

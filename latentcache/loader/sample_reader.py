@@ -47,7 +47,9 @@ class Part:
 
     snapshot: Snapshot
     samples: NDArray[np.int32] | None = None
-    """(n,) sample numbers, repeated or left out; None: all."""
+    """(n,) sample numbers, rising; None: all."""
+    multiple: int = 1
+    """Occurrences of each sample in an epoch, beside the repeats of its data set."""
 
     @property
     def chosen(self) -> NDArray[np.int32]:
@@ -56,14 +58,27 @@ class Part:
             return self.samples
         return np.arange(len(self.snapshot.samples), dtype=np.int32)
 
-    def identity(self) -> tuple[str, bytes]:
+    def occurrences(self, sample: Ints, repeats: bool) -> NDArray[np.int64] | None:
+        """(n,) how often an epoch serves each of these samples; None: each once.
+
+        Args:
+            sample: (n,) sample numbers.
+            repeats: Count the repeats that the data set gives its samples.
+        """
+        column = self.snapshot.samples.columns.get("repeats") if repeats else None
+        if column is None:
+            return None if self.multiple == 1 else np.full(len(sample), self.multiple)
+        return np.asarray(column)[sample].astype(np.int64) * self.multiple
+
+    def identity(self) -> tuple[str, bytes, int]:
         """What two equal parts have in common."""
-        return self.snapshot.fingerprint, b"" if self.samples is None else content_hash(self.samples.tobytes())
+        chosen = b"" if self.samples is None else content_hash(self.samples.tobytes())
+        return self.snapshot.fingerprint, chosen, self.multiple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joined:
-    """The n samples of a part that have all fields."""
+    """The n samples of a part that have all fields; a sample that is repeated is several."""
 
     sample: NDArray[np.int32]
     rows: Mapping[str, NDArray[np.int32]]
@@ -72,6 +87,21 @@ class Joined:
     """Stacked field -> (n,) group of each."""
     excluded: int
     """Samples that lack a field."""
+    occurrence: NDArray[np.integer] | None = None
+    """(n,) number of each among the occurrences of its sample in an epoch; None: each is served once."""
+
+    def repeated(self, times: NDArray[np.int64] | None) -> Joined:
+        """Each sample as often in an epoch as ``times`` (n,) says; None: once."""
+        if times is None or not len(times) or (int(times.min()) == int(times.max()) == 1):
+            return self
+        first = np.cumsum(times) - times
+        return replace(
+            self,
+            sample=np.repeat(self.sample, times),
+            rows={name: np.repeat(rows, times, axis=0) for name, rows in self.rows.items()},
+            groups={name: np.repeat(group, times) for name, group in self.groups.items()},
+            occurrence=(np.arange(int(times.sum())) - np.repeat(first, times)).astype(np.uint32),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +245,11 @@ class SampleReader:
         snapshot = parts[0].snapshot
         self.fields, self.metadata = _asked(snapshot, asked)
         self._specs = {name: snapshot.fields[name].spec for name in self.fields}
-        self._joined = [join(part, self.fields) for part in parts]
+        found = [join(part, self.fields) for part in parts]
+        self._joined = [
+            one.repeated(part.occurrences(one.sample, settings.repeats))
+            for part, one in zip(parts, found, strict=True)
+        ]
         self.excluded = sum(one.excluded for one in self._joined)
         self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self._joined])))
         self._shapes, bucket = self._buckets()

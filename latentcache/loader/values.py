@@ -46,6 +46,8 @@ class ReadSettings:
     """Serve stored horizontal flips in turn; None: if they are stored."""
     dtype: torch.dtype | None = None
     """Floating type of the values; None: as stored."""
+    repeats: bool = True
+    """Serve a sample as often in an epoch as its data set says; False: once."""
 
     def __post_init__(self) -> None:
         if self.latents is not None:

@@ -284,8 +284,16 @@ def _joined(
         names=strings([table.names for table in tables]),
         files=files,
         inputs={name: joined_input(name) for name in tables[0].inputs},
-        columns={name: column([table.columns[name] for table in tables]) for name in tables[0].columns},
+        columns={name: column(_filled(name, tables)) for name in sorted({one for t in tables for one in t.columns})},
     )
+
+
+def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
+    """A sample column of all parts; in a part without it every sample has the value 1, as with repeats."""
+    held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)
+    return [
+        np.asarray(table.columns.get(name, np.ones((len(table), *held.shape[1:]), held.dtype))) for table in tables
+    ]
 
 
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:

@@ -160,6 +160,14 @@ def lay_out(space: Space, buckets: Sequence[Bucket], batches: BatchPlan, *, seed
     return steps.ordered(shuffled(report.steps, seed, epoch, stream=1))
 
 
+def times_counted(times: NDArray[np.integer] | None, samples: int) -> dict[int, int]:
+    """How many samples an epoch serves how often: ``{1: 90, 10: 5}``; without ``times`` (n,) each is served once."""
+    if times is None:
+        return {1: samples}
+    counts = np.bincount(times)
+    return {number: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+
+
 def due(space: Space, *, seed: int, epoch: int) -> NDArray[np.int32]:
     """(S,) how often an epoch serves each before the policy for incomplete batches."""
     if space.mixture is None:

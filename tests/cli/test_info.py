@@ -8,7 +8,7 @@ from latentcache.store.atomic_io import write_json
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "snapshot", "counts", "bytes", "created",
-    "demo", "source", "part", "allow_failed", "fingerprint", "entries_lost", "fields",
+    "demo", "source", "part", "allow_failed", "fingerprint", "entries_lost", "fields", "repeats",
 }  # fmt: skip
 
 

@@ -104,8 +104,9 @@ def as_stored(values, dtype):
 
 
 def images(
-    root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7, **more
-):
+    root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7,
+    repeats=None, **more
+):  # fmt: skip
     """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
 
     ``edges``: heights of a ragged field of the same images, None for an image that lacks it. Gives the folder.
@@ -127,7 +128,8 @@ def images(
             **({"caption": Input(content=contents(names), file=np.full(count, -1, np.int32),
                                  text=Strings.of([f"caption of {name}" for name in names]))} if captions else {}),
         },
-        columns={"original_size": np.array([(h + 3, w + 5) for h, w in sizes], np.uint32).reshape(-1, 2)},
+        columns={"original_size": np.array([(h + 3, w + 5) for h, w in sizes], np.uint32).reshape(-1, 2),
+                 **({"repeats": np.array(repeats, np.uint16)} if repeats else {})},
     )  # fmt: skip
     sample, group, variant, arrays, crop = [], [], [], [], []
     for number, (height, width) in enumerate(sizes):
@@ -179,7 +181,9 @@ def chats(count=40, longest=30, seed=0):
     return ids, spans
 
 
-def documents(root, ids, spans=None, *, files=("data.jsonl",), pad=None, loss=None, num_ids=1000, seal_every=25):
+def documents(
+    root, ids, spans=None, *, files=("data.jsonl",), pad=None, loss=None, num_ids=1000, seal_every=25, repeats=None
+):
     """A cache of documents: ``ids`` of each, and its spans with loss (all of it without). Gives the folder."""
     count = len(ids)
     made = InputIdsRecipe(
@@ -194,7 +198,8 @@ def documents(root, ids, spans=None, *, files=("data.jsonl",), pad=None, loss=No
     names = [f"{files[at]}:{line}" for at, line in zip(file.tolist(), lines.tolist(), strict=True)]
     content = contents([(number, one) for number, one in enumerate(ids)])
     table = SampleTable(names=Strings.of(names), files=files_of(list(files)),
-                        inputs={"record": Input(content=content, file=file, line=lines)})  # fmt: skip
+                        inputs={"record": Input(content=content, file=file, line=lines)},
+                        columns={"repeats": np.array(repeats, np.uint16)} if repeats else {})  # fmt: skip
     given = [[(0, len(one))] for one in ids] if spans is None else spans
     field = Field(
         InputIds(), made, [Group(label="", shape=(-1,))], range(count), [0] * count,

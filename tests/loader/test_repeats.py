@@ -1,0 +1,149 @@
+"""Repeats of a data set: an epoch serves a sample as often as they say, exactly, whatever the sizes of batches."""
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from made_caches import documents, images, opened, texts
+
+from latentcache import combine
+from latentcache.cli.app import main
+from latentcache.errors import PlanError, UsageError
+
+SHAPES = [(64, 96), (96, 64), (80, 80)]
+TIMES = [3, 1, 1, 10, 2, 1, 1, 1, 5, 1, 4]
+NAMED = {f"{number:02}.png": times for number, times in enumerate(TIMES)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    sizes = [SHAPES[number % 3] for number in range(len(TIMES))]
+    return images(tmp_path_factory.mktemp("repeats") / "cache", sizes, repeats=TIMES)
+
+
+@pytest.fixture
+def cache(folder):
+    return opened(folder)
+
+
+def served(*loaders):
+    return Counter(name for loader in loaders for batch in loader for name in batch["names"])
+
+
+def test_an_epoch_serves_each_sample_as_often_as_its_repeats(cache):
+    assert len(cache) == sum(TIMES)
+    assert cache.repeats == {1: 6, 2: 1, 3: 1, 4: 1, 5: 1, 10: 1}
+    assert served(cache.loader(batch_size=1)) == NAMED
+    loader = cache.loader(batch_size=1)
+    loader.set_epoch(4)
+    assert served(loader) == NAMED
+
+
+@pytest.mark.parametrize("remainder", ["repeat", "drop", "partial"])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(2, 2), (4, 1), (3, 3)])
+def test_all_ranks_together_serve_what_the_plan_counts(cache, remainder, batch_size, world_size):
+    report = cache.plan(batch_size=batch_size, world_size=world_size, remainder=remainder)
+    more = {"batch_size": batch_size, "world_size": world_size, "remainder": remainder}
+    loaders = [cache.loader(rank=rank, **more) for rank in range(world_size)]
+    assert {len(loader) for loader in loaders} == {report.steps}
+    found = served(*loaders)
+    assert found.total() == report.samples_used + report.samples_repeated
+    assert report.samples_used + report.samples_dropped == sum(TIMES)
+    assert sum((Counter(NAMED) - found).values()) == report.samples_dropped
+    assert sum((found - Counter(NAMED)).values()) == report.samples_repeated
+    assert set(report.dropped_names) == set(Counter(NAMED) - found)
+
+
+def test_a_resumed_epoch_goes_on_with_other_sizes_and_serves_no_repeat_twice(cache):
+    loader = cache.loader(batch_size=2, seed=3, remainder="partial")
+    iterator = iter(loader)
+    head = Counter(name for _ in range(5) for name in next(iterator)["names"])
+    state = loader.state_dict()
+    iterator.close()
+    other = cache.loader(batch_size=5, seed=3, remainder="partial")
+    other.load_state_dict(state)
+    assert head + served(other) == NAMED
+
+
+def test_a_checkpoint_of_other_repeats_is_refused(cache):
+    state = cache.loader(batch_size=2).state_dict()
+    with pytest.raises(PlanError, match="another cache, or to other contents"):
+        cache.read(repeats=False).loader(batch_size=2).load_state_dict(state)
+
+
+def test_repeats_can_be_turned_off(cache):
+    once = cache.read(repeats=False)
+    assert (len(once), once.repeats) == (len(TIMES), {1: len(TIMES)})
+    assert served(once.loader(batch_size=1)) == dict.fromkeys(NAMED, 1)
+    assert served(once.repeated(3).loader(batch_size=1)) == dict.fromkeys(NAMED, 3)
+    assert once != cache
+    assert f"{len(TIMES)} without repeats" in repr(cache)
+    assert "repeats" not in repr(once)
+
+
+def test_parts_and_copies_keep_their_repeats(cache):
+    sides = cache.split(0.4)
+    assert sum(map(len, sides)) == sum(TIMES)
+    assert served(*(side.loader(batch_size=1) for side in sides)) == NAMED
+    assert served(pickle.loads(pickle.dumps(cache)).loader(batch_size=1)) == NAMED
+    assert served(cache.repeated(2).loader(batch_size=1)) == {name: 2 * times for name, times in NAMED.items()}
+
+
+def test_a_sample_in_two_sizes_is_repeated_in_both(tmp_path):
+    cache = opened(images(tmp_path / "c", SHAPES, resolutions=2, repeats=[2, 1, 3]))
+    assert served(cache.loader(batch_size=1)) == {"00.png": 4, "01.png": 2, "02.png": 6}
+
+
+def test_a_sample_that_lacks_a_field_counts_once_as_excluded(tmp_path):
+    cache = opened(images(tmp_path / "c", SHAPES, edges=[5, None, 7], repeats=[2, 4, 3]))
+    assert (cache.excluded, len(cache)) == (1, 5)
+
+
+def test_weights_are_of_occurrences(cache, tmp_path):
+    other = opened(images(tmp_path / "other", [(64, 96)] * 4, seed=5, names=["a", "b", "c", "d"]))
+    mixed = combine([cache, other], weights=[3, 1], samples=40)
+    found = served(mixed.loader(batch_size=1))
+    assert sum(found[name] for name in "abcd") == 10
+    assert [one.entries for one in mixed.plan(batch_size=1).sources] == [sum(TIMES), 4]
+    most = served(combine([cache, other]).loader(batch_size=1))
+    assert most == Counter(NAMED) + Counter("abcd")
+    with pytest.raises(UsageError, match=r"read\(repeats=\) of a cache with weights"):
+        mixed.read(repeats=False)
+
+
+def test_documents_are_repeated_in_rows_too(tmp_path):
+    ids = texts(6)
+    cache = opened(documents(tmp_path / "t", ids, repeats=[1, 2, 1, 1, 3, 1]))
+    assert len(cache) == 9
+    assert cache.tokens == sum(map(len, ids)) + len(ids[1]) + 2 * len(ids[4])
+    rows = cache.rows(pad=64)
+    lines = Counter(rows.where(row) for row in range(len(rows)))
+    assert lines["data.jsonl:2"] == 2
+    assert lines["data.jsonl:5"] == 3
+    assert len(cache.read(repeats=False).rows(pad=64)) == 6
+    assert len(cache.documents()) == 6
+
+
+def test_the_command_shows_repeats_and_turns_them_off(folder, capsys):
+    def planned(*words):
+        capsys.readouterr()
+        assert main(["plan", str(folder), "--batch-size", "1", *words]) == 0
+        return capsys.readouterr().out
+
+    value = json.loads(planned("--json"))
+    assert (value["steps_per_epoch"], value["samples_used"]) == (sum(TIMES), sum(TIMES))
+    assert value["repeats"][0] == {"times": 1, "samples": 6}
+    assert "repeats: 6 samples 1 times, 1 sample 2 times" in planned()
+    value = json.loads(planned("--json", "--no-repeats"))
+    assert (value["steps_per_epoch"], value["repeats"]) == (len(TIMES), [{"times": 1, "samples": len(TIMES)}])
+    assert "repeats:" not in planned("--no-repeats")
+    capsys.readouterr()
+    assert main(["info", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["repeats"][-1] == {"times": 10, "samples": 1}
+
+
+def test_the_column_is_a_number_for_each_sample(cache):
+    column = np.asarray(cache.snapshots[0].samples.columns["repeats"])
+    assert (column.dtype, column.tolist()) == (np.uint16, TIMES)
