@@ -145,7 +145,8 @@ class Job:
     name: str
     """Of the sample, for messages."""
     inputs: Mapping[str, Any]
-    """Input name -> JSON value: ``{"path": "a/b.png"}`` below the data root, ``{"text": ...}``, or a record."""
+    """Input name -> JSON value: ``{"path": "a/b.png"}`` below the data root (of an archive with the place in it, see
+    ``sources.archives.members``), ``{"text": ...}``, or a record."""
     content: bytes = b""
     """Content hash of the field's inputs; empty if it is known only after reading."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -42,6 +42,11 @@ class Rejected:
     count: int = 1
     """Files or records that this one stands for; ``name`` is the first of them."""
 
+    @property
+    def label(self) -> str:
+        """As samples are named: the file, or ``file:line``."""
+        return f"{self.name}:{self.line}" if self.line else self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
@@ -69,7 +74,7 @@ class Input:
     file: NDArray[np.int32]
     """(S,) position in the files; -1: the sample lacks this input."""
     line: NDArray[np.uint32] | None = None
-    """(S,) line or row in the file, from 1; None: the whole file."""
+    """(S,) line, row or member in the file, from 1; 0: the whole file. None: whole files."""
     text: Strings | None = None
     """The value itself, for text that is kept (captions)."""
 
@@ -79,7 +84,7 @@ class SampleTable:
     """S samples, in the order of the data set, with their inputs."""
 
     names: Strings
-    """One name per sample: the file for images, ``file:line`` for records."""
+    """One name per sample: the file for images, ``file.tar/name`` for members of tars, ``file:line`` for records."""
     files: Files
     inputs: Mapping[str, Input]
     """By input name: ``image``, ``caption``, ``record``. The first one names the sample's own file."""
@@ -88,6 +93,15 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def where(self, row: int) -> tuple[str, int]:
+        """File and line of a sample; a sample that has a name of its own, as files and members have, has line 0."""
+        own, name = next(iter(self.inputs.values()), None), self.names[row]
+        if own is not None and own.line is not None and (line := int(own.line[row])):
+            file = self.files.names[int(own.file[row])]
+            if name == f"{file}:{line}":
+                return file, line
+        return name, 0
 
     def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
         """A copy with more columns."""

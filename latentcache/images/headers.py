@@ -17,9 +17,10 @@ import struct
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -34,8 +35,8 @@ from latentcache.fields.latents import MAX_PIXELS
 from latentcache.fields.table import Rejected, SampleTable, stat_numbers
 from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
+from latentcache.sources.archives.members import Place, close_tables, open_image, places, read_image
 from latentcache.sources.causes import cause_of, hint_for, sniff_cause
-from latentcache.sources.reading import open_source, read_source
 
 #: Formats that Pillow may try. MPO, the multi-image JPEG of phones, arrives through the JPEG plugin.
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -101,25 +102,24 @@ def fill_sizes(
         (n, 2) height and width after EXIF orientation, zeros for rejected images; and (row, why) of those.
     """
     sizes, rejected = np.zeros((len(rows), 2), dtype=np.uint32), list[tuple[int, Rejected]]()
-    names = samples.files.names
-    paths = names.take(samples.inputs["image"].file[rows])
 
-    def read(number: int) -> None:
+    def read(number: int, place: Place) -> None:
         if stopping():
             return
         try:
-            with open_source(root / paths[number]) as file:
+            with open_image(root, place) as file:
                 size = image_size(file, max_pixels=max_pixels)
             sizes[number] = size.height, size.width
         except UnusableSampleError as error:
-            rejected.append((int(rows[number]), _rejected(root, paths[number], error)))
+            rejected.append((int(rows[number]), _rejected(root, samples, int(rows[number]), place, error)))
 
     # Not by the caller: a signal does not interrupt a read that never ends.
     with ThreadPoolExecutor(_THREADS) as pool:
         for start in range(0, len(rows), _CHUNK):
-            numbers = range(start, min(start + _CHUNK, len(rows)))
-            done = pool.submit(_read_while_quick, read, numbers).result()
-            list(pool.map(read, numbers[done:]))
+            some = list(enumerate(places(samples, rows[start : start + _CHUNK]), start=start))
+            done = pool.submit(_read_while_quick, read, some).result()
+            list(pool.map(lambda one: read(*one), some[done:]))
+    close_tables()
     return sizes, sorted(rejected, key=lambda pair: pair[0])
 
 
@@ -214,29 +214,30 @@ def rejection(reason: str, detail: str) -> UnusableSampleError:
     return UnusableSampleError(detail, fix=hint_for(reason), slug=reason)
 
 
-def _read_while_quick(read: Callable[[int], None], numbers: range) -> int:
+def _read_while_quick(read: Callable[[int, Place], None], some: Sequence[tuple[int, Place]]) -> int:
     """Read all headers in this thread, or only the first few if they wait for the disk; returns how many."""
     began, worked = time.perf_counter(), time.thread_time()
-    for number in numbers[:_PROBE]:
-        read(number)
+    for one in some[:_PROBE]:
+        read(*one)
     elapsed, worked = time.perf_counter() - began, time.thread_time() - worked
     if elapsed > 3 * worked:  # below that, more threads are not cheaper
-        return min(_PROBE, len(numbers))
-    for number in numbers[_PROBE:]:
-        read(number)
-    return len(numbers)
+        return min(_PROBE, len(some))
+    for one in some[_PROBE:]:
+        read(*one)
+    return len(some)
 
 
-def _rejected(root: Path, name: str, error: UnusableSampleError) -> Rejected:
+def _rejected(root: Path, samples: SampleTable, row: int, place: Place, error: UnusableSampleError) -> Rejected:
     """A rejection with the content and stat that it was made for, so that it stands until the bytes change."""
     detail = "; ".join(part for part in (error.what, error.why) if part)
     reason, hint = since_listed(error)
+    name, line = samples.where(row)
+    found = Rejected(name=name, line=line, reason=reason, detail=detail, hint=hint)
     try:
-        data, memo = read_source(root / name)
+        data, memo = read_image(root, place)
     except UnusableSampleError:
-        return Rejected(name=name, reason=reason, detail=detail, hint=hint)
-    stat, content = stat_numbers(memo), content_hash(data)
-    return Rejected(name=name, reason=reason, detail=detail, hint=hint, content=content, stat=stat)
+        return found
+    return replace(found, content=content_hash(data), stat=stat_numbers(memo))
 
 
 def _silence_pillow() -> None:

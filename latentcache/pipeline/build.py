@@ -43,7 +43,7 @@ from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
-from latentcache.sources.reading import read_source
+from latentcache.sources.archives.members import Place, is_read_by_workers, places, read_image
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
@@ -194,10 +194,10 @@ class _Build:
             for kind in kinds
         ]
         for work in works:
-            whole_files = samples.inputs[work.kind.inputs[0]].line is None
-            for row, one in work.rejected.items():
-                if whole_files and not one.content:
-                    work.rejected[row] = with_bytes(one, listing.root)
+            own = work.kind.inputs[0]
+            for row, one in work.rejected.items() if is_read_by_workers(samples, own) else ():
+                if not one.content:
+                    work.rejected[row] = with_bytes(one, listing.root, places(samples, [row], own)[0])
         return samples, works
 
     def fill(
@@ -408,10 +408,10 @@ class _Build:
         )
 
 
-def with_bytes(rejected: Rejected, root: Path) -> Rejected:
-    """A rejection with the content and stat of its file, so that it holds until the bytes change."""
+def with_bytes(rejected: Rejected, root: Path, place: Place) -> Rejected:
+    """A rejection with the content of its image and the stat of its file, so that it holds until the bytes change."""
     try:
-        data, memo = read_source(root / rejected.name)
+        data, memo = read_image(root, place)
     except UnusableSampleError:
         return rejected
     return replace(rejected, content=content_hash(data), stat=stat_numbers(memo))
@@ -420,7 +420,7 @@ def with_bytes(rejected: Rejected, root: Path) -> Rejected:
 def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
     """The table with the contents, stats and header columns that a run found by reading."""
     rows, own = read.sample.astype(np.intp), samples.inputs[kind.inputs[0]]
-    if len(kind.inputs) == 1 and own.line is None and own.text is None:
+    if len(kind.inputs) == 1 and own.text is None and read.stat.any():
         samples = with_contents(samples, kind.inputs[0], rows, read.content, read.stat)
     changed: dict[str, NDArray[Any]] = {}
     for name, values in read.facts.items():

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from latentcache.fields.dtypes import DTYPES
 from latentcache.fields.protocol import Described, FieldKind, FieldPlan, Job, Output
+from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
-from latentcache.sources.known import racy
+from latentcache.sources.known import match_names, racy
 from latentcache.store.catalog import Catalog
 
 if TYPE_CHECKING:
@@ -241,14 +242,13 @@ def rejected_before(
         found[row] = by_content[content[row].tobytes()]
     for row, one in _trusted(samples, kind, held):
         found.setdefault(row, one)
-    return {row: _renamed(found[row], samples, kind, row) for row in found}
+    return {row: _renamed(found[row], samples, row) for row in found}
 
 
-def _renamed(one: Rejected, samples: SampleTable, kind: FieldKind, row: int) -> Rejected:
+def _renamed(one: Rejected, samples: SampleTable, row: int) -> Rejected:
     """The rejection of one sample, said of another one of equal content."""
-    own = samples.inputs[kind.inputs[0]]
-    line = 0 if own.line is None else int(own.line[row])
-    return replace(one, name=samples.files.names[int(own.file[row])], line=line)
+    name, line = samples.where(row)
+    return replace(one, name=name, line=line)
 
 
 def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[int]:
@@ -261,22 +261,12 @@ def _rows_of(content: NDArray[np.uint8], wanted: Mapping[bytes, Any]) -> list[in
 
 
 def _trusted(samples: SampleTable, kind: FieldKind, held: Sequence[Rejected]) -> Iterator[tuple[int, Rejected]]:
-    """Rows of whole files whose stat is the one that a rejection was made with."""
-    own = samples.inputs[kind.inputs[0]]
-    memos = {
-        (one.name, one.stat[:5]): one
-        for one in held
-        if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]
-    }
-    if not memos or own.line is not None:
-        return
-    stat = np.asarray(samples.files.stat)
-    files = np.flatnonzero(np.isin(stat[:, 1], np.array([key[1][1] for key in memos], dtype=np.uint64)))
-    rows = np.flatnonzero(np.isin(np.asarray(own.file), files))
-    for row in rows.tolist():
-        file = int(own.file[row])
-        one = memos.get((samples.files.names[file], tuple(stat[file, :5].tolist())))
-        if one is not None:
+    """Rows whose file has the stat that a rejection of the sample was made with."""
+    trusted = {one.label: one for one in held if one.stat and not racy(np.array([one.stat], dtype=np.uint64))[0]}
+    rows = match_names(Strings.of(trusted), samples.names).tolist() if trusted else []
+    file = samples.inputs[kind.inputs[0]].file
+    for row, one in zip(rows, trusted.values(), strict=False):
+        if row >= 0 and tuple(np.asarray(samples.files.stat[int(file[row])]).tolist())[:5] == one.stat[:5]:
             yield row, one
 
 

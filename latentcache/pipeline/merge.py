@@ -394,11 +394,8 @@ def _outcome(
     for snapshot in snapshots:
         noise = join_noise(noise, snapshot.fields[name].noise)
     causes = {(one.name, one.line): one for one in rejected if one.target == name}
-    own = table.inputs[kind.inputs[0]]
     lacking = np.unique(work.plan.sample[work.place < 0]).tolist()
-    where = {
-        row: (table.files.names[int(own.file[row])], 0 if own.line is None else int(own.line[row])) for row in lacking
-    }
+    where = {row: table.where(row) for row in lacking}
     lost = [place for place in where.values() if place not in causes]
     if lost:
         raise CacheDamagedError(

@@ -22,8 +22,8 @@ from latentcache.identity.content import content_hash
 from latentcache.pipeline.diff import SLICE, FieldWork
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.run import RunResult
+from latentcache.sources.archives.members import Place, places, read_image
 from latentcache.sources.known import racy
-from latentcache.sources.reading import read_source
 from latentcache.store.catalog import Catalog
 from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -69,17 +69,17 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:
     """Why a field rejects a sample, with the content that it was rejected for: it holds until the bytes change."""
     own = samples.inputs[work.kind.inputs[0]]
-    number = int(own.file[row])
-    name, seen = samples.files.names[number], tuple(np.asarray(samples.files.stat[number]).tolist())
+    seen = tuple(np.asarray(samples.files.stat[int(own.file[row])]).tolist())
     content, stat = failure.content or np.asarray(own.content[row]).tobytes(), failure.stat or seen
-    if own.line is None and not failure.content and not any(content):
-        content, stat = _read_again(root / name, seen)
+    if own.text is None and not failure.content and not any(content):
+        content, stat = _read_again(root, places(samples, [row], work.kind.inputs[0])[0], seen)
+    name, line = samples.where(row)
     return Rejected(
         name=name,
         reason=failure.reason,
         detail=failure.detail,
         hint=failure.hint,
-        line=0 if own.line is None else int(own.line[row]),
+        line=line,
         field=failure.field,
         content=content if any(content) else b"",
         stat=stat,
@@ -87,10 +87,10 @@ def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure,
     )
 
 
-def _read_again(path: Path, seen: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
-    """Content and stat memo of a rejected file; nothing if it changed since the scan."""
+def _read_again(root: Path, place: Place, seen: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    """Content and stat memo of a rejected image; nothing if its file changed since the scan."""
     try:
-        data, memo = read_source(path)
+        data, memo = read_image(root, place)
     except UnusableSampleError:
         return b"", seen
     numbers = stat_numbers(memo)

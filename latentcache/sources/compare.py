@@ -8,7 +8,7 @@ and content (moved to another line), then by file and line (changed). Cost: 1 us
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,9 +21,9 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.sources.archives.members import Place, close_tables, places, read_image
 from latentcache.sources.causes import hint_for
 from latentcache.sources.known import match_names, memo_row, racy
-from latentcache.sources.reading import read_source
 from latentcache.sources.scan import Listing
 
 _THREADS = 4
@@ -110,7 +110,7 @@ class Compared:
         """What there is to say of one sample."""
         state = State(int(self.state[row]))
         category, reason = CATEGORY[state]
-        path, line = _where(self.samples, row)
+        path, line = self.samples.where(row)
         cause, words = self._details.get(row, ("", ""))
         expected, hint = _expected(self.samples, row, state), hint_for(cause) if cause else ""
         if state == State.UNREADABLE:
@@ -129,7 +129,7 @@ class Compared:
         elif state == State.CHANGED and not words:
             words = _expected(self.now.samples, int(self.place[row]), state)
         elif state == State.MOVED:
-            words = f"line {_where(self.now.samples, int(self.place[row]))[1]}"
+            words = f"line {self.now.samples.where(int(self.place[row]))[1]}"
             expected = f"line {line}"
         elif cause:
             expected = "a file that can be used"
@@ -139,7 +139,7 @@ class Compared:
 
     def found_new(self, row: int) -> Found:
         """What there is to say of one row of ``new``."""
-        path, line = _where(self.now.samples, row)
+        path, line = self.now.samples.where(row)
         return Found(category="missing", reason="not-built", path=path, line=line)
 
 
@@ -201,8 +201,13 @@ class _Images:
         self._hash(own)
         mild = changed[np.isin(state[changed], (State.OK, State.TOUCHED))]
         state[mild] = State.CAPTION_CHANGED
-        said = {item.name: item for item in (*self._now.notes, *self._now.rejected)}
+        said = {item.label: item for item in (*self._now.notes, *self._now.rejected)}
         absent = np.flatnonzero((state == State.OK) & (place < 0))
+        if self._now.unread.any():
+            names = self._now.samples.files.names.select(np.flatnonzero(self._now.unread))
+            unread = match_names(found.samples.files.names, names) >= 0
+            state[absent[unread[np.asarray(self._input.file)[absent]]]] = State.NOT_CHECKED
+            absent = absent[state[absent] == State.OK]
         for row, name in zip(absent.tolist(), found.samples.names.take(absent), strict=True):
             state[row], found._details[row] = _absent(name, said)
         self._others(said)
@@ -229,21 +234,20 @@ class _Images:
         moved = dict(zip(doubtful.tolist(), (~same[asked]).tolist(), strict=True))
         content = np.asarray(self._input.content)
 
-        def look(row: int, name: str) -> State:
-            state, words = self._look(row, name, content[row].tobytes())
+        def look(row: int, at: Place) -> State:
+            state, words = self._look(row, at, content[row].tobytes())
             if words[1]:
                 self.found._details[row] = words
             return State.TOUCHED if state == State.OK and moved[row] else state
 
-        names = samples.names.take(doubtful)
-        for row, state in zip(doubtful.tolist(), self._map(look, doubtful.tolist(), names), strict=True):
+        for row, state in zip(doubtful.tolist(), self._map(look, doubtful, place), strict=True):
             self.found.state[row] = State.NOT_CHECKED if state is None else state
             self.found.hashed += state is not None
 
-    def _look(self, row: int, name: str, content: bytes) -> tuple[State, tuple[str, str]]:
-        """Hash one file; below 0 the row is of a file without a sample."""
+    def _look(self, row: int, place: Place, content: bytes) -> tuple[State, tuple[str, str]]:
+        """Hash one image; below 0 the row is of an image without a sample."""
         try:
-            data, _ = read_source(self._now.root / name)
+            data, _ = read_image(self._now.root, place)
         except UnusableSampleError as error:
             return _unusable(error.slug, error.what)
         now = content_hash(data)
@@ -254,28 +258,30 @@ class _Images:
         return State.METADATA if same else State.CHANGED, ("", words)
 
     def _map(
-        self, look: Callable[[int, str], State], rows: Sequence[int], names: Sequence[str]
+        self, look: Callable[[int, Place], State], rows: NDArray[np.intp], now: NDArray[np.int64]
     ) -> Iterator[State | None]:
-        """``look`` of each in threads; None if there was no time."""
+        """``look`` of each in threads, where it is now; None if there was no time."""
 
-        def one(row: int, name: str) -> State | None:
-            return None if self._stopping() else look(row, name)
+        def one(row: int, place: Place) -> State | None:
+            return None if self._stopping() else look(row, place)
 
         pool = ThreadPoolExecutor(_THREADS)
         try:
             for first in range(0, len(rows), _WINDOW):
-                yield from pool.map(one, rows[first : first + _WINDOW], names[first : first + _WINDOW])
+                some = rows[first : first + _WINDOW]
+                yield from pool.map(one, some.tolist(), places(self._now.samples, now[some]))
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
+            close_tables()
 
     def _others(self, said: Mapping[str, Rejected]) -> None:
         """Files that the snapshot rejected, and files that are rejected now."""
         found, now = self.found, self._now
-        names = Strings.of(item.name for item in (*self._rejected, *now.rejected))
+        names = Strings.of(item.label for item in (*self._rejected, *now.rejected))
         is_sample = (match_names(names, found.samples.names) >= 0).tolist()
         fresh = match_names(names, now.samples.names).tolist()
         recorded = {
-            item.name: (item, row)
+            item.label: (item, row)
             for item, row, own in zip(self._rejected, fresh, is_sample, strict=False)
             if not own
         }
@@ -284,31 +290,34 @@ class _Images:
             for item, own in zip(now.rejected, is_sample[len(self._rejected) :], strict=True)
             if not own
         ]
-        still = {item.name for item in now.rejected}
+        still = {item.label for item in now.rejected}
         for name, (item, row) in recorded.items():
             if row >= 0:
                 others.append(self._rejected_then(item, row))
             elif name not in still:
                 state, (cause, words) = _absent(name, said)
                 category, reason = CATEGORY[state]
-                reason = cause if state == State.UNREADABLE else reason
-                others.append(Found(category=category, reason=reason, path=name, expected="the file", found=words))
+                reason, path, line = cause if state == State.UNREADABLE else reason, item.name, item.line
+                others.append(
+                    Found(category=category, reason=reason, path=path, line=line, expected="the file", found=words)
+                )
         found.new = np.setdiff1d(found.new, [row for _, row in recorded.values() if row >= 0])
         found.others = tuple(others)
 
     def _rejected_then(self, item: Rejected, row: int) -> Found:
         """A file that the snapshot rejected and that the listing takes: only other bytes or captions matter."""
+        place = places(self._now.samples, [row])[0]
         if item.content:
             stat = self._now.samples.files.stat[int(self._now.samples.inputs["image"].file[row])]
             memo = memo_row(item.stat or (0,) * 6)
             if not self._full and (memo[:5] == stat[:5]).all() and not racy(memo[None])[0]:
                 return _quarantined(item)
-            state, (_, words) = self._look(-1, item.name, item.content)
+            state, (_, words) = self._look(-1, place, item.content)
             self.found.hashed += 1
             return _quarantined(item) if state != State.CHANGED else _stale(item, "source-changed", words)
         if item.reason.startswith("caption"):
             return _stale(item, "caption-changed", f"rejected as {item.reason}; it can be read now")
-        if self._look(-1, item.name, b"")[1][0]:
+        if self._look(-1, place, b"")[1][0]:
             return _quarantined(item)
         words = f"rejected as {item.reason}; it can be read now"
         if item.reason in ("empty", "changing"):
@@ -401,7 +410,7 @@ class _Records:
         def is_same(item: Rejected) -> bool:
             row = take((item.name, item.content)) if item.content else -1
             if row >= 0:
-                others.append(_quarantined(item, line=_where(now.samples, row)[1]))
+                others.append(_quarantined(item, line=now.samples.where(row)[1]))
             return row >= 0
 
         def is_still(item: Rejected) -> bool:
@@ -435,7 +444,7 @@ class _Records:
         samples, found = self._now.samples, dict[tuple[str, Any], list[int]]()
         files = np.flatnonzero(match_names(samples.files.names, Strings.of(names)) >= 0)
         for row in self.found.new[np.isin(self._new.file[self.found.new], files)].tolist():
-            name, line = _where(samples, row)
+            name, line = samples.where(row)
             found.setdefault((name, self._new.content[row].tobytes()), []).append(row)
             found.setdefault((name, line), []).append(row)
         return found
@@ -496,7 +505,8 @@ def _numbered(names: Strings) -> Strings:
 
 def _absent(name: str, said: Mapping[str, Rejected]) -> tuple[State, tuple[str, str]]:
     """What became of a sample that is not in the listing; ``said`` is what the listing says of names."""
-    above: Iterable[str] = (name[: end + 1] for end, letter in enumerate(name) if letter == "/") if said else ()
+    ends = [end for end, letter in enumerate(name) if letter == "/"] if said else []
+    above = (name.rpartition(":")[0], *(name[:end] for end in ends), *(name[: end + 1] for end in ends))
     now = next((said[place] for place in (name, *above) if place in said), None)
     if now is None:
         return State.REMOVED, ("", "")
@@ -512,13 +522,6 @@ def _unusable(cause: str, detail: str) -> tuple[State, tuple[str, str]]:
     if cause in _GONE:
         return State.REMOVED, (cause, detail)
     return State.CAPTION_CHANGED if cause.startswith("caption") else State.CHANGED, (cause, f"{cause}: {detail}")
-
-
-def _where(samples: SampleTable, row: int) -> tuple[str, int]:
-    """File and line of a sample; line 0: the whole file."""
-    held = next(iter(samples.inputs.values()))
-    line = 0 if held.line is None else int(held.line[row])
-    return str(samples.files.names[int(held.file[row])]), line
 
 
 def _expected(samples: SampleTable, row: int, state: State) -> str:

@@ -205,6 +205,22 @@ class Known:
                 self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
 
 
+def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:
+    """Note that parts of files were read: a file is trusted from the first of them on, if it never changed.
+
+    Args:
+        stat: (F, 6) memos of files; the moment of hashing is filled in.
+        files: (n,) the file of each part.
+        read: (n, 6) the memo that each part was read with.
+    """
+    same = (stat[files, :5] == read[:, :5]).all(axis=1)
+    first = np.full(len(stat), np.iinfo(np.uint64).max, dtype=np.uint64)
+    np.minimum.at(first, files, np.where(same, read[:, 5], 0))
+    own = np.unique(files)
+    before = stat[own, 5]
+    stat[own, 5] = np.where(before > 0, np.minimum(before, first[own]), first[own])
+
+
 def take_rows(column: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[Any]:
     """Rows of a column, zeros for -1."""
     found = np.zeros((len(rows), *column.shape[1:]), dtype=column.dtype)

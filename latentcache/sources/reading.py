@@ -1,17 +1,19 @@
 """Opens source files; no other module of this package does.
 
-Only regular files are opened, so that a pipe or a device never blocks. A file is read whole into one buffer, and its
-memo describes exactly these bytes; a file that changes while it is read is read once more and then rejected. Access
-times are left alone where the system allows it. Cost: six system calls per file beside the bytes.
+Only regular files are opened, so that a pipe or a device never blocks. A file, or a range of one, is read into one
+buffer, and its memo describes the file with exactly these bytes; a file that changes while it is read is read once
+more and then rejected. Access times are left alone where the system allows it. Cost: six system calls per file beside
+the bytes.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
@@ -30,21 +32,24 @@ _KINDS = (
 )
 
 
-def read_source(path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES) -> tuple[bytes, StatMemo]:
-    """All bytes of a regular file, and the memo that goes with them (``seen_ns`` is now).
+def read_source(
+    path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES, span: tuple[int, int] | None = None
+) -> tuple[bytes, StatMemo]:
+    """All bytes of a regular file or of a range of it, and the memo of the file (``seen_ns`` is now).
 
     Args:
         path: The file; symbolic links are followed.
-        max_bytes: A larger file is rejected unread.
+        max_bytes: More bytes are rejected unread.
+        span: (offset, bytes) of the range; the whole file by default.
 
     Raises:
         UnusableSampleError: ``slug`` is the reason: ``not-regular``, ``permission``, ``not-found``, ``io-error``,
             ``empty``, ``symlink-loop``, ``changing``, ``too-large``, ``out-of-memory``.
     """
     try:
-        data, memo = _read_once(path, max_bytes)
+        data, memo = _read_once(path, max_bytes, span)
         if memo is None:
-            data, memo = _read_once(path, max_bytes)
+            data, memo = _read_once(path, max_bytes, span)
     except OSError as error:
         raise _from_os(error, path) from error
     except MemoryError as error:
@@ -56,8 +61,12 @@ def read_source(path: Path | str, *, max_bytes: int = MAX_SOURCE_BYTES) -> tuple
     return data, memo
 
 
-def open_source(path: Path | str) -> BinaryIO:
-    """A regular file, opened to read its header; the caller closes it.
+def open_source(path: Path | str, span: tuple[int, int] | None = None) -> BinaryIO:
+    """A regular file or a range of it, opened to read its header; the caller closes it.
+
+    Args:
+        path: The file; symbolic links are followed.
+        span: (offset, bytes) of the range, which then is all that the stream has; the whole file by default.
 
     Raises:
         UnusableSampleError: As :func:`read_source`, without ``changing``.
@@ -75,7 +84,8 @@ def open_source(path: Path | str) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb")
+    file = os.fdopen(descriptor, "rb")
+    return file if span is None else io.BufferedReader(_Range(file, *span))
 
 
 def stat_source(path: Path | str) -> StatMemo:
@@ -102,21 +112,50 @@ def kind_of(mode: int) -> str:
     return next((words for test, words in _KINDS if test(mode)), "a special file")
 
 
-def _read_once(path: Path | str, max_bytes: int) -> tuple[bytes, StatMemo | None]:
-    """The bytes and their memo, or no memo if the file changed meanwhile."""
+class _Range(io.RawIOBase):
+    """A range of a file as a stream of its own; closes the file."""
+
+    def __init__(self, file: BinaryIO, offset: int, size: int) -> None:
+        self._file, self._offset, self._size, self._at = file, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        room = memoryview(buffer)[: max(self._size - self._at, 0)]
+        count = os.preadv(self._file.fileno(), [room], self._offset + self._at) if room else 0
+        self._at += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _read_once(path: Path | str, max_bytes: int, span: tuple[int, int] | None) -> tuple[bytes, StatMemo | None]:
+    """The bytes and the memo of the file, or no memo if the file changed meanwhile."""
     _regular(os.stat(path), path)  # noqa: PTH116 - a Path costs more than the call
     descriptor = _open(path)
     try:
         before = os.fstat(descriptor)
         _regular(before, path)
-        if before.st_size > max_bytes:
-            raise unusable("too-large", path, f"it has {before.st_size} bytes, at most {max_bytes} are read")
-        data = _read_bytes(descriptor, before.st_size)
+        start, size = span or (0, before.st_size)
+        if size > max_bytes:
+            raise unusable("too-large", path, f"it has {size} bytes, at most {max_bytes} are read")
+        if start:
+            os.lseek(descriptor, start, os.SEEK_SET)
+        data = _read_bytes(descriptor, size)
         after = os.fstat(descriptor)
     finally:
         os.close(descriptor)
-    sizes = {len(data), before.st_size, after.st_size}
-    if len(sizes) > 1 or before.st_mtime_ns != after.st_mtime_ns:
+    if len(data) != size or before.st_size != after.st_size or before.st_mtime_ns != after.st_mtime_ns:
         return b"", None
     return data, StatMemo.of(after, seen_ns=time.time_ns())
 

@@ -20,9 +20,10 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
+from latentcache.sources.archives.members import places
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
 from latentcache.sources.images import ImageScan, holds_images
-from latentcache.sources.known import Scanned
+from latentcache.sources.known import Scanned, fold_reads
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
@@ -114,7 +115,8 @@ class Listing:
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
-            names: ``image``: ``{"path": name}``. ``caption``: ``{"text": ...}``. ``record``: ``records.record_json``.
+            names: ``image``: a place of ``archives.members``; ``caption``: ``{"text": ...}``; ``record``: see
+                ``records.record_json``.
             strict: False gives None for a record that is not in its file any more.
 
         Raises:
@@ -138,11 +140,11 @@ class Listing:
             for number, row in enumerate(some.tolist()):
                 yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
 
-    def _values(self, name: str, rows: NDArray[np.integer]) -> list[dict[str, str]]:
+    def _values(self, name: str, rows: NDArray[np.integer]) -> Sequence[Mapping[str, Any]]:
         held = self.samples.inputs[name]
         if held.text is not None:
             return [{"text": text} for text in held.text.take(rows)]
-        return [{"path": path} for path in self.samples.files.names.take(np.asarray(held.file)[rows])]
+        return places(self.samples, rows, name)
 
 
 def scan(
@@ -248,7 +250,7 @@ def with_contents(
 
     Args:
         samples: Of a listing.
-        name: The input that was read, a whole file per sample.
+        name: The input that was read: a file, or a part of one.
         rows: (n,) samples.
         content: (n, 16) their content hashes.
         stat: (n, 6) memos of the files.
@@ -257,7 +259,9 @@ def with_contents(
     files, contents = np.asarray(held.file)[rows], np.array(held.content)
     contents[rows] = content
     stats, whole = np.array(samples.files.stat), np.array(samples.files.content)
-    stats[files], whole[files] = stat, content
+    part: NDArray[np.bool_] = np.zeros(len(rows), np.bool_) if held.line is None else np.asarray(held.line)[rows] > 0
+    stats[files[~part]], whole[files[~part]] = stat[~part], content[~part]
+    fold_reads(stats, files[part], stat[part])
     inputs = {**samples.inputs, name: replace(held, content=contents)}
     return replace(samples, files=replace(samples.files, stat=stats, content=whole), inputs=inputs)
 

@@ -141,7 +141,7 @@ class Store:
     def rejected_whole(self) -> list[Rejected]:
         """Rejected inputs that are no samples of the snapshot: no field could use them."""
         rejected = {(one.name, one.line): one for one in reversed(self.snapshot.rejected)}
-        names = {name_of(one): place for place, one in rejected.items()}
+        names = {one.label: place for place, one in rejected.items()}
         if any(one.target for one in rejected.values()):
             for name in self.findings.table.names:
                 rejected.pop(names.get(name, ("", -1)), None)
@@ -199,11 +199,6 @@ def check_entries(store: Store, chosen: Mapping[str, NDArray[np.bool_]]) -> None
                 _check_index(store, view, entries[~beyond], index)
     for view in store.views.values():
         _check_rows(store, view, chosen[view.name])
-
-
-def name_of(item: Rejected) -> str:
-    """The name that a rejected input has, or would have, as a sample."""
-    return f"{item.name}:{item.line}" if item.line else item.name
 
 
 def words(error: OSError | LatentcacheError) -> str:

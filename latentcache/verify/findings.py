@@ -282,10 +282,7 @@ class Findings:
 
     def place(self, sample: int) -> tuple[str, int]:
         """File and line of a sample; the line is 0 if the sample is a whole file."""
-        own = next(iter(self.table.inputs.values()), None)
-        if own is None or own.line is None:
-            return self.table.names[sample], 0
-        return self.table.files.names[int(own.file[sample])], int(own.line[sample])
+        return self.table.where(sample)
 
     def _file(self, samples: NDArray[np.int64]) -> str:
         """The file that holds all these samples; empty if they are in several."""

@@ -22,7 +22,7 @@ from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.sources.compare import CATEGORY, Compared, Found, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.snapshot import Snapshot
-from latentcache.verify.entries import Store, View, name_of
+from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import EACH, HINTS, NAMES, Finding, RecipeChange
 
 #: Tells whether new bytes of a sample's image decode to the pixels that were encoded; None if that is unknown here.
@@ -200,7 +200,7 @@ def _check_absent(
     rejected: Mapping[int, Rejected] | None = None,
 ) -> None:
     """Samples that lack items of a field: rejected by it, or lost."""
-    table, recorded = store.findings.table, {name_of(one): one for one in store.snapshot.rejected}
+    table, recorded = store.findings.table, {one.label: one for one in store.snapshot.rejected}
     without = np.flatnonzero(np.bincount(view.sample, minlength=len(table)) == 0)
     numbers = np.array(sorted({*without.tolist(), *planned}), dtype=np.int64)
     lost = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ from latentcache.images.decode import EncodedImage
 from latentcache.images.headers import since_listed
 from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
 from latentcache.images.scratch import Scratch, own_memory
+from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
-from latentcache.sources.reading import open_source, read_source
 
 #: Bytes that decoding and resizing hold per source pixel at their peak, beside the file, by its first bytes: measured
 #: on 16 megapixels, the most expensive kind of each format (JPEG: CMYK 11.4; WebP with alpha 24.4; PNG RGBA 16.4).
@@ -96,7 +95,7 @@ class VaeProducer(Producer):
         """See :class:`Producer`."""
         memo, content = tuple[int, ...](), b""
         try:
-            data, found = read_source(Path(self._context.root, job.inputs["image"]["path"]))
+            data, found = read_image(self._context.root, job.inputs["image"])
             memo, content = stat_numbers(found), content_hash(data)
             image = EncodedImage(data, max_pixels=self._max_pixels)
             self._check_size(job, image.size)
@@ -121,9 +120,8 @@ class VaeProducer(Producer):
     def host_bytes(self, job: Job) -> int:
         """File, decoded image and crops at the peak of decoding."""
         height, width = (int(side) for side in job.facts.get("original_size", (0, 0)))
-        path = Path(self._context.root, job.inputs["image"]["path"])
         try:
-            with open_source(path) as file:
+            with open_image(self._context.root, job.inputs["image"]) as file:
                 each = bytes_per_pixel(file.read(_HEAD_BYTES))
                 size = file.seek(0, 2)
         except (OSError, UnusableSampleError):
@@ -132,7 +130,8 @@ class VaeProducer(Producer):
         return each * height * width + size + _RGB_BYTES * int(crops)
 
     def close(self) -> None:
-        """Free the memory of the device."""
+        """Free the memory of the device, and close files."""
+        close_tables()
         if self._is_open:
             self._encoder.close()
 

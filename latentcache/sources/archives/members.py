@@ -1,0 +1,87 @@
+"""One image of DATA as bytes: a whole file, a member of a tar, or a row of a parquet or Arrow file.
+
+A place is JSON: ``{"path"}``, below the data root; ``{"path", "offset", "bytes"}``, a range of the file;
+``{"path", "row", "column"}``, a row (from 1) of a parquet file and the position of its column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.table import SampleTable
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.rows import close_tables, read_row
+from latentcache.sources.reading import open_source, read_source
+
+__all__ = ["SPAN", "close_tables", "is_read_by_workers", "open_image", "places", "read_image"]
+
+#: Column of samples, (S, 2) uint64. Range of a file: offset and bytes; row: number of its column and 0; file: zeros.
+SPAN = "span"
+
+Place = Mapping[str, Any]
+
+
+def is_read_by_workers(samples: SampleTable, name: str) -> bool:
+    """True if an input is bytes at a place, for :func:`read_image`; False for texts and records.
+
+    Args:
+        samples: With the input.
+        name: Of the input.
+    """
+    held = samples.inputs[name]
+    return held.text is None and (held.line is None or SPAN in samples.columns)
+
+
+def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name: str = "image") -> list[Place]:
+    """Where the images of some samples are.
+
+    Args:
+        samples: With the input ``name``, of images.
+        rows: (n,) rows of it.
+        name: Of the input.
+    """
+    held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
+    paths = samples.files.names.take(np.asarray(held.file)[rows])
+    if held.line is None or SPAN not in samples.columns:
+        return [{"path": path} for path in paths]
+    lines, spans = np.asarray(held.line)[rows].tolist(), np.asarray(samples.columns[SPAN])[rows].tolist()
+    return [_place(path, line, *span) for path, line, span in zip(paths, lines, spans, strict=True)]
+
+
+def _place(path: str, line: int, first: int, size: int) -> Place:
+    if not line:
+        return {"path": path}
+    return {"path": path, "offset": first, "bytes": size} if size else {"path": path, "row": line, "column": first}
+
+
+def read_image(root: Path | str, place: Place) -> tuple[bytes, StatMemo]:
+    """All bytes of an image, and the memo of the file that holds them.
+
+    Raises:
+        UnusableSampleError: As ``reading.read_source``; ``no-image``, ``rows-damaged`` of a row.
+    """
+    path = Path(root, place["path"])
+    if "row" in place:
+        return read_row(path, place["row"], place["column"])
+    return read_source(path, span=_span(place))
+
+
+def open_image(root: Path | str, place: Place) -> BinaryIO:
+    """An image as a stream, to read its header; the caller closes it.
+
+    Raises:
+        UnusableSampleError: As :func:`read_image`.
+    """
+    if "row" in place:
+        return BytesIO(read_image(root, place)[0])
+    return open_source(Path(root, place["path"]), _span(place))
+
+
+def _span(place: Place) -> tuple[int, int] | None:
+    return (place["offset"], place["bytes"]) if "offset" in place else None

@@ -1,0 +1,331 @@
+"""Images in rows of parquet files and of Arrow files, read through pyarrow (the extra ``hf``).
+
+A column holds images if it is a binary one, or the struct ``{bytes, path}`` of Hugging Face ``datasets`` (5.2,
+``features/image.py``), and ``datasets`` says so in the schema, or its first value begins like an image. In an Arrow
+file an image is a range of the file, which needs no pyarrow to be read. Rows of a parquet file are decompressed in
+blocks that are kept, so that rows which are read in their order are decompressed once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import UnusableSampleError
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.causes import sniff_cause
+from latentcache.sources.reading import stat_source, unusable
+
+PARQUET, ARROW = "parquet", "arrow"
+#: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
+_BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
+_ROWS = 1 << 14
+_HEAD_BYTES = 4096
+#: What ``sniff_cause`` says of bytes that begin like an image.
+_IMAGES = frozenset(("truncated", "svg", "heic-needs-plugin", "jxl-needs-plugin"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a file of rows."""
+
+    names: tuple[str, ...]
+    binary: tuple[str, ...]
+    """Those that hold bytes."""
+    images: tuple[str, ...]
+    """Of these, those that hold images."""
+    texts: tuple[str, ...]
+    """Those that hold text."""
+
+
+def columns_of(path: Path, kind: str) -> Columns:
+    """Read the columns of a file: its schema, and one value of a binary column that the schema does not explain.
+
+    Args:
+        path: The file.
+        kind: ``parquet`` or ``arrow``.
+
+    Raises:
+        UnusableSampleError: It is damaged, or cannot be read.
+    """
+    with _opened(path, kind) as table:
+        schema = table.schema
+        told = _told(schema.metadata or {})
+        binary = [field.name for field in schema if _bytes_of(field) is not None]
+        images = [name for name in binary if _holds_images(table, schema.field(name), told.get(name))]
+        return Columns(
+            names=tuple(schema.names),
+            binary=tuple(binary),
+            images=tuple(images),
+            texts=tuple(field.name for field in schema if _is_text(field.type)),
+        )
+
+
+def texts_of(path: Path, kind: str, column: str) -> Iterator[list[str | None]]:
+    """The texts of a column, some thousand rows at a time.
+
+    Raises:
+        UnusableSampleError: The file is damaged.
+    """
+    with _opened(path, kind) as table:
+        for batch in table.batches([column], _ROWS):
+            yield batch.column(0).to_pylist()
+
+
+def count_rows(path: Path, kind: str) -> int:
+    """Rows of a file.
+
+    Raises:
+        UnusableSampleError: The file is damaged.
+    """
+    with _opened(path, kind) as table:
+        return table.count()
+
+
+def spans_of(path: Path, column: str) -> NDArray[np.uint64]:
+    """(n, 2) offset and bytes of the images in an Arrow file; 0 bytes: the row has none.
+
+    Raises:
+        UnusableSampleError: The file is damaged, or its columns are compressed.
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    found = [np.zeros((0, 2), dtype=np.uint64)]
+    with _opened(path, ARROW) as table:
+        begin, end = table.addresses()
+        for batch in table.batches([column], 0):
+            values, there = batch.column(0), batch.column(0).is_valid()
+            child = _bytes_of(batch.schema.field(0))
+            values = values.field(child) if child else values
+            _, bounds, data = values.buffers()
+            if data is not None and not begin <= data.address <= end - data.size:
+                raise unusable("arrow-compressed", path, "its columns are compressed")
+            wide = np.int64 if pyarrow.types.is_large_binary(values.type) else np.int32
+            ends = np.frombuffer(bounds, dtype=wide, count=values.offset + len(values) + 1)[values.offset :]
+            start = (data.address - begin if data is not None else 0) + ends[:-1].astype(np.uint64)
+            has_bytes = pyarrow.compute.and_(there, values.is_valid()).to_numpy(zero_copy_only=False)
+            found.append(np.stack([start, np.where(has_bytes, np.diff(ends), 0).astype(np.uint64)], axis=1))
+    return np.concatenate(found)
+
+
+def read_row(path: Path, row: int, column: int) -> tuple[bytes, StatMemo]:
+    """The image in one row of a parquet file, and the memo of the file.
+
+    Args:
+        path: The file.
+        row: From 1.
+        column: Position of the column.
+
+    Raises:
+        UnusableSampleError: ``no-image`` if the row has none; else as ``reading.read_source``.
+    """
+    now = stat_source(path)
+    data, seen_ns = _table(path, now, column).row(row - 1)
+    if not data:
+        raise unusable("no-image", path, f"row {row} holds no bytes of an image")
+    return data, replace(now, seen_ns=seen_ns)
+
+
+def close_tables() -> None:
+    """Close the parquet files that this process keeps open."""
+    with _LOCK:
+        _TABLES.clear()
+
+
+# parquet files in the process, each read forward
+
+_LOCK = threading.Lock()
+_TABLES: OrderedDict[tuple[Path, int], _Parquet] = OrderedDict()
+
+
+class _Parquet:
+    """One column of a parquet file. Rows near the last ones come from memory; threads may share it."""
+
+    def __init__(self, path: Path, memo: StatMemo, column: int) -> None:
+        import pyarrow.parquet
+
+        self.memo, self._path = memo, path
+        self._lock = threading.Lock()
+        self._file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        field, data = self._file.schema_arrow.field(column), self._file.metadata
+        child = _bytes_of(field)
+        self._name, self._child = f"{field.name}.{child}" if child else field.name, child
+        counts = [data.row_group(number).num_rows for number in range(data.num_row_groups)]
+        self._ends = list(accumulate(counts))
+        each = sum(data.row_group(number).total_byte_size for number in range(data.num_row_groups))
+        self._rows = max(min(_BLOCK_BYTES * data.num_rows // max(each, 1), _ROWS), 1)
+        self._blocks: deque[tuple[int, Any, int]] = deque(maxlen=_BLOCKS)
+        self._ahead: Iterator[Any] = iter(())
+        self._next = -1
+
+    def row(self, number: int) -> tuple[bytes, int]:
+        """The bytes in a row, from 0, and when its block was read in nanoseconds; empty if there are none."""
+        import pyarrow
+
+        if not 0 <= number < (self._ends or [0])[-1]:
+            raise unusable("changing", self._path, f"it has no row {number + 1} any more")
+        with self._lock:
+            try:
+                start, values, seen_ns = self._block(number)
+            except (pyarrow.ArrowException, OSError) as error:
+                self._next = -1
+                raise _damaged(self._path, error) from error
+            return values[number - start].as_py() or b"", seen_ns
+
+    def _block(self, number: int) -> tuple[int, Any, int]:
+        """First row, values and moment of the block that holds a row."""
+        held = next((one for one in self._blocks if one[0] <= number < one[0] + len(one[1])), None)
+        if held is not None:
+            return held
+        group = bisect_right(self._ends, number)
+        first = self._ends[group - 1] if group else 0
+        if not max(first, 0) <= self._next <= number:
+            groups = range(group, len(self._ends))
+            self._ahead = self._file.iter_batches(batch_size=self._rows, row_groups=groups, columns=[self._name])
+            self._next = first
+        while True:
+            seen_ns = time.time_ns()
+            values = next(self._ahead).column(0)
+            values = values.field(self._child) if self._child else values
+            block = self._next, values, seen_ns
+            self._blocks.append(block)
+            self._next += len(values)
+            if number < self._next:
+                return block
+
+
+def _table(path: Path, now: StatMemo, column: int) -> _Parquet:
+    """The open file, opened again if it is another one now."""
+    import pyarrow
+
+    key = path, column
+    with _LOCK:
+        table = _TABLES.get(key)
+        if table is None or not table.memo.same_stat(now):
+            try:
+                table = _TABLES[key] = _Parquet(path, now, column)
+            except (pyarrow.ArrowException, OSError, IndexError) as error:
+                raise _damaged(path, error) from error
+        _TABLES.move_to_end(key)
+        while len(_TABLES) > _OPEN:
+            _TABLES.popitem(last=False)
+        return table
+
+
+# both formats
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file of rows that is read from front to back."""
+
+    schema: Any
+    source: Any
+    """The ``ParquetFile``, or the file in memory that Arrow batches are parts of."""
+    stream: Any = None
+    """Of Arrow batches."""
+
+    def batches(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """Record batches of some columns; of parquet files, of so many rows."""
+        if self.stream is None:
+            yield from self.source.iter_batches(batch_size=rows, columns=list(columns))
+            return
+        for batch in self.stream:
+            yield batch.select(list(columns))
+
+    def addresses(self) -> tuple[int, int]:
+        """Where an Arrow file begins and ends in memory."""
+        place = self.source.tell()
+        self.source.seek(0)
+        begin = self.source.read_buffer(1).address
+        self.source.seek(place)
+        return begin, begin + self.source.size()
+
+    def count(self) -> int:
+        """Rows."""
+        if self.stream is None:
+            return int(self.source.metadata.num_rows)
+        return sum(batch.num_rows for batch in self.stream)
+
+
+@contextmanager
+def _opened(path: Path, kind: str) -> Iterator[_Open]:
+    """A file of rows; errors of pyarrow in the block are those of a damaged file."""
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    stat_source(path)  # a pipe would block
+    try:
+        if kind == PARQUET:
+            with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
+                yield _Open(table.schema_arrow, table)
+        else:
+            with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+                yield _Open(stream.schema, source, stream)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UnusableSampleError:
+    words = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return unusable("rows-damaged", path, f"pyarrow cannot read it: {words}")
+
+
+def _told(metadata: dict[bytes, bytes]) -> dict[str, str]:
+    """Column -> kind of feature, as ``datasets`` writes it into a schema."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return {str(name): str(one.get("_type", "")) for name, one in features.items() if isinstance(one, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _bytes_of(field: Any) -> str | None:
+    """Child of a struct that holds bytes, empty for a binary column; None for a column of another type."""
+    from pyarrow import types
+
+    kind = field.type
+    if types.is_struct(kind):
+        names = [kind.field(number).name for number in range(kind.num_fields)]
+        return "bytes" if "bytes" in names and _is_binary(kind.field("bytes").type) else None
+    return "" if _is_binary(kind) else None
+
+
+def _is_binary(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _holds_images(table: _Open, field: Any, told: str | None) -> bool:
+    """True if a binary column holds images: by what ``datasets`` says, else by the first value that is there."""
+    if told is not None and told != "Value":
+        return told == "Image"
+    child = _bytes_of(field)
+    column = field.name if table.stream is not None or not child else f"{field.name}.{child}"
+    for batch in table.batches([column], 1):
+        values = batch.column(0).field(child) if child else batch.column(0)
+        first = next((one.as_py() for one in values if one.is_valid), None)
+        if first is not None:
+            return sniff_cause(first[:_HEAD_BYTES]) in _IMAGES
+    return False

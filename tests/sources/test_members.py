@@ -1,0 +1,94 @@
+"""Places of images: whole files, ranges and rows give the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from latentcache.errors import UnusableSampleError
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Files, Input, SampleTable
+from latentcache.sources.archives.members import (
+    SPAN,
+    close_tables,
+    is_read_by_workers,
+    open_image,
+    places,
+    read_image,
+)
+
+DATA = bytes(range(256)) * 10
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "a.png").write_bytes(DATA)
+    (tmp_path / "b.tar").write_bytes(b"before" + DATA + b"behind")
+    pq.write_table(pa.table({"n": [1, 2], "jpg": [b"other", DATA]}), tmp_path / "c.parquet")
+    return tmp_path
+
+
+def samples(*, with_spans: bool = True) -> SampleTable:
+    nothing = np.zeros((3, 16), dtype=np.uint8)
+    names = Strings.of(["a.png", "b.tar", "c.parquet"])
+    held = Input(
+        content=nothing,
+        file=np.arange(3, dtype=np.int32),
+        line=np.array([0, 4, 2], dtype=np.uint32) if with_spans else None,
+    )
+    spans = np.array([(0, 0), (6, len(DATA)), (1, 0)], dtype=np.uint64)
+    return SampleTable(
+        names=Strings.of(["a.png", "b.tar/x.png", "c.parquet:2"]),
+        files=Files(names=names, stat=np.zeros((3, 6), dtype=np.uint64), content=nothing),
+        inputs={"image": held},
+        columns={SPAN: spans} if with_spans else {},
+    )
+
+
+def test_places_of_a_table() -> None:
+    assert places(samples(), [2, 0, 1]) == [
+        {"path": "c.parquet", "row": 2, "column": 1},
+        {"path": "a.png"},
+        {"path": "b.tar", "offset": 6, "bytes": len(DATA)},
+    ]
+    assert places(samples(with_spans=False), [1]) == [{"path": "b.tar"}]
+    assert is_read_by_workers(samples(), "image")
+    assert is_read_by_workers(samples(with_spans=False), "image")
+
+
+def test_where_samples_are_said_to_be() -> None:
+    assert [samples().where(row) for row in range(3)] == [("a.png", 0), ("b.tar/x.png", 0), ("c.parquet", 2)]
+
+
+def test_every_place_gives_the_same_bytes(root: Path) -> None:
+    for place in places(samples(), [0, 1, 2]):
+        data, memo = read_image(root, place)
+        assert data == DATA
+        assert memo.size == (root / place["path"]).stat().st_size
+        with open_image(root, place) as file:
+            assert file.read(5) == DATA[:5]
+            assert file.seek(-4, 2) == len(DATA) - 4
+            assert file.read() == DATA[-4:]
+            assert file.read() == b""
+            assert file.seek(300) == 300
+            assert file.read(3) == DATA[300:303]
+    close_tables()
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        ({"path": "b.tar", "offset": 6, "bytes": len(DATA) + 100}, "changing"),
+        ({"path": "gone.tar", "offset": 0, "bytes": 5}, "not-found"),
+        ({"path": "gone.parquet", "row": 1, "column": 0}, "not-found"),
+        ({"path": ".", "offset": 0, "bytes": 5}, "not-regular"),
+    ],
+)
+def test_places_that_are_not_there(root: Path, place: dict[str, object], cause: str) -> None:
+    with pytest.raises(UnusableSampleError) as error:
+        read_image(root, place)
+    assert error.value.slug == cause

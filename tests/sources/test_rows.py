@@ -1,0 +1,196 @@
+"""Images in rows of parquet and Arrow files, against what pyarrow and `datasets` wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.archives import rows
+from latentcache.sources.archives.rows import (
+    ARROW,
+    PARQUET,
+    close_tables,
+    columns_of,
+    count_rows,
+    read_row,
+    spans_of,
+    texts_of,
+)
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    close_tables()
+
+
+def images(count: int) -> list[bytes]:
+    return [PNG + bytes([number % 251]) * (number % 7 * 100) for number in range(count)]
+
+
+def table(count: int = 20, **more: Any) -> pa.Table:
+    structs = [{"bytes": data, "path": None} for data in images(count)]
+    columns = {"image": pa.array(structs, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))}
+    return pa.table({**columns, "text": [f"caption {number}" for number in range(count)], **more})
+
+
+def as_parquet(path: Path, data: pa.Table, **how: Any) -> Path:
+    pq.write_table(data, path, **how)
+    return path
+
+
+def as_arrow(path: Path, data: pa.Table, rows_each: int = 7, compression: str | None = None) -> Path:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, data.schema, options=options) as writer:
+        writer.write_table(data, max_chunksize=rows_each)
+    return path
+
+
+def test_columns_of_both_formats(tmp_path: Path) -> None:
+    data = table(other=pa.array([b"no image"] * 20), audio=pa.array([b"RIFF...."] * 20), label=list(range(20)))
+    for path, kind in (
+        (as_parquet(tmp_path / "a.parquet", data), PARQUET),
+        (as_arrow(tmp_path / "a.arrow", data), ARROW),
+    ):
+        found = columns_of(path, kind)
+        assert found.names == ("image", "text", "other", "audio", "label")
+        assert found.binary == ("image", "other", "audio")
+        assert found.images == ("image",)
+        assert found.texts == ("text",)
+        assert count_rows(path, kind) == 20
+        assert [text for block in texts_of(path, kind, "text") for text in block] == data["text"].to_pylist()
+
+
+@pytest.mark.parametrize(("feature", "found"), [("Image", ("image",)), ("Audio", ())])
+def test_what_datasets_says_of_a_column_decides(tmp_path: Path, feature: str, found: tuple[str, ...]) -> None:
+    said = b'{"info": {"features": {"image": {"_type": "%s"}}}}' % feature.encode()
+    data = table().replace_schema_metadata({b"huggingface": said})
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == found
+
+
+def test_a_plain_binary_column_is_known_by_its_first_value(tmp_path: Path) -> None:
+    data = pa.table({"jpg": pa.array([None, None, *images(3)], pa.large_binary()), "n": range(5)})
+    assert columns_of(as_parquet(tmp_path / "a.parquet", data), PARQUET).images == ("jpg",)
+
+
+@pytest.mark.parametrize("how", [{}, {"row_group_size": 3}, {"compression": "zstd", "row_group_size": 5}], ids=str)
+def test_rows_of_parquet_in_any_order(tmp_path: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1000)
+    path, expected = as_parquet(tmp_path / "a.parquet", table(), **how), images(20)
+    for row in [*range(1, 21), 20, 1, 13, 2, 7, 19]:
+        data, memo = read_row(path, row, 0)
+        assert data == expected[row - 1]
+        assert memo.size == path.stat().st_size
+        assert memo.seen_ns
+
+
+def test_rows_that_are_read_in_order_are_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = as_parquet(tmp_path / "a.parquet", table(200), row_group_size=10)
+    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 12)
+    read_row(path, 1, 0)
+    ((key, held),) = rows._TABLES.items()
+    made: list[int] = []
+    batches = held._file.iter_batches
+
+    class Counted:
+        def __init__(self) -> None:
+            self.schema_arrow, self.metadata = held._file.schema_arrow, held._file.metadata
+
+        def iter_batches(self, **options: Any) -> Any:
+            for batch in batches(**options):
+                made.append(len(batch))
+                yield batch
+
+    held._file, held._next = Counted(), -1
+    held._blocks.clear()
+    # Four threads of a worker take neighboring rows, nearly in order.
+    for row in range(1, 201, 4):
+        for number in (2, 0, 3, 1):
+            assert read_row(path, row + number, 0)[0] == images(200)[row + number - 1]
+    assert sum(made) == 200
+    assert key in rows._TABLES
+
+
+def test_threads_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 12)
+    path, expected = as_parquet(tmp_path / "a.parquet", table(200), row_group_size=10), images(200)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda row: read_row(path, row, 0)[0], [*range(1, 201), *range(200, 0, -7)]))
+    assert found == [*expected, *(expected[row - 1] for row in range(200, 0, -7))]
+
+
+def test_spans_of_arrow_are_the_bytes_in_the_file(tmp_path: Path) -> None:
+    data = table()
+    path = as_arrow(tmp_path / "a.arrow", data)
+    raw = path.read_bytes()
+    found = [raw[start : start + size] for start, size in spans_of(path, "image").tolist()]
+    assert found == images(20)
+
+
+def test_rows_of_arrow_without_an_image_have_no_bytes(tmp_path: Path) -> None:
+    kind = pa.struct([("bytes", pa.large_binary()), ("path", pa.string())])
+    values = [
+        {"bytes": PNG, "path": None},
+        None,
+        {"bytes": None, "path": "/elsewhere.png"},
+        {"bytes": b"", "path": ""},
+    ]
+    path = as_arrow(tmp_path / "a.arrow", pa.table({"image": pa.array(values, kind)}))
+    assert spans_of(path, "image")[:, 1].tolist() == [len(PNG), 0, 0, 0]
+
+
+def test_compressed_arrow_is_refused_with_a_fix(tmp_path: Path) -> None:
+    path = as_arrow(tmp_path / "a.arrow", table(200), compression="zstd")
+    with pytest.raises(UnusableSampleError, match="compressed") as error:
+        spans_of(path, "image")
+    assert error.value.slug == "arrow-compressed"
+    assert "save_to_disk" in error.value.fix
+
+
+def test_a_row_without_an_image_says_so(tmp_path: Path) -> None:
+    values = [{"bytes": PNG, "path": None}, {"bytes": None, "path": "/elsewhere.png"}]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    path = as_parquet(tmp_path / "a.parquet", pa.table({"image": pa.array(values, kind)}))
+    with pytest.raises(UnusableSampleError, match="row 2") as error:
+        read_row(path, 2, 0)
+    assert error.value.slug == "no-image"
+
+
+def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
+    path = as_parquet(tmp_path / "a.parquet", table(5))
+    assert read_row(path, 3, 0)[0] == images(5)[2]
+    as_parquet(path, table(5).slice(2))
+    assert read_row(path, 1, 0)[0] == images(5)[2]
+    with pytest.raises(UnusableSampleError) as error:
+        read_row(path, 5, 0)
+    assert error.value.slug == "changing"
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, 1000])
+def test_damaged_files_have_a_reason(tmp_path: Path, cut: int) -> None:
+    parquet, arrow = as_parquet(tmp_path / "a.parquet", table()), as_arrow(tmp_path / "a.arrow", table())
+    for path, kind in ((parquet, PARQUET), (arrow, ARROW)):
+        path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(UnusableSampleError) as error:
+            (columns_of(path, kind), count_rows(path, kind))
+        assert error.value.slug == "rows-damaged"
+        assert error.value.fix
+
+
+def test_damaged_pages_have_a_reason(tmp_path: Path) -> None:
+    path = as_parquet(tmp_path / "a.parquet", table(200), compression="zstd")
+    data = bytearray(path.read_bytes())
+    data[40:400] = bytes(360)
+    path.write_bytes(data)
+    with pytest.raises(UnusableSampleError) as error:
+        read_row(path, 1, 0)
+    assert error.value.slug == "rows-damaged"

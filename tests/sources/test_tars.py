@@ -1,0 +1,162 @@
+"""Headers of tars against Python's own reader, and every kind of damage."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.archives.tars import Member, tar_members
+
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
+LONG = "a" * 90 + "/" + "b" * 50 + "/" + "c" * 60 + ".jpg"
+
+
+def made(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def read(path: Path) -> list[Member]:
+    with path.open("rb") as file:
+        return list(tar_members(file))
+
+
+def until_fault(path: Path) -> tuple[list[str], UnusableSampleError]:
+    found: list[str] = []
+    with path.open("rb") as file, pytest.raises(UnusableSampleError) as error:
+        found.extend(member.name for member in tar_members(file))
+    return found, error.value
+
+
+def truth(path: Path) -> list[tuple[str, int, int]]:
+    with tarfile.open(path, "r:") as tar:
+        return [(one.name, one.offset_data, one.size) for one in tar if one.isreg()]
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@given(
+    members=st.lists(
+        st.tuples(
+            st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=130).filter(
+                lambda name: name.strip(". ")
+            ),
+            st.binary(max_size=1100),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_members_are_those_of_tarfile(tmp_path: Path, form: int, members: list[tuple[str, bytes]]) -> None:
+    path = tmp_path / "some.tar"
+    try:
+        made(path, members, form)
+    except ValueError:  # ustar cannot hold this name
+        return
+    assert [(one.name, one.offset, one.size) for one in read(path)] == truth(path)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_long_names_and_names_in_folders(tmp_path: Path, form: int) -> None:
+    path = made(tmp_path / "some.tar", [(LONG, b"one"), ("./b.txt", b"two"), ("ä/ö.png", b"")], form)
+    assert [one.name for one in read(path)] == [LONG, "b.txt", "ä/ö.png"]
+
+
+def test_what_is_no_plain_file_is_passed_over_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "some.tar"
+    with tarfile.open(path, "w") as tar:
+        for name, kind in (("d", tarfile.DIRTYPE), ("l", tarfile.SYMTYPE), ("h", tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.jpg"
+            tar.addfile(info)
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+    (found,) = read(path)
+    assert (found.number, found.name) == (4, "a.jpg")
+
+
+def test_a_number_too_large_for_octal_digits(tmp_path: Path) -> None:
+    path = made(tmp_path / "some.tar", [("a.jpg", b"abc")])
+    head = bytearray(path.read_bytes())
+    head[124:136] = b"\x80" + (3).to_bytes(11, "big")
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head[:512])
+    path.write_bytes(head)
+    assert [(one.name, one.size) for one in read(path)] == [("a.jpg", 3)]
+
+
+def test_pax_size_replaces_that_of_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "some.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size, info.pax_headers = 700, {"size": "700", "comment": "x" * 600}
+        tar.addfile(info, io.BytesIO(bytes(700)))
+        info = tarfile.TarInfo("b.jpg")
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"b"))
+    assert [(one.name, one.offset, one.size) for one in read(path)] == truth(path)
+
+
+@pytest.mark.parametrize(
+    ("cut", "left", "words"),
+    [(900, [], "member 1 (a.jpg) ends at byte"), (1600, ["a.jpg"], "is cut short"), (2100, ["a.jpg"], "(b.jpg)")],
+)
+def test_a_truncated_tar_gives_what_is_whole(tmp_path: Path, cut: int, left: list[str], words: str) -> None:
+    path = made(tmp_path / "some.tar", [("a.jpg", bytes(600)), ("b.jpg", bytes(600)), ("c.jpg", b"c")])
+    path.write_bytes(path.read_bytes()[:cut])
+    found, error = until_fault(path)
+    assert found == left
+    assert error.slug == "tar-truncated"
+    assert words in error.what
+    assert error.fix
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "words"),
+    [
+        (0, b"X", "checksum"),
+        (124, b"zz", "checksum"),
+        (148, b"qq", "in place of a number"),
+    ],
+)
+def test_a_damaged_header_names_its_byte(tmp_path: Path, place: int, new: bytes, words: str) -> None:
+    path = made(tmp_path / "some.tar", [("a.jpg", b"a"), ("b.jpg", b"b")])
+    data = bytearray(path.read_bytes())
+    data[1024 + place : 1024 + place + len(new)] = new
+    path.write_bytes(data)
+    found, error = until_fault(path)
+    assert found == ["a.jpg"]
+    assert error.slug == "tar-damaged"
+    assert words in error.what
+    assert "byte 1024" in error.what
+
+
+def test_a_tar_without_its_end_is_whole(tmp_path: Path) -> None:
+    path = made(tmp_path / "some.tar", [("a.jpg", b"a")])
+    path.write_bytes(path.read_bytes()[:1024])
+    assert [one.name for one in read(path)] == ["a.jpg"]
+
+
+@given(st.binary(max_size=4096), st.integers(0, 3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_end_in_members_or_in_a_reason(tmp_path: Path, noise: bytes, at: int) -> None:
+    path = made(tmp_path / "some.tar", [("a.jpg", bytes(300)), (LONG, b"b")], tarfile.PAX_FORMAT)
+    data = bytearray(path.read_bytes())
+    data[at * 512 : at * 512 + len(noise)] = noise
+    path.write_bytes(data)
+    cause = ""
+    try:
+        read(path)
+    except UnusableSampleError as error:
+        cause = error.slug
+    assert cause in {"", "tar-damaged", "tar-truncated"}
