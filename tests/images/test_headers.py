@@ -18,7 +18,7 @@ from latentcache.geometry.sizes import Size
 from latentcache.identity.content import content_hash
 from latentcache.images import headers
 from latentcache.images.headers import check_png, exif_orientation, fill_sizes, image_size
-from latentcache.sources.reading import open_source
+from latentcache.sources.archives.members import open_image
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -247,12 +247,12 @@ def test_slow_disks_get_threads(tmp_path, monkeypatch):
     samples = images(tmp_path, {f"{number}.png": png(3, 2) for number in range(40)})
     threads = set()
 
-    def slowly(path):
+    def slowly(root, place):
         threads.add(threading.get_ident())
         time.sleep(0.005)
-        return open_source(path)
+        return open_image(root, place)
 
-    monkeypatch.setattr(headers, "open_source", slowly)
+    monkeypatch.setattr(headers, "open_image", slowly)
     sizes, _ = fill_sizes(tmp_path, samples, np.arange(40))
     assert (sizes == [2, 3]).all()
     assert len(threads) > 2

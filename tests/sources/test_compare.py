@@ -156,12 +156,12 @@ def test_a_read_error_is_unverifiable(data, monkeypatch):
     before = scan(data, IMAGES, hash_all=True)
     os.utime(data / "a.jpg", (1, 1))
 
-    def fail(path):
+    def fail(root, place):
         from latentcache.sources.reading import unusable
 
-        raise unusable("io-error", path, "the disk is on fire")
+        raise unusable("io-error", root, "the disk is on fire")
 
-    monkeypatch.setattr("latentcache.sources.compare.read_source", fail)
+    monkeypatch.setattr("latentcache.sources.compare.read_image", fail)
     item = images(data, before).found(0)
     assert (item.category, item.reason, item.found) == ("unverifiable", "io-error", "the disk is on fire")
 
