@@ -231,6 +231,7 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
         recipes: dict[str, FieldRecipe] = {}
         provenances: dict[str, Mapping[str, Any]] = {}
         compared: set[str] = set()
+        reasons: dict[str, str] = {}
         for name, rows in snapshot.fields.items():
             settings = asked.requested.fields.get(name)
             if rows.kind is None or rows.recipe is None or (depth.untrusted and settings is None):
@@ -240,7 +241,9 @@ def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
                 recipes[name], provenances[name] = described.recipe, described.provenance
             if described.producer:
                 compared.add(name)
-        return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances)
+            elif described.notes:
+                reasons[name] = described.notes[0]
+        return Requested(recipes=recipes, compared=frozenset(compared), provenances=provenances, reasons=reasons)
 
     return requested
 

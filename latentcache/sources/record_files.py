@@ -17,9 +17,9 @@ from latentcache.fields.table import Rejected
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.causes import rejected
-from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, listed, parse_json, parse_json_at
+from latentcache.sources.lines import MAX_LINE_BYTES, LineReader, decode, fault, parse_json, parse_json_at, shown
 from latentcache.sources.reading import MAX_SOURCE_BYTES, stat_source, unusable
-from latentcache.sources.records import EXPECTED, RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
+from latentcache.sources.records import RECORD_RULE, TEXT, Record, RecordFormat, detect_format, map_record
 
 #: A scan ends with an error after so many rejected records: this is another kind of file.
 MAX_REJECTED = 100_000
@@ -111,10 +111,9 @@ class RecordReader:
 
     def _known_form(self, value: Any) -> RecordFormat:
         if self._form is None:
-            self._form = detect_format(value) if isinstance(value, dict) else None
-        if self._form is None:
-            fields = listed(list(value)) if isinstance(value, dict) else type(value).__name__
-            raise fault("record-field", f"expected {EXPECTED}; found {fields or 'no fields'}")
+            if not isinstance(value, dict):
+                raise fault("record-field", f"expected an object, found {shown(value)}")
+            self._form = detect_format(value)
         return self._form
 
     def _lines(self, reader: LineReader) -> Iterator[tuple[int, str]]:

@@ -109,18 +109,18 @@ class _Rows:
     file: array[int] = field(default_factory=lambda: array("i"))
     line: array[int] = field(default_factory=lambda: array("I"))
     characters: array[int] = field(default_factory=lambda: array("I"))
-    is_chat: array[int] = field(default_factory=lambda: array("B"))
+    form: array[int] = field(default_factory=lambda: array("B"))
 
     def add(self, file: int, record: Record) -> None:
         self.content += record.content
         self.file.append(file)
         self.line.append(record.line)
         self.characters.append(min(record_size(record), 0xFFFF_FFFF))
-        self.is_chat.append(record.messages is not None)
+        self.form.append(record.form)
 
     def cut(self, count: int) -> None:
         del self.content[HASH_BYTES * count :]
-        for column in (self.file, self.line, self.characters, self.is_chat):
+        for column in (self.file, self.line, self.characters, self.form):
             del column[count:]
 
     def columns(self) -> dict[str, NDArray[np.generic]]:
@@ -129,7 +129,7 @@ class _Rows:
             "file": np.array(self.file, dtype=np.int32),
             "line": np.array(self.line, dtype=np.uint32),
             "characters": np.array(self.characters, dtype=np.uint32),
-            "is_chat": np.array(self.is_chat, dtype=np.uint8),
+            "form": np.array(self.form, dtype=np.uint8),
         }
 
 
@@ -236,7 +236,7 @@ class RecordScan:
         count = np.searchsorted(file, held.place[own], side="right", sorter=order) - first
         rows = order[np.arange(int(count.sum())) + np.repeat(first - np.cumsum(count) + count, count)]
         columns = {"content": old.content, "line": old.line}
-        columns |= {name: self.known.columns[name] for name in ("characters", "is_chat")}
+        columns |= {name: self.known.columns[name] for name in ("characters", "form")}
         whole = held.is_whole(rows)
         known: dict[str, NDArray[np.generic]] = {
             name: np.asarray(column) if whole else np.asarray(column)[rows] for name, column in columns.items()
@@ -279,7 +279,7 @@ class RecordScan:
                 "file": file[new],
                 "line": (keys[new] & 0xFFFF_FFFF).astype(np.uint32),
                 "characters": np.zeros(int(new.sum()), dtype=np.uint32),
-                "is_chat": np.zeros(int(new.sum()), dtype=np.uint8),
+                "form": np.zeros(int(new.sum()), dtype=np.uint8),
             }
             known = {name: np.concatenate([known[name], more[name]]) for name in known}
             kept = held.place[known["file"]] >= 0
@@ -311,7 +311,7 @@ def _joined(
         names=before.names if same and before is not None else _row_names(files.names, file, line),
         files=Files(names=files.names, stat=held.stat, content=held.content, reading=reading),
         inputs={"record": Input(content=content, file=file.astype(np.int32), line=line.astype(np.uint32))},
-        columns={"characters": rows["characters"], "is_chat": rows["is_chat"]},
+        columns={"characters": rows["characters"], "form": rows["form"]},
     )
 
 

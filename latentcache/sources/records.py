@@ -1,18 +1,22 @@
 """Records of text: one document each, its content hash, and how the fields of a line become one.
 
 A content hash is made of what was mapped and of nothing else: position, other columns and spelling of the JSON do
-not matter, so a line that moves is tokenized once. Forms and names are those of LLaMA-Factory's
-``dataset_info.json`` (its ``data/parser.py``), and so are the rules of its converters: an instruction and an input
-are joined by a line end, answers in a history are learned, sharegpt turns alternate strictly. Records that it skips
-with a warning are rejected with the field. Beyond it, ``weight`` 0 or 1 (OpenAI) and ``train`` true or false
-(axolotl) of a turn say if it carries loss; tool calls reach the template as objects. No torch, no tokenizer.
+not matter, so a line that moves is tokenized once.
+
+Where a ``dataset_info.json`` names the columns, the rules are those of LLaMA-Factory's converters (its
+``data/converter.py``): an instruction and an input are joined by a line end, answers in a history are learned, turns
+alternate strictly, and records that it skips with a warning are rejected with the field. Elsewhere roles may have any
+of the usual names and any order that the template accepts, as in TRL; ``prompt`` with ``completion`` carries loss in
+the completion (TRL's ``completion_only_loss``). ``weight`` 0 or 1 (OpenAI) and ``train`` true or false (axolotl) of a
+turn say if it carries loss; tools and tool calls reach the template as OpenAI writes them. No torch, no tokenizer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from latentcache.errors import UnusableSampleError
@@ -20,11 +24,22 @@ from latentcache.identity.content import content_hash
 from latentcache.sources.lines import fault, listed, parse_json, shown
 
 #: Bumped when the same bytes, read alike, would make other records, or other rejections.
-RECORD_RULE = 2
+RECORD_RULE = 3
 #: Fields of a turn that are given to the template beside its role and content.
 PASSED = ("name", "tool_calls", "tool_call_id", "reasoning_content", "thinking", "reasoning")
 _FIRST_ROLES = ("system", "developer")
-EXPECTED = "text, messages, conversations, or instruction with output"
+_THOUGHT = re.compile(r"\s*(<think>.*?</think>)(.*)", re.DOTALL)
+EXPECTED = "text, messages, conversations, prompt with completion, or instruction with output"
+#: Columns of pixels and sound; a record that fills one is no text.
+MEDIA = ("images", "image", "videos", "audios")
+#: Fields of records that plain training cannot use -> the reason; the first that fits.
+_OTHER_USE: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("chosen", "rejected"), "it holds preferences (chosen, rejected), not plain answers"),
+    (("prompt", "completions", "labels"), "it holds labels of steps, not plain answers"),
+    (("prompt", "completion", "label"), "it holds feedback (label), not plain answers"),
+    (("input_ids",), "it holds token ids already: train on them without a cache, or give the texts"),
+)
+_PROMPT_ALONE = "it holds a prompt without a completion: there is nothing to learn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +67,43 @@ class Record:
     content: bytes
     """16 bytes: the hash of text, messages and tools."""
     text: str | None = None
+    begin: int = 0
+    """Character of the text at which its loss begins: the end of a prompt."""
     messages: tuple[Message, ...] | None = None
-    """A system message, if there is one, is the first."""
     tools: str = ""
     """JSON list of the tools that the template is given; empty without any."""
+    options: str = ""
+    """JSON object of values that the template is given for this record alone; empty without any."""
+
+    @property
+    def form(self) -> int:
+        """0: a text. 1: a conversation. 2: a text that begins with a prompt. A column of the samples."""
+        return 1 if self.messages is not None else 2 if self.begin else 0
 
 
-def text_record(source: str, line: int, text: str, content: bytes = b"") -> Record:
+def text_record(source: str, line: int, text: str, content: bytes = b"", *, begin: int = 0) -> Record:
     """A text as a record; its content hash may be known. Raises UnicodeEncodeError for half a surrogate pair."""
-    content = content or content_hash(b"text\n" + text.encode())
-    return Record(source=source, line=line, content=content, text=text)
+    content = content or content_hash((b"prompt %d\n" % begin if begin else b"text\n") + text.encode())
+    return Record(source=source, line=line, content=content, text=text, begin=begin)
 
 
 def chat_record(
-    source: str, line: int, messages: tuple[Message, ...], tools: str = "", content: bytes = b""
+    source: str,
+    line: int,
+    messages: tuple[Message, ...],
+    tools: str = "",
+    content: bytes = b"",
+    *,
+    options: str = "",
 ) -> Record:
     """A conversation as a record, as :func:`text_record`."""
-    if content:
-        return Record(source=source, line=line, content=content, messages=messages, tools=tools)
-    turns = [[m.role, m.content, m.learned, m.fields] for m in messages]
-    # Not canonical JSON: a template writes the names of a tool in the order they have.
-    spelled = json.dumps([turns, tools], ensure_ascii=False, separators=(",", ":"))
-    content = content_hash(b"chat\n" + spelled.encode())
-    return Record(source=source, line=line, content=content, messages=messages, tools=tools)
+    if not content:
+        turns = [[m.role, m.content, m.learned, m.fields] for m in messages]
+        # Not canonical JSON: a template writes the names of a tool in the order they have.
+        values = [turns, tools, options] if options else [turns, tools]
+        spelled = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        content = content_hash(b"chat\n" + spelled.encode())
+    return Record(source=source, line=line, content=content, messages=messages, tools=tools, options=options)
 
 
 def record_size(record: Record) -> int:
@@ -89,20 +118,22 @@ def record_json(record: Record) -> dict[str, Any]:
     """A record as JSON values, as jobs carry it to workers."""
     place = {"source": record.source, "line": record.line}
     if record.messages is None:
-        return {**place, "text": record.text}
+        return {**place, "text": record.text, **({"begin": record.begin} if record.begin else {})}
     turns = [[m.role, m.content, m.learned, [list(pair) for pair in m.fields]] for m in record.messages]
-    return {**place, "messages": turns, "tools": record.tools}
+    more = {"options": record.options} if record.options else {}
+    return {**place, "messages": turns, "tools": record.tools, **more}
 
 
 def record_from_json(data: Mapping[str, Any], content: bytes = b"") -> Record:
     """Inverse of :func:`record_json`; the content hash is computed again if it is not given."""
     if "text" in data:
-        return text_record(data["source"], data["line"], data["text"], content)
+        return text_record(data["source"], data["line"], data["text"], content, begin=data.get("begin", 0))
     messages = tuple(
         Message(role=role, content=content, learned=learned, fields=tuple((name, value) for name, value in fields))
         for role, content, learned, fields in data["messages"]
     )
-    return chat_record(data["source"], data["line"], messages, data.get("tools", ""), content)
+    more = {"options": data.get("options", "")}
+    return chat_record(data["source"], data["line"], messages, data.get("tools", ""), content, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +141,9 @@ class RecordFormat:
     """Names of columns and tags; an empty name is a column that is not used."""
 
     form: str
-    """``text``: one field. ``alpaca``: instruction, input, output. ``sharegpt``: from and value in turn. ``openai``:
-    role and content."""
+    """``text``: one field. ``completion``: prompt and completion. ``chat``: turns with roles of any usual name.
+    As LLaMA-Factory reads them, ``alpaca``: instruction, input, output; ``sharegpt`` and ``openai``: turns of two
+    sides that alternate, with the roles that the tags name."""
     text: str = "text"
     prompt: str = "instruction"
     query: str = "input"
@@ -134,49 +166,72 @@ class RecordFormat:
 
 
 TEXT = RecordFormat(form="text")
+COMPLETION = RecordFormat(
+    form="completion",
+    prompt="prompt",
+    response="completion",
+    tools="tools",
+    role_tag="role",
+    content_tag="content",
+)
 #: Without a dataset_info.json, the optional columns are used if they are there.
 ALPACA = RecordFormat(form="alpaca", history="history", system="system", tools="tools")
-SHAREGPT = RecordFormat(form="sharegpt", system="system", tools="tools")
-_ROLE_TAGS = {
-    "role_tag": "role",
-    "content_tag": "content",
-    "user_tag": "user",
-    "assistant_tag": "assistant",
-    "observation_tag": "tool",
-    "function_tag": "",
-}
-OPENAI = RecordFormat(form="openai", messages="messages", tools="tools", **_ROLE_TAGS)
+CHAT = RecordFormat(
+    form="chat", messages="messages", role_tag="role", content_tag="content", system="system", tools="tools"
+)
+SHAREGPT = replace(CHAT, messages="conversations", role_tag="from", content_tag="value")
 #: Fields that must be there -> the form that they mean.
 _TELLING: tuple[tuple[tuple[str, ...], RecordFormat], ...] = (
-    (("messages",), OPENAI),
+    (("messages",), CHAT),
     (("conversations",), SHAREGPT),
     (("instruction", "output"), ALPACA),
+    (("prompt", "completion"), COMPLETION),
     (("text",), TEXT),
 )
+#: Names of roles where no tags name them, those of Unsloth's ``standardize_data_formats`` included -> the template's.
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys(("user", "human", "input"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "bot", "model", "output"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function", "function_response", "tool_response"), "tool"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+    **{role: role for role in ("system", "developer")},
+}
 
 
-def detect_format(record: Mapping[str, Any]) -> RecordFormat | None:
-    """The form of a record by the names of its fields; None if none or several could be meant.
+def detect_format(record: Mapping[str, Any]) -> RecordFormat:
+    """The form of a record by the names of its fields.
 
     A record with ``text`` beside the fields of another form is of that other form: data sets of conversations often
-    carry a rendered copy. ``messages`` in the manner of sharegpt (``from`` and ``value``) are sharegpt.
+    carry a rendered copy. A column of turns may have the tags of OpenAI (``role``) or of ShareGPT (``from``).
+
+    Raises:
+        UnusableSampleError: ``record-field``: none or several could be meant. ``not-for-sft``: it is for another kind
+            of training.
     """
     found = [form for names, form in _TELLING if all(name in record for name in names)]
     found = [form for form in found if form is not TEXT] or found
-    return _by_tags(record, found[0]) if len(found) == 1 else None
+    if len(found) == 1 and not (found[0] in (TEXT, COMPLETION) and _other_use(record)):
+        return _by_tags(record, found[0])
+    if len(found) < 2 and (use := _other_use(record)):
+        raise fault("not-for-sft", use)
+    fields = listed(list(record)) or "no fields"
+    raise fault("record-field", f"expected {'one of ' if found else ''}{EXPECTED}; found {fields}")
+
+
+def _other_use(record: Mapping[str, Any]) -> str:
+    """Why a record is not for plain training; empty if it may be."""
+    use = next((use for names, use in _OTHER_USE if all(name in record for name in names)), "")
+    return use or (_PROMPT_ALONE if record.keys() == {"prompt"} else "")
 
 
 def _by_tags(record: Mapping[str, Any], form: RecordFormat) -> RecordFormat:
     """A form whose column has the other form's tags takes those."""
-    turns = record[form.messages] if form.form in ("sharegpt", "openai") else None
+    turns = record[form.messages] if form.form == "chat" else None
     first = turns[0] if isinstance(turns, list) and turns else None
-    if not isinstance(first, dict):
+    if not isinstance(first, dict) or form.role_tag in first:
         return form
-    if form is OPENAI and "from" in first and "role" not in first:
-        return RecordFormat(form="sharegpt", messages="messages", system="system", tools="tools")
-    if form is SHAREGPT and "role" in first and "from" not in first:
-        return RecordFormat(form="openai", messages="conversations", tools="tools", **_ROLE_TAGS)
-    return form
+    other = SHAREGPT if form.role_tag == "role" else CHAT
+    return replace(other, messages=form.messages) if other.role_tag in first else form
 
 
 def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Record:
@@ -184,15 +239,21 @@ def map_record(record: Any, form: RecordFormat, *, source: str, line: int) -> Re
 
     Raises:
         UnusableSampleError: ``slug`` is the reason, ``where`` the field: ``record-field``, ``record-empty``,
-            ``record-unicode``, ``role-order``, ``no-answer``.
+            ``record-unicode``, ``role-order``, ``no-answer``, ``not-for-sft``.
     """
     if not isinstance(record, dict):
         raise fault("record-field", f"expected an object, found {shown(record)}")
     try:
         if form.form == "text":
             return text_record(source, line, _text(record, form.text))
-        turns = {"alpaca": _alpaca, "sharegpt": _sharegpt, "openai": _openai}[form.form]
-        return chat_record(source, line, tuple(turns(record, form)), _tools(record, form.tools))
+        if form.form == "completion" and isinstance(record.get(form.prompt), str):
+            prompt, answer = record[form.prompt], _answer(record, form)
+            return text_record(source, line, prompt + answer, begin=len(prompt))
+        media = next((name for name in MEDIA if record.get(name)), "")
+        if media:
+            raise fault("not-for-sft", f"it holds {media}", media)
+        turns = tuple(_MAPPERS[form.form](record, form))
+        return chat_record(source, line, turns, _tools(record, form.tools), options=_options(record))
     except UnicodeEncodeError as error:
         found = f"half of a surrogate pair, {error.object[error.start]!r}"
         raise fault("record-unicode", found, _place_of_half(record, form)) from error
@@ -218,9 +279,21 @@ def _alpaca(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
     query = [_string(record, form.prompt, form.prompt)] if form.prompt and not is_null else []
     query.append(_optional_string(record, form.query))
     yield Message(role="user", content="\n".join(filter(None, query)))
+    yield Message(role="assistant", content=_answer(record, form), learned=True)
+
+
+def _answer(record: Mapping[str, Any], form: RecordFormat) -> str:
     if not isinstance(record.get(form.response), str):
         raise fault("no-answer", f"expected text, found {_found(record, form.response)}", form.response)
-    yield Message(role="assistant", content=record[form.response], learned=True)
+    return str(record[form.response])
+
+
+def _completion(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
+    """Turns of a prompt, which carry no loss, and of its completion."""
+    prompt, answer = (_chat(record, replace(form, messages=name)) for name in (form.prompt, form.response))
+    if not any(message.learned for message in answer):
+        raise fault("no-answer", "no turn of the assistant carries loss", form.response)
+    return [*(replace(message, learned=False) for message in prompt), *answer]
 
 
 def _sharegpt(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
@@ -254,34 +327,53 @@ def _sharegpt_message(turn: Mapping[str, Any], role: str, form: RecordFormat, nu
 
 
 def _called(turn: Mapping[str, Any], form: RecordFormat, number: int) -> Message:
-    """A turn whose content is one call as JSON, or a list of them."""
+    """A turn whose content is one call as JSON, or a list of them; a thought may stand before it."""
     where = f"{form.messages}[{number}].{form.content_tag}"
-    calls = _json_in(_content(turn, form, number), where)
-    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
-    fields = (("tool_calls", _tool_calls(calls, where, "")),)
-    return Message(role="assistant", content="", learned=_learned(turn, form, number), fields=fields)
+    said = _content(turn, form, number)
+    thought = _THOUGHT.fullmatch(said)
+    calls = _json_in(thought[2] if thought else said, where)
+    fields = (("tool_calls", _tool_calls(_wrapped(calls), where, "")),)
+    content = thought[1] if thought else ""
+    return Message(role="assistant", content=content, learned=_learned(turn, form, number), fields=fields)
 
 
 def _openai(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
-    """Roles as they are; which orders are allowed is left to the template, within reason."""
-    turns = _turns(record, form)
-    names = {form.function_tag: "assistant", form.user_tag: "user", form.assistant_tag: "assistant"}
-    names |= {form.observation_tag: "tool", form.system_tag: "system", "developer": "developer"}
+    """Turns with the roles that the tags name; results of tools in a row count as one turn of the two sides."""
+    names = {form.function_tag: "call", form.user_tag: "user", form.assistant_tag: "assistant"}
+    names |= {form.observation_tag: "tool", form.system_tag: "system"}
     names.pop("", None)
-    messages: list[Message] = []
-    for number, turn in enumerate(turns):
-        role, where = _role(turn, form, number), f"{form.messages}[{number}].{form.role_tag}"
-        if role not in names:
-            raise fault("role-order", f"expected one of {listed(list(names))}, found {shown(role)}", where)
-        if names[role] in _FIRST_ROLES and number:
-            raise fault("role-order", f"{role} may only be the first turn", where)
-        if names[role] == "tool" and not any(message.role == "assistant" for message in messages):
-            raise fault("role-order", "a tool answers before the assistant asked", where)
-        is_call = role == form.function_tag != form.assistant_tag and not turn.get("tool_calls")
-        message = _called(turn, form, number) if is_call else _openai_message(turn, names[role], form, number)
-        messages.append(message)
-    _check_end(messages, form)
-    return [*([] if messages[0].role in _FIRST_ROLES else _system(record, form)), *messages]
+    messages = _messages(record, form, names)
+    rest = messages[1:] if messages[0].role == "system" else messages
+    joined = [m for n, m in enumerate(rest) if not (m.role == "tool" and n and rest[n - 1].role == "tool")]
+    for place, message in enumerate(joined):
+        if message.role not in (("user", "tool"), ("assistant",))[place % 2]:
+            number = next(n for n, one in enumerate(messages) if one is message)
+            where = f"{form.messages}[{number}].{form.role_tag}"
+            raise fault("role-order", f"turns of two sides alternate, found one of {message.role}", where)
+    _check_end(rest, form)
+    return messages if messages[0].role == "system" else [*_system(record, form), *messages]
+
+
+def _chat(record: Mapping[str, Any], form: RecordFormat) -> list[Message]:
+    """Turns with roles of any usual name; the template decides which orders are allowed."""
+    messages = _messages(record, form, ROLES)
+    if form.form == "chat" and not any(message.role == "assistant" for message in messages):
+        raise fault("no-answer", "expected a turn of the assistant, found none", form.messages)
+    return messages if messages[0].role in _FIRST_ROLES else [*_system(record, form), *messages]
+
+
+def _messages(record: Mapping[str, Any], form: RecordFormat, names: Mapping[str, str]) -> list[Message]:
+    messages = []
+    for number, turn in enumerate(_turns(record, form)):
+        said = _role(turn, form, number)
+        role = names.get(said, "")
+        if not role:
+            where = f"{form.messages}[{number}].{form.role_tag}"
+            raise fault("role-order", f"expected one of {listed(list(names))}, found {shown(said)}", where)
+        is_call = role == "call" and not turn.get("tool_calls")
+        role = "assistant" if role == "call" else role
+        messages.append(_called(turn, form, number) if is_call else _openai_message(turn, role, form, number))
+    return messages
 
 
 def _openai_message(turn: Mapping[str, Any], role: str, form: RecordFormat, number: int) -> Message:
@@ -292,6 +384,9 @@ def _openai_message(turn: Mapping[str, Any], role: str, form: RecordFormat, numb
             value = turn[name]
             spelled = _tool_calls(value, f"{where}.{name}") if name == "tool_calls" else _spelled(value, where)
             fields.append((name, spelled))
+    if turn.get("function_call") is not None and not turn.get("tool_calls"):  # OpenAI's older spelling
+        place = f"{where}.function_call"
+        fields.append(("tool_calls", _tool_calls(_wrapped(turn["function_call"]), place, "")))
     has_calls = any(name == "tool_calls" for name, _ in fields)
     content = "" if has_calls and turn.get(form.content_tag) is None else _content(turn, form, number)
     learned = role == "assistant" and _learned(turn, form, number)
@@ -352,14 +447,36 @@ def _system(record: Mapping[str, Any], form: RecordFormat) -> Iterator[Message]:
 
 
 def _tools(record: Mapping[str, Any], name: str) -> str:
-    """The list of tools, given as a list or as JSON text, as JSON; empty without any."""
+    """The list of tools, given as a list or as JSON text, as JSON; empty without any.
+
+    A bare function becomes an OpenAI tool, as LLaMA-Factory does before it writes it (its ``data/tool_utils.py``).
+    """
+    name = name if not name or record.get(name) else "functions" if name == "tools" else name
     tools = record.get(name) if name else None
     tools = _json_in(tools, name) if isinstance(tools, str) and tools.strip() else tools
     if not tools:
         return ""
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise fault("record-field", f"expected a list of objects, found {shown(tools)}", name)
-    return _spelled(tools, name)
+    return _spelled([tool if tool.get("type") == "function" else _wrapped(tool)[0] for tool in tools], name)
+
+
+def _wrapped(functions: Any) -> list[dict[str, Any]]:
+    """Bare functions, one or a list of them, in the form of OpenAI."""
+    return [
+        {"type": "function", "function": one} for one in (functions if isinstance(functions, list) else [functions])
+    ]
+
+
+def _options(record: Mapping[str, Any]) -> str:
+    """Values for the template that a record brings along, as TRL takes them."""
+    name = "chat_template_kwargs"
+    values = record.get(name)
+    if not values:
+        return ""
+    if not isinstance(values, dict):
+        raise fault("record-field", f"expected an object, found {shown(values)}", name)
+    return _spelled(values, name)
 
 
 def _tool_calls(calls: Any, where: str, inside: str = ".function") -> str:
@@ -391,10 +508,20 @@ def _json_in(text: str, where: str) -> Any:
         raise fault("record-field", f"expected JSON as text: {found}", where) from error
 
 
+_MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Message]]] = {
+    "alpaca": _alpaca,
+    "completion": _completion,
+    "sharegpt": _sharegpt,
+    "openai": _openai,
+    "chat": _chat,
+}
+
+
 def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
     """The first field with half a surrogate pair, else the first with one as an escape in JSON."""
     columns = {
         "text": (form.text,),
+        "completion": (form.prompt, form.response, form.tools),
         "alpaca": (form.system, form.history, form.prompt, form.query, form.response, form.tools),
     }.get(form.form, (form.system, form.messages, form.tools))
     texts = [pair for name in columns if name in record for pair in _texts(record[name], name)]

@@ -54,6 +54,8 @@ class Requested:
     """Field -> provenance of the encoder that was looked at; it may name the parts that differ."""
     compared: frozenset[str] = frozenset()
     """Fields whose encoder was looked at; the others are named in ``not_compared``."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Field -> why its encoder was not looked at, if there is more to say than that it was not given."""
 
 
 #: Makes the recipes of the options once the snapshot is open.
@@ -218,7 +220,8 @@ def _not_compared(store: Store, asked: Requested | None) -> tuple[str, ...]:
         if view.rows.kind is None:
             words.append(f"plan and values of {name} (its kind is not installed)")
         elif asked is not None and name not in asked.compared:
-            words.append(view.rows.kind.encoder)
+            reason = asked.reasons.get(name, "")
+            words.append(f"{view.rows.kind.encoder} ({reason})" if reason else view.rows.kind.encoder)
     return tuple(dict.fromkeys(words))
 
 

@@ -55,7 +55,7 @@ def test_the_columns(tmp_path):
     assert (found.data_kind, list(found.samples.names)) == ("records", ["a.jsonl:1", "a.jsonl:4", "b.jsonl:1"])
     assert found.samples.inputs["record"].line.tolist() == [1, 4, 1]
     assert found.samples.columns["characters"].tolist() == [3, 5, 4]
-    assert found.samples.columns["is_chat"].tolist() == [0, 0, 1]
+    assert found.samples.columns["form"].tolist() == [0, 0, 1]
     assert [(item.name, item.line, item.reason) for item in found.rejected] == [("a.jsonl", 3, "no-json")]
     assert found.no_caption == 0
     assert found.records_read == 3

@@ -6,7 +6,8 @@ import pytest
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.records import (
     ALPACA,
-    OPENAI,
+    CHAT,
+    COMPLETION,
     SHAREGPT,
     TEXT,
     Message,
@@ -18,6 +19,20 @@ from latentcache.sources.records import (
     record_json,
     record_size,
     text_record,
+)
+
+# As a dataset_info.json names them.
+LF_SHAREGPT = RecordFormat(form="sharegpt", system="system", tools="tools")
+OPENAI = RecordFormat(
+    form="openai",
+    messages="messages",
+    tools="tools",
+    role_tag="role",
+    content_tag="content",
+    user_tag="user",
+    assistant_tag="assistant",
+    observation_tag="tool",
+    function_tag="function",
 )
 
 
@@ -78,26 +93,42 @@ def test_records_travel_as_json():
     ("record", "form"),
     [
         ({"text": "a", "id": 1}, TEXT),
-        ({"messages": [{"role": "user", "content": "a"}]}, OPENAI),
-        ({"messages": []}, OPENAI),
+        ({"messages": [{"role": "user", "content": "a"}]}, CHAT),
+        ({"messages": []}, CHAT),
         ({"conversations": [{"from": "human", "value": "a"}]}, SHAREGPT),
+        ({"conversations": [{"role": "user", "content": "a"}]}, replace(CHAT, messages="conversations")),
+        ({"messages": [{"from": "human", "value": "a"}]}, replace(SHAREGPT, messages="messages")),
         ({"instruction": "a", "output": "b"}, ALPACA),
-        ({"messages": [{"role": "user", "content": "a"}], "text": "rendered"}, OPENAI),
-        ({"instruction": "a"}, None),
-        ({"prompt": "a"}, None),
-        ({"messages": [], "conversations": []}, None),
-        ({}, None),
+        ({"prompt": "a", "completion": "b"}, COMPLETION),
+        ({"messages": [{"role": "user", "content": "a"}], "text": "rendered"}, CHAT),
+        ({"messages": [], "prompt": "a", "chosen": [], "rejected": []}, CHAT),
     ],
 )
 def test_a_form_is_known_by_its_fields(record, form):
     assert detect_format(record) == form
 
 
-def test_tags_of_the_other_form_are_taken():
-    found = detect_format({"messages": [{"from": "human", "value": "a"}]})
-    assert (found.form, found.messages, found.role_tag) == ("sharegpt", "messages", "from")
-    found = detect_format({"conversations": [{"role": "user", "content": "a"}]})
-    assert (found.form, found.messages, found.role_tag) == ("openai", "conversations", "role")
+@pytest.mark.parametrize(
+    ("record", "slug", "words"),
+    [
+        ({"instruction": "a"}, "record-field", "found instruction"),
+        ({"question": "a", "answer": "b"}, "record-field", "found question, answer"),
+        ({"messages": [], "conversations": []}, "record-field", "expected one of text, messages"),
+        ({}, "record-field", "found no fields"),
+        # The forms of TRL that are for other trainers.
+        ({"prompt": "a"}, "not-for-sft", "a prompt without a completion"),
+        ({"prompt": [{"role": "user", "content": "a"}]}, "not-for-sft", "a prompt without a completion"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "not-for-sft", "preferences"),
+        ({"chosen": [], "rejected": []}, "not-for-sft", "preferences"),
+        ({"prompt": "a", "completion": "b", "label": True}, "not-for-sft", "feedback"),
+        ({"prompt": "a", "completions": ["b"], "labels": [True]}, "not-for-sft", "labels of steps"),
+        ({"input_ids": [1]}, "not-for-sft", "token ids already"),
+    ],
+)
+def test_other_records_say_what_they_are(record, slug, words):
+    with pytest.raises(UnusableSampleError, match=words) as caught:
+        detect_format(record)
+    assert caught.value.slug == slug
 
 
 def mapped(record, form):
@@ -158,6 +189,7 @@ def test_sharegpt_with_all_tags():
         ],
         "tools": '[{"name": "look"}]',
     }
+    assert turns(record, LF_SHAREGPT) == turns(record, SHAREGPT)
     assert turns(record, SHAREGPT) == [
         ("system", "s", False),
         ("user", "weather?", False),
@@ -168,7 +200,7 @@ def test_sharegpt_with_all_tags():
     made = mapped(record, SHAREGPT)
     ((name, calls),) = made.messages[2].fields
     assert (name, json.loads(calls)[0]["function"]) == ("tool_calls", {"name": "look", "arguments": {"x": 1.5}})
-    assert json.loads(made.tools) == [{"name": "look"}]
+    assert json.loads(made.tools) == [{"type": "function", "function": {"name": "look"}}]
 
 
 def test_openai_messages():
@@ -187,7 +219,7 @@ def test_openai_messages():
             {"role": "assistant", "content": "5", "train": True, "id": "left out"},
         ]
     }
-    assert turns(record, OPENAI) == [
+    assert turns(record, CHAT) == [
         ("developer", "be kind", False),
         ("user", "ab", False),
         ("assistant", "", True),
@@ -196,7 +228,7 @@ def test_openai_messages():
         ("user", "more", False),
         ("assistant", "5", True),
     ]
-    messages = mapped(record, OPENAI).messages
+    messages = mapped(record, CHAT).messages
     assert json.loads(dict(messages[2].fields)["tool_calls"])[0]["function"]["arguments"] == {"x": 1}
     assert dict(messages[3].fields) == {"tool_call_id": '"c1"'}
     assert dict(messages[4].fields) == {"reasoning_content": '"hm"'}
@@ -204,7 +236,7 @@ def test_openai_messages():
 
 
 def test_openai_turns_by_the_tag_of_functions():
-    form = replace(OPENAI, function_tag="function")
+    form = OPENAI
     call = {"name": "look", "arguments": {"x": 1}}
     calls = [{"type": "function", "function": call}]
     for turn in (
@@ -222,7 +254,8 @@ def test_openai_turns_by_the_tag_of_functions():
         ((name, spelled),) = mapped(record, form).messages[1].fields
         assert (name, json.loads(spelled)) == ("tool_calls", calls)
     assert cause(said(("user", "a"), ("function", "{")), form) == ("record-field", "messages[1].content")
-    assert cause(said(("user", "a"), ("function", "{")), OPENAI) == ("role-order", "messages[1].role")
+    other = replace(OPENAI, function_tag="")
+    assert cause(said(("user", "a"), ("function", "{")), other) == ("role-order", "messages[1].role")
 
 
 def said(*turns_, **more):
@@ -247,11 +280,29 @@ def said(*turns_, **more):
         ({"messages": ["a"]}, OPENAI, "record-field", "messages[0]"),
         ({"messages": [{"content": "a"}]}, OPENAI, "record-field", "messages[0].role"),
         (said(("user", "a")), OPENAI, "no-answer", "messages"),
+        (said(("user", "a")), CHAT, "no-answer", "messages"),
         (said(("user", "a"), ("assistant", "b"), ("user", "c")), OPENAI, "no-answer", "messages"),
         (said(("system", "a")), OPENAI, "no-answer", "messages"),
         (said(("user", "a"), ("system", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
-        (said(("tool", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("user", "a"), ("user", "b"), ("assistant", "c")), OPENAI, "role-order", "messages[1].role"),
+        (said(("tool", "a"), ("tool", "b"), ("user", "c")), OPENAI, "role-order", "messages[2].role"),
         (said(("robot", "a"), ("assistant", "c")), OPENAI, "role-order", "messages[0].role"),
+        (said(("robot", "a"), ("assistant", "c")), CHAT, "role-order", "messages[0].role"),
+        (said(("user", "a"), ("assistant", "b"), images=["a.png"]), CHAT, "not-for-sft", "images"),
+        (
+            said(("user", "a"), ("assistant", "b"), chat_template_kwargs=[1]),
+            CHAT,
+            "record-field",
+            "chat_template_kwargs",
+        ),
+        ({"prompt": "a", "completion": None}, COMPLETION, "no-answer", "completion"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, COMPLETION, "record-field", "completion"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "user", "content": "a"}]},
+            COMPLETION,
+            "no-answer",
+            "completion",
+        ),
         (said(("user", None), ("assistant", "c")), OPENAI, "record-field", "messages[0].content"),
         (said(("user", "a"), ("assistant", None)), OPENAI, "record-field", "messages[1].content"),
         (
@@ -262,19 +313,111 @@ def said(*turns_, **more):
         ),
         (said(("user", "a"), ("assistant", "b"), tools={"a": 1}), OPENAI, "record-field", "tools"),
         (said(("user", "a"), ("assistant", "b"), tools="["), OPENAI, "record-field", "tools"),
-        ({"conversations": [{"from": "gpt", "value": "a"}]}, SHAREGPT, "role-order", "conversations[0].from"),
+        ({"conversations": [{"from": "gpt", "value": "a"}]}, LF_SHAREGPT, "role-order", "conversations[0].from"),
         (
             {"conversations": [{"from": "human", "value": "a"}, {"from": "human", "value": "a"}]},
-            SHAREGPT,
+            LF_SHAREGPT,
             "role-order",
             "conversations[1].from",
         ),
-        ({"conversations": [{"from": "system", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
-        ({"conversations": [{"from": "human", "value": "a"}]}, SHAREGPT, "no-answer", "conversations"),
+        ({"conversations": [{"from": "system", "value": "a"}]}, LF_SHAREGPT, "no-answer", "conversations"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, LF_SHAREGPT, "no-answer", "conversations"),
     ],
 )
 def test_what_is_none_is_refused_with_its_field(record, form, slug, where):
     assert cause(record, form) == (slug, where)
+
+
+ANY_ORDER = (
+    (("user", "a"), ("assistant", "b"), ("user", "c")),
+    (("user", "a"), ("assistant", "b"), ("system", "c"), ("user", "d"), ("assistant", "e")),
+    (("system", "a"), ("system", "b"), ("user", "c"), ("assistant", "d")),
+    (("user", "a"), ("user", "b"), ("assistant", "c")),
+    (("assistant", "a"), ("user", "b"), ("assistant", "c")),
+)
+
+
+@pytest.mark.parametrize("order", ANY_ORDER)
+def test_the_order_of_turns_is_left_to_the_template(order):
+    assert turns(said(*order), CHAT) == [(role, text, role == "assistant") for role, text in order]
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (("human", "gpt", "human", "chatgpt"), ("user", "assistant", "user", "assistant")),
+        (("user", "model", "tool", "bot"), ("user", "assistant", "tool", "assistant")),
+        (("system", "input", "output", "human"), ("system", "user", "assistant", "user")),
+        (("developer", "user", "bing", "observation"), ("developer", "user", "assistant", "tool")),
+    ],
+)
+def test_the_usual_names_of_roles_need_no_tags(names, roles):
+    record = {"conversations": [{"from": name, "value": "a"} for name in names]}
+    assert tuple(role for role, *_ in turns(record, SHAREGPT)) == roles
+
+
+def test_a_system_column_is_used_where_no_turn_is_one():
+    assert turns(said(("user", "a"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "s", False)
+    assert turns(said(("system", "t"), ("assistant", "b"), system="s"), CHAT)[0] == ("system", "t", False)
+
+
+def test_a_prompt_with_a_completion():
+    record = mapped({"prompt": "The sky is", "completion": " blue."}, COMPLETION)
+    assert (record.text, record.begin, record.form) == ("The sky is blue.", 10, 2)
+    assert record_from_json(json.loads(json.dumps(record_json(record)))) == record
+    assert record.content != mapped({"prompt": "The sky", "completion": " is blue."}, COMPLETION).content
+    assert mapped({"prompt": "", "completion": "a"}, COMPLETION).content == text_record("b", 1, "a").content
+
+
+def test_a_prompt_of_turns_carries_no_loss():
+    prompt, answer = said(("user", "a"), ("assistant", "b"), ("user", "c")), said(("assistant", "d"))
+    record = {"prompt": prompt["messages"], "completion": answer["messages"], "tools": [{"name": "f"}]}
+    assert turns(record, COMPLETION) == [
+        ("user", "a", False),
+        ("assistant", "b", False),
+        ("user", "c", False),
+        ("assistant", "d", True),
+    ]
+    assert mapped(record, COMPLETION).tools
+
+
+def test_calls_in_the_older_spelling_of_openai():
+    call = {"name": "f", "arguments": '{"x": 1}'}
+    record = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "f", "content": "1"},
+            {"role": "assistant", "content": "b"},
+        ],
+        "functions": [{"name": "f", "parameters": {}}],
+    }
+    made = mapped(record, CHAT)
+    assert [message.role for message in made.messages] == ["user", "assistant", "tool", "assistant"]
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]
+    assert json.loads(dict(made.messages[1].fields)["tool_calls"]) == calls
+    assert json.loads(made.tools) == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+def test_a_call_with_a_thought_before_it():
+    record = {
+        "conversations": [
+            {"from": "human", "value": "a"},
+            {"from": "function_call", "value": '<think>\nhm\n</think>\n\n{"name": "f", "arguments": {}}'},
+        ]
+    }
+    for form in (SHAREGPT, LF_SHAREGPT):
+        message = mapped(record, form).messages[1]
+        assert message.content == "<think>\nhm\n</think>"
+        assert json.loads(dict(message.fields)["tool_calls"])[0]["function"]["name"] == "f"
+
+
+def test_values_for_the_template_of_one_record():
+    plain, told = said(("user", "a"), ("assistant", "b")), {"enable_thinking": False}
+    record = mapped({**plain, "chat_template_kwargs": told}, CHAT)
+    assert json.loads(record.options) == told
+    assert record.content != mapped(plain, CHAT).content
+    assert record_from_json(json.loads(json.dumps(record_json(record)))) == record
 
 
 @pytest.mark.parametrize(

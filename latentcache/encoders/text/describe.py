@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latentcache.encoders.hub import is_hub_id
 from latentcache.encoders.text.locate import load_tokenizer
 from latentcache.encoders.text.protocol import TokenizerDescription
 from latentcache.encoders.text.stub import is_stub, stub_delay, stub_description
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 _DEFAULT_DAY = date(2024, 7, 26)
 _LIBRARIES = ("transformers", "tokenizers", "tiktoken", "numpy", "pyarrow")
 _DECODERS = ("tokenizers",)
+_FILES = {"--tokenizer PATH": "tokenizer", "--chat-template FILE": "chat template"}
+#: ``Record.form`` of a conversation, and of a text that begins with a prompt.
+CHAT, PROMPT = 1, 2
 
 
 def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContext) -> Described:
@@ -42,20 +46,27 @@ def describe(settings: InputIdsSettings, cached: Cached, context: DescribeContex
         EncoderError: The tokenizer cannot be used.
     """
     before = cached.recipe if isinstance(cached.recipe, InputIdsRecipe) else None
-    made = cached.provenance
+    made, given = cached.provenance, settings
     settings = _completed(settings, before, made)
     word = settings.tokenizer or ""
-    if context.check and before is not None and word == made.get("tokenizer") and not _is_here(word):
-        if context.check_encoder:
-            what = f"the tokenizer of this cache is gone: {word}"
-            raise UsageError(what, why="--reencode tokenizes records again", fix="add --tokenizer PATH")
-        return Described(recipe=_changed(before, settings), label=word, provenance=made)
+    what, flag, path = _gone(given, settings, made)
+    if context.check and not context.check_encoder and before is not None and what:
+        note = f"{what}: {path}; name it with {flag}"
+        return Described(recipe=_changed(before, settings), label=word, provenance=made, notes=(note,))
+    if what == "gone":
+        why = (
+            "--reencode tokenizes records again" if context.check else "settings that are not given follow the cache"
+        )
+        raise UsageError(f"the {_FILES[flag]} of this cache is gone: {path}", why=why, fix=f"add {flag}")
+    forms = _forms(before, context)
+    if CHAT not in forms:
+        _check_unused(given)
     description = describe_tokenizer(
         word,
-        chat=_is_chat(before, context),
+        chat=CHAT in forms,
         chat_template=settings.chat_template,
         template_options={name: json.loads(value) for name, value in settings.template_options or ()},
-        loss=settings.loss,
+        loss=settings.loss or ("assistant" if PROMPT in forms else None),
         add_bos=settings.add_bos,
         add_eos=settings.add_eos is not False,
         split_control=not settings.control_tokens,
@@ -200,17 +211,38 @@ def _changed(recipe: InputIdsRecipe, settings: InputIdsSettings) -> InputIdsReci
     )
 
 
-def _is_chat(before: InputIdsRecipe | None, context: DescribeContext) -> bool:
-    """True if the data has conversations; without data the cache tells."""
+def _forms(before: InputIdsRecipe | None, context: DescribeContext) -> set[int]:
+    """Forms of the records (``Record.form``) that matter here; without data the cache tells."""
     if context.samples is None:
-        return before is not None and bool(before.chat_template)
-    found = context.samples.columns.get("is_chat")
-    return found is not None and bool(found.any())
+        return {CHAT} if before is not None and before.chat_template else set()
+    found = context.samples.columns.get("form")
+    return {form for form in (CHAT, PROMPT) if found is not None and bool((found == form).any())}
 
 
-def _is_here(tokenizer: str) -> bool:
-    """True if a recorded tokenizer can be read here."""
-    return is_stub(tokenizer) or Path(tokenizer).exists()
+def _gone(given: InputIdsSettings, settings: InputIdsSettings, made: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What became of a recorded file that the settings follow, the option that names it, and its place.
+
+    Empty words if it is there. A hub id is never looked up for a check.
+    """
+    word, template = settings.tokenizer or "", settings.chat_template
+    if word == made.get("tokenizer") and not is_stub(word) and not Path(word).exists():
+        is_path = Path(word).is_absolute() or not is_hub_id(word)
+        return "gone" if is_path else "not looked up", "--tokenizer PATH", word
+    if given.chat_template is None and template is not None and not template.exists():
+        return "gone", "--chat-template FILE", str(template)
+    return "", "", ""
+
+
+def _check_unused(given: InputIdsSettings) -> None:
+    """Reject settings of conversations for data without any.
+
+    Raises:
+        UsageError: One was given.
+    """
+    flag = "--chat-template" if given.chat_template else "--template-option" if given.template_options else ""
+    if flag:
+        why = "texts are not written by a template"
+        raise UsageError(f"{flag}: DATA has no conversations", why=why, fix=f"leave {flag} out, or check DATA")
 
 
 def _absolute(tokenizer: str) -> str:

@@ -95,7 +95,9 @@ class StubTokenizer:
     def _document(self, record: Record) -> TokenizedDocument:
         if record.messages is None:
             ids = [*[_BOS] * self._recipe.add_bos, *(record.text or "").encode(), *[_EOS] * self._recipe.add_eos]
-            spans = [(0, len(ids))] if ids else []
+            prompt = (record.text or "")[: record.begin if self._recipe.loss != "all" else 0].encode()
+            first = len(prompt) + self._recipe.add_bos if prompt else 0
+            spans = [(first, len(ids) - first)] if len(ids) > first else []
         else:
             ids, spans = _turns(record.messages, self._recipe.loss == "all")
         return TokenizedDocument(

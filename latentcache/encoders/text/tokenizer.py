@@ -102,7 +102,8 @@ class TextTokenizer:
         if record.messages is None:
             text = record.text or ""
             self._check_reserved(text)
-            return _Prepared(record, text, None, self._control.count(text))
+            spans = [(record.begin, len(text))] if record.begin and self._recipe.loss != "all" else None
+            return _Prepared(record, text, spans, self._control.count(text))
         if self._chat is None:
             raise fault("no-template", "it is a conversation, and the tokenizer has no chat template")
         words = [
@@ -130,23 +131,29 @@ class TextTokenizer:
             mine = [number for number, item in enumerate(prepared) if takes(item.text) is fits]
             whole = [number for number in mine if prepared[number].spans is None]
             for number, ids in zip(whole, engine.ids([prepared[n].text for n in whole]), strict=True):
-                made[number] = self._whole(prepared[number], ids)
+                made[number] = self._finished(prepared[number], ids, None)
             parts = [(number, spans) for number in mine if (spans := prepared[number].spans) is not None]
             results = engine.ids_and_spans([prepared[n].text for n, _ in parts], [spans for _, spans in parts])
             for (number, _), (ids, loss) in zip(parts, results, strict=True):
-                made[number] = _document(prepared[number], ids, loss)
+                made[number] = self._finished(prepared[number], ids, loss)
         return [made[number] for number in range(len(prepared))]
 
-    def _whole(self, item: _Prepared, ids: NDArray[np.generic]) -> TokenizedDocument:
-        """A document with loss everywhere; a text gets its ends."""
+    def _finished(
+        self, item: _Prepared, ids: NDArray[np.generic], loss: NDArray[np.uint32] | None
+    ) -> TokenizedDocument:
+        """A document; a text gets its ends. ``loss``: (r, 2) spans, or None: everything."""
         if item.record.messages is None:
             recipe = self._recipe
             begin = [recipe.bos_id] if recipe.add_bos and recipe.bos_id is not None else []
             end = [recipe.eos_id] if recipe.add_eos and recipe.eos_id is not None else []
             if begin or end:
                 ids = np.concatenate([np.array(begin, dtype=ids.dtype), ids, np.array(end, dtype=ids.dtype)])
-        loss = np.array([(0, len(ids))] if len(ids) else [], dtype=np.uint32).reshape(-1, 2)
-        return _document(item, ids, loss)
+            if loss is not None:  # the completion and its end
+                first = len(begin) + int(loss[0, 0]) if len(loss) else len(ids) - len(end)
+                loss = np.array([(first, len(ids) - first)], dtype=np.uint32)
+        if loss is None:
+            loss = np.array([(0, len(ids))], dtype=np.uint32)
+        return TokenizedDocument(ids=ids, spans=loss[loss[:, 1] > 0], control=item.controls)
 
     def _check_reserved(self, text: str) -> None:
         if OPEN in text or CLOSE in text or MARK in text:
@@ -182,10 +189,6 @@ def _renderer(description: TokenizerDescription, control: SpecialTokens) -> Chat
         options=recipe.template_options,
         split_control=recipe.split_control,
     )
-
-
-def _document(item: _Prepared, ids: NDArray[np.generic], loss: NDArray[np.uint32]) -> TokenizedDocument:
-    return TokenizedDocument(ids=ids, spans=loss, control=item.controls)
 
 
 def _failure(error: UnusableSampleError) -> Failure:

@@ -127,7 +127,7 @@ def samples(*, chat):
     names = Strings.of(["a.jsonl:1"])
     files = Files(names=Strings.of(["a.jsonl"]), stat=np.zeros((1, 6), np.uint64), content=none)
     record = Input(content=none, file=np.zeros(1, np.int32), line=np.ones(1, np.uint32))
-    return SampleTable(names=names, files=files, inputs={"record": record}, columns={"is_chat": np.array([chat])})
+    return SampleTable(names=names, files=files, inputs={"record": record}, columns={"form": np.array([int(chat)])})
 
 
 def described(settings=None, cached=None, *, chat=False, **context):
