@@ -34,7 +34,7 @@ from latentcache.fields.tokenizer_match import tokenizer_differences
 from latentcache.identity.tokenizer import differing_parts
 
 #: Increased if the same record and tokenizer give other ids or spans.
-TOKEN_RULE = 1
+TOKEN_RULE = 2
 #: Which tokens carry loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn.
 LOSSES = ("all", "assistant")
 

@@ -75,7 +75,8 @@ HINTS: Mapping[str, str] = {
     "not-for-sft": "this form of data is not supported: leave it out, or write it as prompts with answers",
     # tokenization
     "template": "correct the record, or give another template with --chat-template FILE",
-    "template-rewrites": "give a template that marks loss tokens with {% generation %}: --chat-template FILE",
+    "template-rewrites": "give a template that marks loss tokens with {% generation %}: --chat-template FILE; "
+    "trl.chat_template_utils.get_training_chat_template(tokenizer) has one for many models",
     "no-template": "give a template with --chat-template FILE",
     "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
     "record-too-large": "split the record into several, or give more memory with --host-memory",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save
 from small_tokens import flip, opened, tamper, texts, write_texts
 
@@ -205,3 +206,25 @@ def test_of_new_records_those_of_the_part_are_missing(run, data, part, cache):
     write_texts(data, ["other"] * 3)
     assert found_by(run, part)[1]["stale"] == held
     assert run("verify", cache, "--json").json["part"] == ""
+
+
+def test_a_tokenizer_or_template_that_is_gone_is_named(run, tmp_path):
+    tokenizer, template = (
+        save(byte_level(), tmp_path / "tok", roles={"eos_token": "<|im_end|>"}),
+        tmp_path / "t.jinja",
+    )
+    template.write_text(untagged(CHATML))
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": turns}))
+    words = ("--tokenizer", tokenizer, "--chat-template", template)
+    assert run("build", tmp_path / "a.jsonl", *words, "--workers", "0").status == 0
+    cache = tmp_path / "a.jsonl.latentcache"
+    assert run("verify", cache, "--json").json["not_compared"] == []
+    for path, flag in ((template, "--chat-template FILE"), (tokenizer, "--tokenizer PATH")):
+        path.rename(path.with_name(f"moved {path.name}"))
+        done = run("verify", cache)
+        assert done.status == 0
+        assert f"not compared: tokenizer (gone: {path}; name it with {flag})" in done.out
+    moved = [tmp_path / f"moved {path.name}" for path in (tokenizer, template)]
+    words = ("--tokenizer", moved[0], "--chat-template", moved[1])
+    assert run("verify", cache, *words, "--json").json["not_compared"] == []

@@ -1,20 +1,20 @@
 """Conversations through a chat template: one text, and its loss spans.
 
-Templates are rendered by transformers' own sandboxed Jinja. Loss spans come from the template if it marks them with
-``{% generation %}``; otherwise a turn is the text that the conversation with it has more than the conversation
-before it with the prompt for an answer. Both end with the special token that ends the turn: blanks after it carry no
-loss.
-
-Some templates rewrite earlier turns once others follow (they remove the reasoning). There the turn begins
-where its prompt ends, and its content is found by putting another text in its place in the whole conversation; what
-follows it there has to be what follows it where it is the last turn. A record that fails this is rejected.
+Templates are rendered by transformers' own sandboxed Jinja. If the template marks answers with ``{% generation %}``,
+the loss spans are these marks, as ``return_assistant_tokens_mask`` and TRL's ``assistant_masks`` have them.
+Otherwise a turn begins behind the prompt for an answer and ends with the special token that ends it; blanks after
+that carry no loss. Where a template writes a turn otherwise once others follow (it removes the reasoning, or ends the
+last turn with another token), the turn is found by rendering the whole conversation with another text in its place.
+A record whose spans are not exact is rejected.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -28,6 +28,8 @@ from latentcache.sources.records import Message, Record
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 #: A text that no template searches for; it replaces the content of a turn to find the turn's place.
 _PROBE = f"{CLOSE}probe{CLOSE}"
+_REWRITES = "template-rewrites"
+_OTHERWISE = "this answer otherwise where others follow it, and where it begins or ends there is unknown"
 #: Errors of templates beside Jinja's own: a template is a program over the record's values.
 _FAILURES = (
     jinja2.TemplateError,
@@ -38,6 +40,24 @@ _FAILURES = (
     ArithmeticError,
     RecursionError,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    """How a template without marks writes turns; empty if it could not be found out."""
+
+    header: str = ""
+    """Before an answer, if the template never prompts for one."""
+    asked: str = ""
+    """The prompt for an answer."""
+    shared: str = ""
+    """The part of the prompt that every answer begins with, also one that others follow."""
+    heads: tuple[str, ...] = ()
+    """What it writes before the content of an answer: of the last one, and of an earlier one."""
+    closing: str = ""
+    """What it writes after the content of the last answer."""
+    enders: frozenset[str] = frozenset()
+    """Special tokens that end a turn: of the last answer, and of the user."""
 
 
 class ChatRenderer:
@@ -66,7 +86,9 @@ class ChatRenderer:
         self._template, self._control, self._split = template, control, split_control
         self._given = {**dict(special), **{name: json.loads(value) for name, value in options}}
         self.has_generation = bool(_GENERATION.search(template))
-        self._header = self._unasked_header()
+        self._as_parts = False
+        self._as_parts = self._needs_parts()
+        self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
         """A conversation as text with its loss spans.
@@ -76,81 +98,146 @@ class ChatRenderer:
                 spans are unknown.
         """
         messages = [self._message(message) for message in record.messages or ()]
+        options = json.loads(record.options) if record.options else {}
         tools = self._marked(json.loads(record.tools)) if record.tools else None
-        text, tagged = self._run(messages, tools, tags=self.has_generation)
-        spans = self._tagged_spans(record.messages or (), tagged)
-        if spans is None:
-            learned = [number for number, message in enumerate(record.messages or ()) if message.learned]
-            spans = [self._turn(messages, tools, text, number) for number in learned]
-        return RenderedChat(
-            text=text, spans=tuple(self._ended(text, begin, end) for begin, end in spans if begin < end)
-        )
-
-    def _tagged_spans(
-        self, messages: Sequence[Message], tagged: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]] | None:
-        """Spans of the template's own tags; None if they do not tell the turns apart."""
-        said = [message.learned for message in messages if message.role == "assistant"]
-        if not self.has_generation:
-            return None
-        if all(said):
-            return list(tagged)
-        return (
-            [span for span, learned in zip(tagged, said, strict=True) if learned]
-            if len(tagged) == len(said)
-            else None
-        )
-
-    def _turn(self, messages: list[dict[str, Any]], tools: Any, text: str, number: int) -> tuple[int, int]:
-        """Place of one turn in the whole text, by the text before it and the text that it adds."""
-        prompt, _ = self._run(messages[:number], tools, prompt=True)
-        with_turn = text if number + 1 == len(messages) else self._run(messages[: number + 1], tools)[0]
-        if not text.startswith(prompt):
-            raise fault("template-rewrites", "the template rewrites the turns before it later", f"turn {number + 1}")
-        begin = len(prompt)
-        if text.startswith(with_turn) and with_turn.startswith(prompt):
-            end = len(with_turn)
+        text, tagged = self._run(messages, tools, options, tags=self.has_generation)
+        learned = [number for number, message in enumerate(record.messages or ()) if message.learned]
+        if self.has_generation:
+            spans = self._tagged(record.messages or (), messages, tools, options, tagged)
         else:
-            end = self._probed_end(messages, tools, text, number)
-        if self._header and text.startswith(self._header, begin):
-            begin += len(self._header)
+            spans = [self._ended(text, *self._turn(messages, tools, options, text, number)) for number in learned]
+        return RenderedChat(text=text, spans=tuple((begin, end) for begin, end in spans if begin < end))
+
+    def _tagged(
+        self,
+        told: Sequence[Message],
+        messages: list[dict[str, Any]],
+        tools: Any,
+        options: Mapping[str, Any],
+        tagged: Sequence[tuple[int, int]],
+    ) -> Sequence[tuple[int, int]]:
+        """Of the template's own marks, those of turns that carry loss."""
+        answers = [number for number, message in enumerate(told) if message.role == "assistant"]
+        if all(told[number].learned for number in answers):
+            return tagged
+        counts = [0]
+        for number in answers:  # a turn may have several marks, or none
+            last = number + 1 == len(messages)
+            counts.append(len(tagged if last else self._run(messages[: number + 1], tools, options, tags=True)[1]))
+        if counts[-1] != len(tagged) or counts != sorted(counts):
+            raise fault(_REWRITES, "the template marks earlier answers otherwise once others follow")
+        return [
+            span
+            for number, first, end in zip(answers, counts, counts[1:], strict=False)
+            for span in tagged[first:end]
+            if told[number].learned
+        ]
+
+    def _turn(
+        self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], text: str, number: int
+    ) -> tuple[int, int]:
+        """Place of one turn in the whole text."""
+        prompt, _ = self._run(messages[:number], tools, options, prompt=True)
+        last = number + 1 == len(messages)
+        with_turn = text if last else self._run(messages[: number + 1], tools, options)[0]
+        begin, end = len(prompt) if text.startswith(prompt) else -1, len(with_turn)
+        if begin < 0 or not (text.startswith(with_turn) and with_turn.startswith(prompt)):
+            before, after = self._around(messages, tools, options, text, number)
+            begin, end = (before if begin < 0 else begin), (end if last else after)
+        if self._style.header and text.startswith(self._style.header, begin):
+            begin += len(self._style.header)
+        if not 0 <= begin <= end:
+            raise fault(_REWRITES, f"the template writes {_OTHERWISE}", f"turn {number + 1}")
         return begin, end
 
-    def _probed_end(self, messages: list[dict[str, Any]], tools: Any, text: str, number: int) -> int:
-        """End of a turn that the template writes otherwise if it is the last one."""
-        probed = [*messages]
-        probed[number] = {**messages[number], "content": _PROBE}
-        elsewhere, _ = self._run(probed, tools)
-        alone, _ = self._run(probed[: number + 1], tools)
+    def _around(
+        self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], text: str, number: int
+    ) -> tuple[int, int]:
+        """Begin and end of a turn, by the conversation with a plain turn in its place; -1 if that does not tell."""
+        plain = [*messages]
+        plain[number] = self._said("assistant", _PROBE)
+        style = self._style
+        try:
+            elsewhere, _ = self._run(plain, tools, options)
+        except UnusableSampleError:
+            return -1, -1
         before, found, after = elsewhere.partition(_PROBE)
-        _, found_alone, closing = alone.partition(_PROBE)
-        content_end = len(text) - len(after)
-        around = text.startswith(before) and text.endswith(after) and len(before) <= content_end
-        if not (found and found_alone and around and text.startswith(closing, content_end)):
-            raise fault(
-                "template-rewrites", "its end is indistinguishable from the text that follows", f"turn {number + 1}"
-            )
-        return content_end + len(closing)
+        head = next((head for head in style.heads if before.endswith(head)), None)
+        begin = end = -1
+        if found and head is not None:
+            start = len(before) - len(head)
+            asked = next((ask for ask in (style.asked, style.shared) if text.startswith(before[:start] + ask)), None)
+            begin = -1 if asked is None else start + len(asked)
+        closing = self._closing(after)
+        if found and text.endswith(after) and closing >= 0:
+            end = len(text) - len(after) + closing
+        return begin, end
+
+    def _closing(self, after: str) -> int:
+        """Length of what ends a turn, at the begin of the text that follows its content; -1: unknown."""
+        if after.startswith(self._style.closing):
+            return len(self._style.closing)
+        first = self._control.first(after)
+        return first[1] if first is not None and first[0] in self._style.enders else -1
 
     def _ended(self, text: str, begin: int, end: int) -> tuple[int, int]:
         """Without the blanks after the special token that ends a turn."""
         stop = self._control.last_end(text, begin, end)
         return begin, stop if stop and not text[stop:end].strip() else end
 
-    def _unasked_header(self) -> str:
-        """Text that a template writes before an answer and not as the prompt for one."""
-        asked = [{"role": "user", "content": "a"}]
+    def _probed_style(self) -> _Style:
+        """How the template writes turns, from conversations of its own."""
+        asked, said = [self._said("user", "a")], self._said("assistant", _PROBE)
         try:
-            prompt, _ = self._run(asked, None, prompt=True)
-            plain, _ = self._run(asked, None)
-            answered, _ = self._run([*asked, {"role": "assistant", "content": _PROBE}], None)
+            bare, prompt = self._run(asked, None)[0], self._run(asked, None, prompt=True)[0]
+            alone = self._run([*asked, said], None)[0]
+            middle = self._run([*asked, said, *asked], None)[0]
+            user = self._run([self._said("user", _PROBE), self._said("assistant", "a")], None)[0]
         except UnusableSampleError:
-            return ""
-        header = answered[len(prompt) :].partition(_PROBE)[0] if prompt == plain else ""
-        return header if header.strip() and answered.startswith(prompt) else ""
+            return _Style()
+        header = ""
+        if prompt == bare and alone.startswith(prompt):  # an answer is not prompted for
+            header = alone[len(prompt) :].partition(_PROBE)[0]
+        common = _common(prompt, alone, middle)
+        turn_at = _common(bare, prompt)
+        before = (alone.partition(_PROBE)[0], middle.partition(_PROBE)[0])
+        closing = alone.partition(_PROBE)[2]
+        ends = (self._control.first(closing), self._control.first(user.partition(_PROBE)[2]))
+        return _Style(
+            header=header if header.strip() else "",
+            asked=prompt[turn_at:],
+            shared=prompt[turn_at:common],
+            heads=tuple(dict.fromkeys(head[turn_at:] for head in before if len(head) > turn_at)),
+            closing=closing,
+            enders=frozenset(end[0] for end in ends if end is not None),
+        )
+
+    def _needs_parts(self) -> bool:
+        """True if the template writes content only as a list of parts, as those of vision models do."""
+
+        def writes() -> bool:
+            try:
+                return _PROBE in self._run([self._said("user", _PROBE)], None)[0]
+            except UnusableSampleError:
+                return False
+
+        if writes():
+            return False
+        self._as_parts = True
+        return writes()
+
+    def _said(self, role: str, content: str) -> dict[str, Any]:
+        """One turn as the template takes it."""
+        return {"role": role, "content": [{"type": "text", "text": content}] if self._as_parts else content}
 
     def _run(
-        self, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = False, tags: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        tools: Any,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        prompt: bool = False,
+        tags: bool = False,
     ) -> tuple[str, list[tuple[int, int]]]:
         try:
             texts, spans = render_jinja_template(
@@ -159,7 +246,7 @@ class ChatRenderer:
                 chat_template=self._template,
                 return_assistant_tokens_mask=tags,
                 add_generation_prompt=prompt,
-                **self._given,
+                **{**self._given, **options},
             )
         except jinja2.TemplateSyntaxError as error:
             raise UsageError(
@@ -176,7 +263,7 @@ class ChatRenderer:
 
     def _message(self, message: Message) -> dict[str, Any]:
         fields = {name: self._marked(json.loads(value)) for name, value in message.fields}
-        return {"role": message.role, "content": self._marked(message.content), **fields}
+        return {**self._said(message.role, self._marked(message.content)), **fields}
 
     def _marked(self, value: Any) -> Any:
         """A value with the special-token text in its texts between marks; names are unchanged."""
@@ -187,3 +274,10 @@ class ChatRenderer:
         if isinstance(value, dict):
             return {name: self._marked(child) for name, child in value.items()}
         return [self._marked(child) for child in value] if isinstance(value, list) else value
+
+
+def _common(*texts: str) -> int:
+    """Length of the text that all of them begin with."""
+    return next(
+        (n for n, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1), min(map(len, texts))
+    )

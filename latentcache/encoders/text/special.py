@@ -50,6 +50,11 @@ class SpecialTokens:
         """Content for a template, its special-token text between marks."""
         return self._names.sub(f"{MARK}\\g<0>{MARK}", text)
 
+    def first(self, rendered: str) -> tuple[str, int] | None:
+        """The special token that a part of a template's output begins with, blanks aside, and its end; or None."""
+        match = self._rendered.match(rendered, len(rendered) - len(rendered.lstrip()))
+        return None if match is None or match.group()[0] == MARK else (match.group(), match.end())
+
     def last_end(self, rendered: str, begin: int, end: int) -> int:
         """End of the last special token in a part of a template's output; 0 if there is none."""
         stop = 0

@@ -81,10 +81,8 @@ def test_a_header_that_is_not_prompted_for_is_not_learned():
     assert learned(UNASKED, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
-def test_a_template_that_changes_what_stands_before_is_rejected():
-    with pytest.raises(UnusableSampleError) as caught:
-        learned(COUNTING, TWO)
-    assert caught.value.slug == "template-rewrites"
+def test_a_template_that_changes_what_stands_before():
+    assert learned(COUNTING, TWO) == ["Hello!<|im_end|>", "Bye.\nBye.<|im_end|>"]
 
 
 def test_an_order_that_the_template_refuses_is_rejected_with_its_words():

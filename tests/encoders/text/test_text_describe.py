@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,7 +128,9 @@ def samples(*, chat):
     names = Strings.of(["a.jsonl:1"])
     files = Files(names=Strings.of(["a.jsonl"]), stat=np.zeros((1, 6), np.uint64), content=none)
     record = Input(content=none, file=np.zeros(1, np.int32), line=np.ones(1, np.uint32))
-    return SampleTable(names=names, files=files, inputs={"record": record}, columns={"form": np.array([int(chat)])})
+    return SampleTable(
+        names=names, files=files, inputs={"record": record}, columns={"form": np.array([chat], np.uint8)}
+    )
 
 
 def described(settings=None, cached=None, *, chat=False, **context):
@@ -177,6 +180,41 @@ def test_a_check_without_the_tokenizer_compares_the_other_settings(folder):
     assert found.recipe == replace(first.recipe, loss="assistant")
     with pytest.raises(UsageError, match="is gone"):
         described(cached=again(first), check=True, check_encoder=True)
+
+
+def test_a_check_without_the_recorded_template_is_no_error(folder, tmp_path):
+    template = tmp_path / "t"
+    template.write_text(untagged(CHATML) + " ")
+    first = described({"tokenizer": str(folder), "chat_template": template}, chat=True)
+    template.unlink()
+    found = described(cached=again(first), check=True, samples=None)
+    assert (found.recipe, found.producer) == (first.recipe, {})
+    assert found.notes == (f"gone: {template}; name it with --chat-template FILE",)
+    with pytest.raises(UsageError, match="the chat template of this cache is gone") as caught:
+        described(cached=again(first), chat=True)
+    assert caught.value.fix == "add --chat-template FILE"
+
+
+def test_a_hub_id_is_not_looked_up_for_a_check(folder):
+    first = described({"tokenizer": str(folder)})
+    cached = Cached(recipe=first.recipe, provenance={**first.provenance, "tokenizer": "some/tokenizer"})
+    found = described(cached=cached, check=True, samples=None)
+    assert found.notes == ("not looked up: some/tokenizer; name it with --tokenizer PATH",)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"chat_template": Path("nowhere")}, {"template_options": (("a", "1"),)}], ids=["file", "option"]
+)
+def test_settings_of_conversations_for_texts_are_rejected(folder, settings):
+    with pytest.raises(UsageError, match="DATA has no conversations"):
+        described({"tokenizer": str(folder), **settings})
+
+
+def test_prompts_carry_no_loss_unless_asked_for():
+    prompts = {"samples": samples(chat=2)}
+    assert described({"tokenizer": "stub"}, **prompts).recipe.loss == "assistant"
+    assert described({"tokenizer": "stub", "loss": "all"}, **prompts).recipe.loss == "all"
+    assert not described({"tokenizer": "stub"}, **prompts).recipe.chat_template
 
 
 def test_the_id_depends_on_nothing_but_the_tokenizer(folder, tmp_path):

@@ -66,6 +66,40 @@ def test_ids_and_masks_are_those_of_transformers(folder, transformers_tokenizer)
             assert mask.tolist() == wanted["assistant_masks"]
 
 
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_completion_and_its_end_carry_loss(folder, transformers_tokenizer, bos):
+    record = text_record("a", 1, "The sky is blue.", begin=len("The sky is"))
+    for tokenizer in both(folder, loss="assistant", add_bos=bos):
+        (document,) = tokenizer.tokenize([record])
+        ids = document.ids.tolist()
+        ((start, number),) = document.spans.tolist()
+        assert transformers_tokenizer.decode(ids[bos:]) == "The sky is blue.<|im_end|>"
+        assert transformers_tokenizer.decode(ids[start:]) == " blue.<|im_end|>"
+        assert start + number == len(ids)
+    for tokenizer in both(folder, loss="all", add_bos=bos):
+        (document,) = tokenizer.tokenize([record])
+        assert document.spans.tolist() == [[0, len(document.ids)]]
+
+
+def test_an_empty_completion_has_loss_on_its_end_alone(folder):
+    record = text_record("a", 1, "The sky", begin=len("The sky"))
+    for tokenizer in both(folder, loss="assistant"):
+        (document,) = tokenizer.tokenize([record])
+        assert document.spans.tolist() == [[len(document.ids) - 1, 1]]
+    (none,) = open_tokenizer(describe_tokenizer(str(folder), chat=False, loss="assistant", add_eos=False)).tokenize(
+        [record]
+    )
+    assert none.spans.tolist() == []
+
+
+def test_values_of_one_record_reach_the_template(folder, tmp_path):
+    (tmp_path / "t").write_text("{{ mood }}" + untagged(CHATML))
+    options = {"chat_template": tmp_path / "t", "template_options": {"mood": "good"}}
+    tokenizer = open_tokenizer(describe_tokenizer(str(folder), chat=True, **options))
+    plain, bad = tokenizer.tokenize([chat("a", "b"), chat("a", "b", options='{"mood":"bad"}')])
+    assert len(plain.ids) != len(bad.ids)
+
+
 def test_the_difference_of_prefixes_gives_the_same_runs_as_tags(folder, tmp_path):
     (tmp_path / "t").write_text(untagged(CHATML))
     for one, other in zip(

@@ -1,0 +1,196 @@
+# ruff: noqa: RUF001 - the marks of DeepSeek are fullwidth
+"""Ids and loss of the training templates that TRL ships, against what TRL computes: transformers' assistant masks."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trl
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from latentcache.encoders.text.chat import ChatRenderer
+from latentcache.encoders.text.protocol import TokenizerDescription
+from latentcache.encoders.text.special import SpecialTokens
+from latentcache.encoders.text.tokenizer import TextTokenizer
+from latentcache.fields.input_ids import InputIdsRecipe
+from latentcache.fields.protocol import Failure
+from latentcache.sources.records import CHAT, map_record
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+TRAINING = sorted(path.stem.removesuffix("_training") for path in FOLDER.glob("*_training.jinja"))
+ROLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}
+_NAMES = re.compile(r"<[|｜][^<>{}'\" ]+[|｜]>|<[a-z_]+[|]>|<[|][a-z_]+>|<(?:start|end)_of_(?:turn|utterance)>")
+
+
+def said(*turns):
+    return [
+        dict(zip(("role", "content"), turn, strict=False), **(turn[2] if len(turn) > 2 else {})) for turn in turns
+    ]
+
+
+CALL = {"tool_calls": [{"type": "function", "function": {"name": "multiply", "arguments": {"a": 2, "b": 3}}}]}
+NUMBER = {"type": "integer", "description": "a number"}
+PARAMETERS = {"type": "object", "properties": {"a": NUMBER, "b": NUMBER}, "required": ["a", "b"]}
+TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "a b", "parameters": PARAMETERS}}]
+RESULT = ("tool", "6", {"name": "multiply"})
+BYE = (("user", "ok"), ("assistant", "Bye"))
+THREE = (("user", "a"), ("assistant", "bb"), ("user", "c"), ("assistant", "dd"), ("user", "e"), ("assistant", "f\nf"))
+CONVERSATIONS = {
+    "turns": said(*THREE),
+    "system": said(("system", "Be kind."), *THREE),
+    "empty": said(("user", "Hi"), ("assistant", ""), *THREE),
+    "thoughts": said(
+        ("user", "Hi"), ("assistant", "Hello!", {"reasoning_content": "hm"}), ("user", "And?"),
+        ("assistant", "Fine", {"reasoning_content": "so"}),
+    ),
+    "thoughts in the content": said(
+        ("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nHello!"), ("user", "And?"),
+        ("assistant", "<think>\nso\n</think>\n\nFine"),
+    ),
+    "tools": said(("user", "2*3?"), ("assistant", "", CALL), RESULT, ("assistant", "It is 6."), *BYE),
+    "text beside tools": said(
+        ("user", "2*3?"), ("assistant", "I see.", CALL), RESULT, ("assistant", "It is 6."), *BYE
+    ),
+}  # fmt: skip
+ALTERNATING = {"tools": "roles must alternate", "text beside tools": "roles must alternate"}
+#: Template -> conversations that it does not accept, neither here nor in TRL, with the template's own words.
+NOT_ACCEPTED = {
+    "cohere": ALTERNATING,
+    "cohere2": ALTERNATING,
+    "gemma": {**ALTERNATING, "system": "System role not supported"},
+    "gemma3": ALTERNATING,
+    "llava_next": {"tools": "Only user and assistant roles", "text beside tools": "Only user and assistant roles"},
+}
+#: Content only as a list of parts (TRL's ``prepare_multimodal_messages`` makes them).
+PARTS = ("idefics3", "llava_next", "smolvlm")
+
+
+def tokenizer(template):
+    """One token for each byte, and the special tokens that the template writes."""
+    made = Tokenizer(
+        models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
+    )
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    names = sorted({*_NAMES.findall(template), "<s>", "</s>"})
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    return made
+
+
+def template_of(name):
+    return (FOLDER / f"{name}.jinja").read_text("utf-8")
+
+
+def opened(template):
+    made = tokenizer(template)
+    recipe = InputIdsRecipe(tokenizer="", num_ids=made.get_vocab_size(), chat_template="x", loss="assistant")
+    return TextTokenizer(
+        TokenizerDescription(
+            recipe=recipe, tokenizer=made.to_str(), chat_template=template, special=tuple(ROLES.items())
+        )
+    )
+
+
+def record_of(conversation):
+    uses_tools = any("tool_calls" in turn for turn in conversation)
+    more = {"tools": TOOLS} if uses_tools else {}
+    return map_record({"messages": conversation, **more}, CHAT, source="a", line=1)
+
+
+def trl_says(name, template, conversation):
+    """Ids and assistant mask as TRL's SFTTrainer takes them."""
+    if name in PARTS:
+        conversation = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in conversation]
+    tools = TOOLS if any("tool_calls" in turn for turn in conversation) else None
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(template), **ROLES)
+    found = theirs.apply_chat_template(
+        conversation, tools=tools, chat_template=template, return_dict=True, return_assistant_tokens_mask=True
+    )
+    return found["input_ids"], found["assistant_masks"]
+
+
+def test_all_of_them_are_here():
+    assert len(TRAINING) == 31
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_ids_and_loss_are_those_of_trl(name):
+    template = template_of(f"{name}_training")
+    ours = opened(template)
+    for which, conversation in CONVERSATIONS.items():
+        (document,) = ours.tokenize([record_of(conversation)])
+        words = NOT_ACCEPTED.get(name, {}).get(which)
+        if words:
+            assert isinstance(document, Failure), which
+            assert words in document.detail, which
+            with pytest.raises(Exception, match=words):
+                trl_says(name, template, conversation)
+            continue
+        ids, mask = trl_says(name, template, conversation)
+        mine = np.zeros(len(document.ids), dtype=int)
+        for start, number in document.spans.tolist():
+            mine[start : start + number] = 1
+        assert document.ids.tolist() == ids, which
+        assert mine.tolist() == mask, which
+
+
+def test_a_turn_without_loss_between_marks_of_several_pieces():
+    """DiffusionGemma marks a call and the text beside it apart."""
+    conversation = CONVERSATIONS["text beside tools"]
+    silent = [{**turn, "weight": 0} if turn["content"] == "I see." else turn for turn in conversation]
+    rendered = renderer("diffusion_gemma_training").render(record_of(silent))
+    learned = "".join(rendered.text[begin:end] for begin, end in rendered.spans)
+    assert learned == "It is 6.<turn|>\nBye<turn|>\n"
+
+
+def renderer(name):
+    template = template_of(name)
+    control = SpecialTokens({"added_tokens": [
+        {"id": n, "content": token, "special": True}
+        for n, token in enumerate(sorted({*_NAMES.findall(template), "<s>", "</s>"}))
+    ]})  # fmt: skip
+    return ChatRenderer(template, control, special=tuple(ROLES.items()), options=(), split_control=True)
+
+
+THINK_END = "\n</think>\n\n"
+#: Original templates without marks -> what is learned of CONVERSATIONS["turns"] and of "tools" (None: not accepted).
+ORIGINAL = {
+    "deepseekv3": (["bb<｜end▁of▁sentence｜>", "dd<｜end▁of▁sentence｜>", "f\nf<｜end▁of▁sentence｜>"], None),
+    "gptoss": (
+        [f"<|channel|>final<|message|>{text}" for text in ("bb<|end|>", "dd<|end|>", "f\nf<|return|>")],
+        [
+            ' to=functions.multiply<|channel|>commentary json<|message|>{"a": 2, "b": 3}<|call|>',
+            "<|channel|>final<|message|>It is 6.<|end|>",
+            "<|channel|>final<|message|>Bye<|return|>",
+        ],
+    ),
+    "nemotron_3_nano": ([f"</think>{text}<|im_end|>" for text in ("bb", "dd", "f\nf")], ...),
+    "phi3": (["bb<|end|>", "dd<|end|>", "f\nf<|end|>\n</s>"], ...),
+    "qwen3": (
+        ["bb<|im_end|>", "dd<|im_end|>", "<think>\n\n</think>\n\nf\nf<|im_end|>"],
+        [
+            '<tool_call>\n{"name": "multiply", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
+            "It is 6.<|im_end|>",
+            "<think>\n\n</think>\n\nBye<|im_end|>",
+        ],
+    ),
+    "qwen3_5_think": (["bb<|im_end|>", "dd<|im_end|>", f"{THINK_END}f\nf<|im_end|>"], ...),
+    "glm4moe": ([f"\n<think></think>\n{text}" for text in ("bb", "dd", "f\nf")], ...),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINAL)
+def test_turns_of_templates_without_marks(name):
+    for which, wanted in zip(("turns", "tools"), ORIGINAL[name], strict=True):
+        if isinstance(wanted, list):
+            rendered = renderer(name).render(record_of(CONVERSATIONS[which]))
+            assert [rendered.text[begin:end] for begin, end in rendered.spans] == wanted, which
+
+
+def test_a_template_of_which_the_spans_are_not_exact_is_rejected_with_the_way_out():
+    """gpt-oss turns the text beside a call into a thought, and drops that once the next answer is there."""
+    (document,) = opened(template_of("gptoss")).tokenize([record_of(CONVERSATIONS["text beside tools"])])
+    assert document.reason == "template-rewrites"
+    assert "writes this answer otherwise where others follow it" in document.detail
+    assert "get_training_chat_template" in document.hint
