@@ -14,7 +14,7 @@ from latentcache.cli.progress import Talk
 #: Settings of the trainer; the folder is ``{out}``, as Python text ``{python}``, and an id has ``{width}`` bytes.
 _NEXT = {
     "llama-factory": "tokenized_path: {out}   (streaming: false; with --pack also neat_packing: true)",
-    "trl": "datasets.load_from_disk({python})['train'] as train_dataset, skip_prepare_dataset=True",
+    "trl": "datasets.load_from_disk({python})['train'] as train_dataset, SFTConfig({trl})",
     "unsloth": "datasets.load_from_disk({python})['train'] as train_dataset; do not call train_on_responses_only",
     "axolotl": "datasets: [{{path: {out}, ds_type: arrow, type: }}], skip_prepare_dataset: true",
     "plain": "datasets.load_from_disk({python})['train'].with_format('torch')",
@@ -22,6 +22,10 @@ _NEXT = {
     "datatrove": "DatatroveFolderDataset({train}, seq_len=N, token_size={width})",
     "mds": "train_loader.dataset: {{local: {out}, split: train, max_seq_len: {length}}}",
 }
+#: Layout -> arguments of TRL's ``SFTConfig``. Without ``padding_free`` the documents of a row see each other, and
+#: TRL rejects it beside its default ``max_length`` (``sft_trainer.py`` of TRL 1.16).
+_PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
+_TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
 
 def export(
@@ -102,6 +106,7 @@ def _show(payload: dict[str, Any]) -> None:
         )
     values = {"out": shlex.quote(payload["out"]), "length": payload.get("length")}
     values |= {"python": repr(payload["out"]), "train": repr(f"{payload['out']}/train")}
+    values["trl"] = _TRL.get(payload.get("layout", ""), "")
     values["width"] = 2 if payload.get("dtype") == "uint16" else 4
     after = _NEXT[payload.get("for", payload["format"])].format(**values)
     out(f"{payload['out']} is complete. Next: {after}")

@@ -29,7 +29,7 @@ from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
 from latentcache.sources.walk import Notes, in_order
 
-#: Memory for records that are kept rather than parsed twice, a tenth of a build; of a record, a turn, a character.
+#: Memory for records that are kept rather than parsed twice, a tenth of a build; of a record and a turn.
 _KEEP_BYTES, _RECORD_BYTES, _TURN_BYTES = 64 << 20, 512, 400
 _OFTEN = 4096
 _BLOCK = 1 << 14
@@ -68,7 +68,7 @@ def _matching(
 ) -> Iterator[tuple[int, Record | None]]:
     """Rows of one file with their records, by line and content."""
     assert held.line is not None
-    lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows], 0
+    lines, contents, done = np.asarray(held.line)[rows].tolist(), np.asarray(held.content)[rows].tobytes(), 0
     numbers = rows.tolist()
     try:
         for record in records:
@@ -77,7 +77,7 @@ def _matching(
                 done += 1
             if done == len(lines):
                 return
-            if lines[done] == record.line and contents[done].tobytes() == record.content:
+            if lines[done] == record.line and contents.startswith(record.content, done * HASH_BYTES):
                 yield numbers[done], record
                 done += 1
     except (UnusableSampleError, SourceError):
@@ -201,8 +201,9 @@ class RecordScan:
                 if self.part is None or self.part.holds(record.content):
                     rows.add(file, record)
                     if self._room > 0:
-                        turns = len(record.messages or ())
-                        self._room -= _RECORD_BYTES + _TURN_BYTES * turns + 4 * rows.characters[-1]
+                        turns, ascii_only = len(record.messages or ()), (record.text or "\x80").isascii()
+                        width = 1 if ascii_only else 4
+                        self._room -= _RECORD_BYTES + _TURN_BYTES * turns + width * rows.characters[-1]
                         kept.append(record)
                 self._read += 1
                 if not self._read % _OFTEN:

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_cache import build
+from small_cache import build, run
 from thirteen_images import draw_thirteen
 
+__all__ = ["run"]
 sys.path.append(str(Path(__file__).parents[1] / "docs"))  # page_blocks
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,5 +1,8 @@
 """TRL's SFTTrainer on exported folders, where nothing of ours runs while it trains."""
 
+import ast
+import re
+
 import pytest
 import torch
 from datasets import load_from_disk
@@ -74,3 +77,39 @@ def test_the_loss_is_that_of_each_document_alone(cache, tmp_path, kind):
             losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum"))
             tokens += len(ids) - 1
     assert float(together) == pytest.approx(float(sum(losses)) / tokens, rel=1e-5)
+
+
+def as_printed(run, cache, folder, **changes):
+    """A trainer with the settings that ``latentcache export --pack --for trl`` prints."""
+    out = folder / "packed"
+    done = run("export", cache.snapshots[0].paths.root, out, "--pack", LENGTH, "--for", "trl")
+    assert done.status == 0, done.err
+    (words,) = re.findall(r"SFTConfig\((.*)\)$", done.out.strip())
+    printed = ast.parse(f"f({words})", mode="eval").body.keywords
+    settings = {one.arg: ast.literal_eval(one.value) for one in printed} | changes
+    config = SFTConfig(output_dir=str(folder / "out"), use_cpu=True, bf16=False, report_to=[], **settings)
+    rows = load_from_disk(str(out))["train"]
+    return SFTTrainer(seen_llama(), args=config, train_dataset=rows, processing_class=a_tokenizer())
+
+
+def changed_by_the_first_document(trainer):
+    """(L,) bool: tokens of a packed row whose logits change when the first document of the row does."""
+    row = next(row for row in trainer.train_dataset if len(row["seq_lengths"]) > 2)
+    first = row["seq_lengths"][0]
+    other = {**row, "input_ids": [(one + 1) % 256 for one in row["input_ids"][:first]] + row["input_ids"][first:]}
+    model, logits = trainer.model.eval(), []
+    with torch.no_grad():
+        for one in (row, other):
+            batch = trainer._prepare_inputs(trainer.data_collator([one]))
+            logits.append(model(**{**batch, "use_cache": False}).logits[0])
+    changed = (logits[0] != logits[1]).any(dim=1)
+    assert changed[:first].any()
+    return changed[first:]
+
+
+def test_with_the_printed_settings_documents_do_not_see_each_other(run, cache, tmp_path):
+    assert not changed_by_the_first_document(as_printed(run, cache, tmp_path)).any()
+
+
+def test_without_padding_free_they_would(run, cache, tmp_path):
+    assert changed_by_the_first_document(as_printed(run, cache, tmp_path, padding_free=False)).any()
