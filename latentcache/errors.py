@@ -6,6 +6,7 @@
       SourceError                       exit 2: DATA as a whole cannot be used
         SourceNotFoundError(FileNotFoundError)
         EmptySourceError
+        SourceAmbiguousError            two layouts fit: --layout decides
         TableError                      an unreadable metadata table: file and line
         UnusableSampleError             one unusable file or record; the build quarantines it and continues
       EncoderError                      exit 2: the model cannot be used
@@ -102,6 +103,12 @@ class EmptySourceError(SourceError):
     """DATA holds no input of the requested fields."""
 
     slug = "source-empty"
+
+
+class SourceAmbiguousError(SourceError):
+    """DATA has the form of two layouts; ``--layout`` decides."""
+
+    slug = "source-ambiguous"
 
 
 class TableError(SourceError):

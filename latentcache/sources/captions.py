@@ -1,26 +1,181 @@
 """Captions: files beside an image, and which texts can be a caption.
 
-``<stem>.txt`` comes before ``<stem>.caption``. UTF-8 with or without BOM, UTF-16 with BOM; nothing is guessed. A
-caption is exactly the text of the file (surrounding blanks removed, Windows line ends as Unix ones), or the sample is
-rejected with the offset of the fault.
+Which file is whose is the layout's (``layouts.sets.CaptionRule``). A ``.json`` file holds the caption as ``caption``,
+``text`` or ``prompt``, the first of these names; without them it holds none. UTF-8 with or without BOM, UTF-16 with
+BOM; nothing is guessed. A caption is exactly the text of the file (surrounding blanks removed, Windows line ends as
+Unix ones), or the sample is rejected with the offset of the fault.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.identity.content import content_hash
+from latentcache.fields.strings import Strings
+from latentcache.fields.table import Input, Rejected
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import hint_for
-from latentcache.sources.lines import UTF16_BOMS
+from latentcache.sources.causes import as_rejected, hint_for, rejected
+from latentcache.sources.known import Known, strings_of, take_rows
+from latentcache.sources.layouts.sets import CaptionRule
+from latentcache.sources.lines import UTF16_BOMS, parse_json, shown
 from latentcache.sources.reading import read_source
 
-#: Extensions of caption files beside an image; the first one wins.
-CAPTION_EXTENSIONS = (".txt", ".caption")
+#: Names of the caption in a JSON file beside an image, in order.
+JSON_NAMES = ("caption", "text", "prompt")
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20
+_BLOCK = 1 << 14
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Samples (n) in the byte order of their names, by positions among the files."""
+
+    image: NDArray[np.int64]
+    caption: NDArray[np.int64]
+    """(n,) caption files or tables; -1: none."""
+    which: NDArray[np.int8]
+    """(n,) extension of the caption file among those of its rule; -1: the caption is in no file beside the image."""
+    owner: NDArray[np.int64]
+    """(n,) sets."""
+    repeats: NDArray[np.int64]
+    line: NDArray[np.uint32] | None = None
+    """(n,) rows of tables; 0: none. None: there are no tables."""
+    texts: Sequence[str] = ()
+    """Captions from tables, if there are any."""
+
+    def take(self, rows: NDArray[np.bool_]) -> Chosen:
+        """Some of them."""
+        columns: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "texts"}
+        texts = [text for text, kept in zip(self.texts, rows.tolist(), strict=True) if kept] if self.texts else ()
+        some: dict[str, Any] = {name: None if one is None else one[rows] for name, one in columns.items()}
+        return Chosen(**some, texts=texts)
+
+
+class CaptionFiles:
+    """The captions of samples, from the snapshot, their files, their tables or their sets.
+
+    Args:
+        root: Names are below it.
+        names: Of the files.
+        held: What the snapshot says of them.
+        links_out: Names of caption files that are links out of the root.
+        rules: Of the sets.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        names: Strings,
+        held: Known,
+        links_out: AbstractSet[str],
+        rules: Sequence[CaptionRule],
+    ) -> None:
+        self._root, self._names, self._held, self._links_out = os.fspath(root), names, held, links_out
+        self._rules, self._texts = rules, dict[int, str]()
+
+    def read(self, chosen: Chosen, bad: list[Rejected]) -> Chosen:
+        """Read the caption files that are not known; the samples without those whose caption goes to ``bad``."""
+        good, files = np.ones(len(chosen.image), dtype=np.bool_), np.where(chosen.which >= 0, chosen.caption, -1)
+        self._known = self._held.rows_of("caption", files)
+        for number in np.flatnonzero((files >= 0) & (self._known < 0)).tolist():
+            try:
+                self._open(int(files[number]), int(chosen.owner[number]))
+            except UnusableSampleError as error:
+                good[number] = False
+                image = int(chosen.image[number])
+                stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
+                bad.append(replace(as_rejected(self._names[image], error), stat=stat))
+        if good.all():
+            return chosen
+        self._known = self._known[good]
+        return chosen.take(good)
+
+    def conflicts(self, chosen: Chosen, more: Mapping[int, Sequence[int]]) -> Iterator[Rejected]:
+        """Notes on further caption files (image -> files) that say something else."""
+        for number in np.flatnonzero(np.isin(chosen.image, list(more))).tolist() if more else []:
+            first, owner = int(chosen.caption[number]), int(chosen.owner[number])
+            for other in more[int(chosen.image[number])]:
+                try:
+                    says = "" if self._open(first, owner) == self._open(other, owner) else "says something else"
+                except UnusableSampleError:
+                    says = "cannot be read"
+                if says:
+                    used, name = self._names.take([first, other])
+                    yield rejected(name, "caption-conflict", f"{used} is used; {name} {says}")
+
+    def column(self, chosen: Chosen) -> Input:
+        """The captions of the samples that ``read`` gave."""
+        old = self._held.table.inputs["caption"] if (self._known >= 0).any() and self._held.table else None
+        file = chosen.caption.astype(np.int32)
+        if old is not None and old.text is not None and self._held.is_whole(self._known):
+            return Input(content=np.asarray(old.content), file=file, text=old.text)
+        content = np.tile(np.frombuffer(content_hash(b""), dtype=np.uint8), (len(file), 1))
+        known = np.flatnonzero(self._known >= 0)
+        if old is not None:
+            content[known] = take_rows(old.content, self._known[known])
+
+        def texts() -> Iterator[list[str]]:
+            for start in range(0, len(file), _BLOCK):
+                block = slice(start, min(start + _BLOCK, len(file)))
+                some = [self._texts.get(place, "") for place in file[block].tolist()]
+                for number in np.flatnonzero(chosen.line[block]).tolist() if chosen.line is not None else []:
+                    some[number] = chosen.texts[start + number]
+                own = self._known[block] >= 0
+                self._fill(chosen, start, some, own)
+                made = [number for number, text in enumerate(some) if text]
+                if made:
+                    content[start + np.array(made)] = hashes([some[number] for number in made])
+                if old is not None and old.text is not None and own.any():
+                    rows = self._known[block][own]
+                    for number, text in zip(np.flatnonzero(own).tolist(), old.text.take(rows), strict=True):
+                        some[number] = text
+                yield some
+
+        text = strings_of(texts())
+        return Input(content=content, file=file, line=chosen.line, text=text)
+
+    def _fill(self, chosen: Chosen, start: int, some: list[str], known: NDArray[np.bool_]) -> None:
+        """Captions of the set, in place of empty ones that are not known."""
+        owners = chosen.owner[start : start + len(some)]
+        for owner, rule in enumerate(self._rules):
+            if not rule.text and rule.from_name is None:
+                continue
+            for number in np.flatnonzero((owners == owner) & ~known).tolist():
+                if some[number]:
+                    continue
+                text = rule.text
+                if rule.from_name is not None:
+                    name = self._names[int(chosen.image[start + number])]
+                    text = rule.from_name(name.rpartition("/")[2].rpartition(".")[0])
+                some[number] = rule.made(text)
+
+    def _open(self, file: int, owner: int) -> str:
+        """The caption in a file."""
+        if file not in self._texts:
+            name = self._names[file]
+            text, content, memo = read_caption(self._root, name, outside=name in self._links_out)
+            self._texts[file] = self._rules[owner].made(text)
+            if memo is not None:
+                self._held.remember(file, content, memo)
+        return self._texts[file]
+
+
+def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """(n, 16) content hashes of captions."""
+    joined = b"".join([content_hash(text.encode()) for text in texts])
+    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
 def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, bytes, StatMemo | None]:
@@ -45,7 +200,8 @@ def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, b
             return "", content_hash(b""), None
         cause = "caption-too-large" if error.slug == "too-large" else error.slug
         raise _unusable(cause, path, error.what) from error
-    return decode_caption(data, path), content_hash(data), memo
+    text = decode_caption(data, path)
+    return (_json_caption(text, path) if path.lower().endswith(".json") else text), content_hash(data), memo
 
 
 def decode_caption(data: bytes, name: str) -> str:
@@ -63,6 +219,19 @@ def decode_caption(data: bytes, name: str) -> str:
     if fault:
         raise _unusable("caption-unicode", name, fault)
     return text.strip().replace("\r\n", "\n")
+
+
+def _json_caption(text: str, path: str) -> str:
+    """The caption in a JSON object; empty if it has none."""
+    try:
+        found = parse_json(text) if text else {}
+    except UnusableSampleError as error:
+        raise _unusable("caption-json", path, error.what) from error
+    held = next((found[name] for name in JSON_NAMES if name in found), "") if isinstance(found, dict) else ""
+    fault = caption_fault(held) if isinstance(held, str) else f"expected text, found {shown(held)}"
+    if fault:
+        raise _unusable("caption-json", path, fault)
+    return str(held).strip().replace("\r\n", "\n")
 
 
 def caption_fault(text: str) -> str:

@@ -55,6 +55,7 @@ HINTS: Mapping[str, str] = {
     # captions
     "caption-encoding": "save the caption as UTF-8, e.g. `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`",
     "caption-unicode": "remove the NUL or the half surrogate pair from the caption",
+    "caption-json": "correct the JSON file beside the image, or remove it",
     "caption-too-large": "a caption has at most 1 MiB: shorten it, or remove the file",
     "table-row": "correct this row of the table",
     # records
@@ -97,7 +98,12 @@ HINTS: Mapping[str, str] = {
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",
     "unlisted": "add a row to the table to use it",
-    "nested-table": "move it to the top of the data folder with paths from there, or build its folder on its own",
+    "nested-table": "give --layout imagefolder to read it, or remove it",
+    "no-caption": "write a caption file for it, or give --default-caption TEXT",
+    "mask": "masks are not read yet: training sees the images without them",
+    "control": "control images are not read yet: training sees the images without them",
+    "outside-sets": "move it into one of the sets to use it, or give --layout folder",
+    "in-two-sets": "keep it in one set, or give both sets the same captions",
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",
     "bom": "harmless here, but other tools stumble on it: save the table as UTF-8 without BOM",

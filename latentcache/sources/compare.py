@@ -23,6 +23,7 @@ from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.members import Place, close_tables, places, read_image
 from latentcache.sources.causes import hint_for
+from latentcache.sources.images import repeats_of
 from latentcache.sources.known import match_names, memo_row, racy
 from latentcache.sources.scan import Listing
 
@@ -48,6 +49,7 @@ class State(IntEnum):
     REMOVED = 6
     UNREADABLE = 7
     NOT_CHECKED = 8
+    REPEATS_CHANGED = 9
 
 
 #: State -> category and reason of contract.md; the reason of UNREADABLE is that of the file.
@@ -61,6 +63,7 @@ CATEGORY: Mapping[State, tuple[str, str]] = {
     State.REMOVED: ("stale", "source-removed"),
     State.UNREADABLE: ("unverifiable", "io-error"),
     State.NOT_CHECKED: ("", ""),
+    State.REPEATS_CHANGED: ("stale", "repeats-changed"),
 }
 
 
@@ -124,6 +127,10 @@ class Compared:
             words = words or _caption(self.now.samples, int(self.place[row]))
             expected = "a caption that can be read" if cause else _caption(self.samples, row)
             hint = hint or "no entry is affected: a build only records the new caption"
+        elif state == State.REPEATS_CHANGED:
+            both = (self.samples, row), (self.now.samples, int(self.place[row]))
+            expected, words = (f"{int(repeats_of(one)[at])} repeats per epoch" for one, at in both)
+            hint = "no entry is affected: a build only records the new number"
         elif state == State.METADATA:
             hint = "a build stores the entry that it has under the new key and encodes nothing"
         elif state == State.CHANGED and not words:
@@ -199,8 +206,8 @@ class _Images:
         own = np.flatnonzero((state == State.OK) & (place >= 0))
         changed = self._captions(own)
         self._hash(own)
-        mild = changed[np.isin(state[changed], (State.OK, State.TOUCHED))]
-        state[mild] = State.CAPTION_CHANGED
+        for rows, word in ((changed, State.CAPTION_CHANGED), (self._repeats(own), State.REPEATS_CHANGED)):
+            state[rows[np.isin(state[rows], (State.OK, State.TOUCHED))]] = word
         said = {item.label: item for item in (*self._now.notes, *self._now.rejected)}
         absent = np.flatnonzero((state == State.OK) & (place < 0))
         if self._now.unread.any():
@@ -220,6 +227,12 @@ class _Images:
             return own[:0]
         differs = (np.asarray(old.content)[own] != new.content[self.found.place[own]]).any(axis=1)
         changed: NDArray[np.intp] = own[differs]
+        return changed
+
+    def _repeats(self, own: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Of samples, those that are seen another number of times now."""
+        before, now = repeats_of(self.found.samples)[own], repeats_of(self._now.samples)[self.found.place[own]]
+        changed: NDArray[np.intp] = own[before != now]
         return changed
 
     def _hash(self, own: NDArray[np.intp]) -> None:

@@ -1,19 +1,18 @@
-"""Folders of images: which files are samples, and their captions, in columns.
+"""Images of a layout: which files are samples, and their captions, in columns.
 
-A table (``metadata.csv`` or ``metadata.jsonl`` in the folder itself) decides both if there is one; otherwise every
-image is a sample, with the caption file beside it. Images are not opened here. Cost: one scandir per folder, one stat
-per image and caption file, one read per caption file that is new or may have changed.
+One code path for every layout (``layouts``): a set is a folder whose images are samples, with caption files beside
+them, or a table whose rows are. Images are not opened here. Cost: one scandir per folder, one stat per image and
+caption file, one read per caption file that is new or may have changed.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,42 +21,133 @@ from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.captions import CAPTION_EXTENSIONS, read_caption
-from latentcache.sources.causes import as_rejected, rejected
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.captions import CaptionFiles, Chosen
+from latentcache.sources.causes import rejected
 from latentcache.sources.known import Known, Scanned, memo_row, memos_of, strings_of, take_rows
+from latentcache.sources.layouts.sets import (
+    CAPTION_EXTENSIONS,
+    CONTROL_ENDING,
+    MASK_ENDING,
+    CaptionRule,
+    ImageSet,
+    Layout,
+)
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
-from latentcache.sources.table import find_table, match_rows, read_table
-from latentcache.sources.walk import Level, Walk, extension_of, in_order
+from latentcache.sources.table import Listed, listed_images
+from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
 
-#: Extensions of the formats that are read, in lower case.
-READ_EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
-)
-#: Extensions that make a file an image; unsupported ones are rejected later, by content.
-IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
-_BOTH = frozenset((*IMAGE_EXTENSIONS, *CAPTION_EXTENSIONS))
+#: Most repeats of a sample.
+MAX_REPEATS = 65535
+#: What an image without a caption is counted as.
+NO_CAPTION = "none"
+_SET_COLUMNS = ("repeats", "image_set")
+_PLAIN_RULE, _CLOSED = CaptionRule(), CaptionRule(extensions=())
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
 
-class _Found:
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a scan of images found beside the samples; ``inspect`` prints it."""
+
+    captions: dict[str, int] = field(default_factory=dict)
+    """Where captions are from -> how many: ``sidecar .txt``, ``class words``, ``none``."""
+    first_without: str = ""
+    """Name of the first image without a caption."""
+    set_samples: tuple[int, ...] = ()
+    """Samples of each set."""
+    orphans: int = 0
+    """Caption files without an image."""
+    masks: int = 0
+    controls: int = 0
+    outside: int = 0
+    """Images in folders of no set."""
+
+    def count(self, rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings) -> None:
+        """Count the samples of each set, and where their captions are from.
+
+        Args:
+            rules: Of the sets.
+            chosen: The samples.
+            texts: Their captions.
+            names: Of the files.
+        """
+        length, words = np.diff(texts.ends, prepend=0), Counter[str]()
+        without = np.zeros(len(length), dtype=np.bool_)
+        for number, rule in enumerate(rules):
+            mine = chosen.owner == number
+            empty = mine & (length == 0)
+            if rule.text_source and not rule.made(rule.text):
+                words[rule.text_source] += int(empty.sum())
+            else:
+                without |= empty
+            said = mine & (length > 0)
+            if rule.table:
+                words[rule.table] += int(said.sum())
+                continue
+            fallback = said & (chosen.which < 0)
+            if rule.text:
+                fallback |= _with_text(texts, said & (chosen.which >= 0), length, rule.made(rule.text))
+            words["file name" if rule.from_name else rule.text_source] += int(fallback.sum())
+            which = np.bincount(chosen.which[said & ~fallback], minlength=len(rule.extensions) + 1).tolist()
+            for kind, many in zip(
+                (*(f"sidecar {one}" for one in rule.extensions), *rule.shared), which, strict=False
+            ):
+                words[kind] += many
+        words[NO_CAPTION] = int(without.sum())
+        self.captions = {word: many for word, many in words.items() if many}
+        self.first_without = names[int(chosen.image[int(without.argmax())])] if words[NO_CAPTION] else ""
+        self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
+
+    def caption_word(self, tables: Sequence[str]) -> str:
+        """One word for the manifest."""
+        if tables:
+            return tables[0]
+        files = any(word.startswith("sidecar") for word in self.captions)
+        return "sidecar" if files else next((word for word in self.captions if word != NO_CAPTION), NO_CAPTION)
+
+
+class _Files:
     """The files of a walk: images of the part, and caption files that belong to one; others are noted."""
 
-    def __init__(self, walk: Walk, part: Part | None) -> None:
-        self.walk, self._part, self._count = walk, part, 0
-        self.seconds = dict[int, int]()
-        """Image -> its second caption file, by position."""
-        self.links_out = set[str]()
+    def __init__(self, walk: Walk, layout: Layout, part: Part | None) -> None:
+        self.walk, self._layout, self._part, self._count = walk, layout, part, 0
+        self.found, self._aside = Found(), dict[str, str]()
+        self.more = dict[int, list[int]]()
+        """Image -> further caption files, by position."""
+        self.links_out, self.owners = set[str](), dict[tuple[int, ...], int]()
         self._stats = list[NDArray[np.uint64]]()
-        self._images, self._captions = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        empty = np.empty(0, dtype=np.int64)
+        self._images, self._captions, self._owner = [empty], [empty], [empty]
+        self._which = [empty.astype(np.int8)]
         self.names = strings_of(self._walked())
         self.memos = memos_of(self._stats)
         self.images = np.concatenate(self._images)
         """(n,) positions of images among the files, in the byte order of their names."""
         self.beside = np.concatenate(self._captions)
         """(n,) those of their captions; -1: none."""
+        self.which = np.concatenate(self._which)
+        """(n,) which extension of the rule the caption file has; the number of extensions for a shared file."""
+        self.owner = np.concatenate(self._owner)
+        """(n,) number of their sets in ``owners``."""
+        self._note_aside()
         walk.note_unused()
+
+    def places(self) -> dict[str, int]:
+        """Name -> position, of images."""
+        return dict(zip(self.names.take(self.images), self.images.tolist(), strict=True))
+
+    def by_set(self) -> dict[int, dict[str, str]]:
+        """Set -> names of the images in its folder -> the caption file beside each one, if any."""
+        found = dict[int, dict[str, str]]()
+        owners = {number: owners for owners, number in self.owners.items()}
+        names, beside = self.names.take(self.images), self.names.take(np.maximum(self.beside, 0))
+        for name, text, file, owner in zip(names, beside, self.beside.tolist(), self.owner.tolist(), strict=True):
+            for number in owners[owner]:
+                found.setdefault(number, {})[name] = text if file >= 0 else ""
+        return found
 
     def _walked(self) -> Iterator[Sequence[str]]:
         """The names of the files, folder by folder."""
@@ -65,37 +155,104 @@ class _Found:
             if level.mark is None:
                 level.mark, names = self._entered(level)
                 yield names
-            place, caption = level.mark
+            place, caption, which, owner = level.mark
             some = place[start:stop]
-            self._images.append(some[some >= 0])
-            self._captions.append(caption[start:stop][some >= 0])
+            mine = some >= 0
+            self._images.append(some[mine])
+            self._captions.append(caption[start:stop][mine])
+            self._which.append(which[start:stop][mine])
+            self._owner.append(np.full(int(mine.sum()), owner, dtype=np.int64))
 
-    def _entered(self, level: Level) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Sequence[str]]:
-        """Positions of the image and of its caption for each name of a folder (-1: none), and the names it takes."""
+    def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
+        """Of each name of a folder: position of the image, of its caption (-1: none); and the names it takes."""
         names, prefix = level.names, level.prefix
-        if {ending.lower() for ending in {name[name.rfind(".") :] for name in names}} <= IMAGE_EXTENSIONS:
+        endings = {ending.lower() for ending in {name[name.rfind(".") :] for name in names}}
+        if endings <= IMAGE_EXTENSIONS:
             is_image = np.ones(len(names), dtype=np.bool_)
         else:
             is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
-        caption, second = np.full(len(names), -1, dtype=np.int64), dict[int, int]()
-        kept = is_image.copy()
+        owners, is_sample = self._owners(prefix), is_image
+        role = self._layout.role(prefix) or ("" if owners else "outside")
+        if role or ".png" in endings:
+            is_sample = is_image & ~self._set_aside(names, prefix, is_image, role)
+        caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
+        more = dict[int, list[int]]()
+        kept = is_sample.copy()
         if self._part is not None:
             kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
         if not is_image.all():
-            used = _beside(names, is_image, caption, second)
-            for number in np.flatnonzero(~is_image & ~used).tolist():
-                detail = "no image beside it has its name"
-                self.walk.notes.add(rejected(prefix + names[number], "caption-unused", detail))
+            used = _beside(names, is_sample, self._rule(owners), caption, which, more) | is_image
+            for number in np.flatnonzero(~used).tolist():
+                self._orphan(prefix + names[number], role)
+            more = {image: files for image, files in more.items() if kept[image]}
             kept[caption[kept & (caption >= 0)]] = True
-            kept[[second[image] for image in second if kept[image]]] = True
+            kept[[file for files in more.values() for file in files]] = True
         place = np.where(kept, np.cumsum(kept) - 1 + self._count, -1)
         caption = np.where(caption >= 0, place[caption], -1)
-        self.seconds |= {int(place[image]): int(place[text]) for image, text in second.items() if kept[image]}
+        self.more |= {int(place[image]): place[files].tolist() for image, files in more.items()}
         self.links_out.update(prefix + name for name in level.links_out)
         names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
         self._stats.append(level.stats if kept.all() else level.stats[kept])
         self._count += len(names)
-        return (np.where(is_image, place, -1), caption), [prefix + name for name in names] if prefix else names
+        owner = self.owners.setdefault(owners, len(self.owners))
+        mark = np.where(is_sample, place, -1), caption, which, owner
+        return mark, [prefix + name for name in names] if prefix else names
+
+    def _owners(self, prefix: str) -> tuple[int, ...]:
+        return self._layout.owners(prefix)
+
+    def _rule(self, owners: tuple[int, ...]) -> CaptionRule:
+        """The first rule of the sets of a folder that looks for files."""
+        rules = (self._layout.sets[number].captions for number in owners)
+        return next((rule for rule in rules if not rule.table), _PLAIN_RULE)
+
+    def _set_aside(
+        self, names: Sequence[str], prefix: str, is_image: NDArray[np.bool_], role: str
+    ) -> NDArray[np.bool_]:
+        """(n,) True for images that are no samples: masks, control images, those of no set. They are counted."""
+        if role:
+            self._count_aside(role, [prefix + names[number] for number in np.flatnonzero(is_image).tolist()])
+            return is_image
+        found, stems = np.zeros(len(names), dtype=np.bool_), set[str]()
+        for ending, word in ((MASK_ENDING, "mask"), (CONTROL_ENDING, "control")):
+            tail = ending + ".png"
+            mine = [number for number, name in enumerate(names) if name.endswith(tail)]
+            if mine and not stems:
+                stems = {names[number].rpartition(".")[0] for number in np.flatnonzero(is_image).tolist()}
+            mine = [number for number in mine if names[number].removesuffix(tail) in stems]
+            found[mine] = True
+            self._count_aside(word, [prefix + names[number] for number in mine])
+        return found
+
+    def _count_aside(self, word: str, names: Sequence[str]) -> None:
+        if names:
+            self._aside.setdefault(word, names[0])
+        self.found.masks += len(names) * (word == "mask")
+        self.found.controls += len(names) * (word == "control")
+        self.found.outside += len(names) * (word == "outside")
+
+    def _orphan(self, name: str, role: str) -> None:
+        """A caption file that belongs to no sample."""
+        if extension_of(name) == ".json" or name in self._layout.used:
+            if name not in self._layout.used:
+                self.walk.pass_over(name)
+            return
+        self.found.orphans += 1
+        detail = "its folder is in no set" if role else "no image beside it has its name"
+        self.walk.notes.add(rejected(name, "caption-unused", detail))
+
+    def _note_aside(self) -> None:
+        """One note for masks, control images and images of no set each."""
+        found = self.found
+        for word, reason, count, words in (
+            ("mask", "mask", found.masks, "masks"),
+            ("control", "control", found.controls, "control images"),
+            ("outside", "outside-sets", found.outside, "images in folders that the layout does not use"),
+        ):
+            if count:
+                first = self._aside[word]
+                detail = f"{count} {words}, the first is {first}"
+                self.walk.notes.add(rejected(first, reason, detail, count=count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,81 +268,76 @@ class ImageScan:
     hash_known: bool = False
     stopping: Callable[[], bool] = bool
 
-    def __call__(self, root: Path) -> Scanned:
-        """Every image below a folder.
+    def __call__(self, layout: Layout) -> Scanned:
+        """Every image of a layout.
 
         Raises:
             EmptySourceError: There is no image that could be used or rejected.
-            TableError: The table cannot be read.
+            TableError: A table cannot be read.
             SourceError: The folder cannot be listed.
         """
-        table = find_table(root)
-        walk = Walk(root, _BOTH, loose=frozenset(CAPTION_EXTENSIONS), used=frozenset((table,)))
-        found = _Found(walk, None if table else self.part)
-        listing = self._of_table(table, found) if table else self._of_folder(found)
+        tables = [one.captions.table for one in layout.sets if one.captions.table]
+        own = {ending for one in layout.sets for ending in one.captions.extensions}
+        loose = frozenset((*CAPTION_EXTENSIONS, *own))
+        walk = Walk(
+            layout.root,
+            IMAGE_EXTENSIONS | loose,
+            loose=loose,
+            used=layout.used.union(tables),
+            folders=layout.folders,
+        )
+        files = _Files(walk, layout, None if tables else self.part)
+        for note in layout.notes:
+            walk.notes.add(note)
+        listing = self._listing(layout, files, tables)
         if not len(listing.samples) and not listing.rejected and self.part is None:
             raise _nothing(walk, listing.notes)
         return listing
 
-    def _held(self, names: Strings, memos: NDArray[np.uint64]) -> Known:
+    def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
+        walk, bad = files.walk, list[Rejected]()
+        names, memos, chosen = files.names, files.memos, _of_folders(layout, files)
+        read = list[tuple[int, str, bytes, StatMemo]]()
+        if tables:
+            listed = listed_images(layout, walk.root, files.by_set(), walk.said())
+            names, memos, chosen = _with_rows(files, chosen, listed, self.part)
+            bad, read = listed.rejected, listed.tables
+            for item in listed.notes:
+                walk.notes.add(item)
         held = Known(self.known, names, memos, self.rejected)
         if self.reread is not None:
             held.distrust((held.place >= 0) & self.reread[held.place])
-        return held
-
-    def _of_folder(self, found: _Found) -> Scanned:
-        """Samples are the images."""
-        walk, names, images = found.walk, found.names, found.images
-        held, bad = self._held(names, found.memos), list[Rejected]()
+        reading = _readings(layout.sets, chosen, len(names))
+        held.distrust(_read_otherwise(held, reading))
         trusted = held.all_trusted
-        beside = found.beside if self.captions else np.full(len(images), -1, dtype=np.int64)
-        captions = _Captions(walk.root, names, held, found.links_out)
-        good = captions.read(images, beside, bad)
-        images, beside = images[good], beside[good]
-        if self.captions and found.seconds:
-            for item in captions.conflicts(images, beside, found.seconds):
-                walk.notes.add(item)
+        for number, (_, _, content, memo) in enumerate(read, start=len(names) - len(read)):
+            held.remember(number, content, memo)
+        if not self.captions:
+            closed = np.where(chosen.which >= 0, -1, chosen.caption)
+            chosen = replace(chosen, caption=closed, which=np.full_like(chosen.which, -1))
+        rules = [one.captions if self.captions or one.captions.table else _CLOSED for one in layout.sets]
+        captions = CaptionFiles(walk.root, names, held, files.links_out, rules)
+        chosen = captions.read(chosen, bad)
+        for item in captions.conflicts(chosen, files.more if self.captions and not tables else {}):
+            walk.notes.add(item)
+        caption = captions.column(chosen)
+        found = files.found
+        assert caption.text is not None
+        found.count(rules, chosen, caption.text, names)
+        if found.first_without and set(found.captions) != {NO_CAPTION}:
+            count = found.captions[NO_CAPTION]
+            detail = (
+                f"{count} image{'s have' if count > 1 else ' has'} no caption, the first is {found.first_without}"
+            )
+            walk.notes.add(rejected(found.first_without, "no-caption", detail, count=count))
         return Scanned(
-            unread=self._hash(walk.root, names, images, held),
-            samples=_samples(names, held, images, captions.column(beside)),
+            unread=self._hash(walk.root, names, chosen.image, held),
+            samples=_samples(names, held, chosen, caption, layout.sets, reading),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
-            caption_source="sidecar" if (beside >= 0).any() else "none",
+            caption_source=found.caption_word(tables),
             files_unchanged=trusted,
-        )
-
-    def _of_table(self, table: str, found: _Found) -> Scanned:
-        """Samples are the rows."""
-        walk, listed = found.walk, found.names.take(found.images)
-        places = dict(zip(listed, found.images.tolist(), strict=True))
-        rows, content, memo, notes = read_table(walk.root, table, places)
-        said = {item.name for item in (*walk.rejected, *walk.notes.all())}
-        matched = match_rows(table, rows, places, said, walk.root)
-        for item in (*notes, *matched.notes, *_unused_sidecars(table, found.names, found.beside)):
-            walk.notes.add(item)
-        taken = matched.samples
-        chosen = [name for name in listed if name in taken and (not self.part or self.part.holds_name(name))]
-        files = np.array([places[name] for name in chosen], dtype=np.int64)
-        names = strings_of([chosen, [table]])
-        held = self._held(names, np.concatenate([found.memos[files], memo_row((*memo.identity, 0))[None]]))
-        trusted = held.all_trusted
-        held.remember(len(chosen), content, memo)
-        own = [taken[name] for name in chosen]
-        texts = [row.caption for row in own]
-        caption = Input(
-            content=_hashes(texts),
-            file=np.full(len(own), len(chosen), dtype=np.int32),
-            line=np.array([row.line for row in own], dtype=np.uint32),
-            text=strings_of([texts]),
-        )
-        images = np.arange(len(chosen))
-        return Scanned(
-            unread=self._hash(walk.root, names, images, held),
-            samples=_samples(names, held, images, caption),
-            rejected=in_order([*walk.rejected, *matched.rejected]),
-            notes=walk.notes.all(),
-            caption_source=table,
-            files_unchanged=trusted,
+            images=found,
         )
 
     def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:
@@ -218,114 +370,160 @@ def holds_images(root: Path) -> bool:
 
 
 def _beside(
-    names: Sequence[str], is_image: NDArray[np.bool_], caption: NDArray[np.int64], second: dict[int, int]
+    names: Sequence[str],
+    is_image: NDArray[np.bool_],
+    rule: CaptionRule,
+    caption: NDArray[np.int64],
+    which: NDArray[np.int8],
+    others: dict[int, list[int]],
 ) -> NDArray[np.bool_]:
-    """Fill in the caption file of each image, and the second one if there are two; (n,) True for those files."""
-    texts = {}
+    """Fill in the caption file of each image, which extension it has, and further files; (n,) True for all of them.
+
+    A JSON file counts only if there is no other one: most of them are about the image, and hold no caption.
+    """
+    texts, of_names = {}, False
     for number in np.flatnonzero(~is_image).tolist():
         name, dot = names[number], names[number].rfind(".")
         texts[name[:dot] + name[dot:].lower()] = number  # of a.TXT and a.txt the later one wins
-    used = np.zeros(len(names), dtype=np.bool_)
+        of_names = of_names or extension_of(name[:dot]) in IMAGE_EXTENSIONS
+    used, endings = np.zeros(len(names), dtype=np.bool_), rule.extensions
+    shared = [(texts[name], len(endings)) for name in rule.shared if name in texts]
     for number in np.flatnonzero(is_image).tolist() if texts else []:
-        stem = names[number][: names[number].rfind(".")]
-        files = [texts[file] for ending in CAPTION_EXTENSIONS if (file := stem + ending) in texts]
+        name = names[number]
+        stems = [name[: name.rfind(".")]]
+        if of_names:
+            stems.append(name)
+        if rule.face_crops and name.count("_") > 3:
+            stems.append(stems[0].rsplit("_", 4)[0])
+        files = [(texts[stem + end], at) for stem in stems for at, end in enumerate(endings) if stem + end in texts]
+        files = files or shared[:1]
         if files:
-            caption[number] = files[0]
-            used[files] = True
-        if len(files) > 1:
-            second[number] = files[1]
+            caption[number], which[number] = files[0]
+            more = [file for file, at in files[1:] if endings[at] != ".json"]
+            used[[files[0][0], *more]] = True
+            if more:
+                others[number] = more
     return used
 
 
-class _Captions:
-    """The captions of images, from the snapshot or from their files."""
-
-    def __init__(self, root: Path, names: Strings, held: Known, links_out: AbstractSet[str]) -> None:
-        self._root, self._names, self._held, self._links_out = os.fspath(root), names, held, links_out
-        self._texts: dict[int, str] = {}
-
-    def read(self, images: NDArray[np.int64], files: NDArray[np.int64], bad: list[Rejected]) -> NDArray[np.bool_]:
-        """Read the caption files that are not known; (n,) False for images whose caption is rejected, see ``bad``."""
-        good = np.ones(len(images), dtype=np.bool_)
-        self._known = self._held.rows_of("caption", files)
-        for number in np.flatnonzero((files >= 0) & (self._known < 0)).tolist():
-            image = int(images[number])
-            try:
-                self._open(int(files[number]))
-            except UnusableSampleError as error:
-                good[number] = False
-                stat = (*self._held.stat[image, :5].view(np.int64).tolist(), 0)
-                bad.append(replace(as_rejected(self._names[image], error), stat=stat))
-        self._known = self._known[good]
-        return good
-
-    def conflicts(
-        self, images: NDArray[np.int64], files: NDArray[np.int64], seconds: dict[int, int]
-    ) -> Iterator[Rejected]:
-        """Notes on second caption files that say something else."""
-        for number in np.flatnonzero(np.isin(images, list(seconds))).tolist():
-            first, second = int(files[number]), seconds[int(images[number])]
-            try:
-                says = "" if self._open(first) == self._open(second) else "says something else"
-            except UnusableSampleError:
-                says = "cannot be read"
-            if says:
-                used, other = self._names.take([first, second])
-                yield rejected(other, "caption-conflict", f"{used} is used; {other} {says}")
-
-    def column(self, files: NDArray[np.int64]) -> Input:
-        """The captions of the images that ``read`` found good, whose files these are."""
-        old = self._held.table.inputs["caption"] if (self._known >= 0).any() and self._held.table else None
-        file = files.astype(np.int32)
-        if old is not None and old.text is not None and self._held.is_whole(self._known):
-            return Input(content=np.asarray(old.content), file=file, text=old.text)
-        content = np.tile(np.frombuffer(content_hash(b""), dtype=np.uint8), (len(files), 1))
-        known = np.flatnonzero(self._known >= 0)
-        if old is not None:
-            content[known] = take_rows(old.content, self._known[known])
-        read = [number for number in np.flatnonzero(files >= 0).tolist() if int(files[number]) in self._texts]
-        content[read] = _hashes([self._texts[int(files[number])] for number in read])
-
-        def texts() -> Iterator[list[str]]:
-            for start in range(0, len(files), _BLOCK):
-                block = slice(start, start + _BLOCK)
-                some = [self._texts.get(place, "") for place in files[block].tolist()]
-                own = np.flatnonzero(self._known[block] >= 0)
-                if old is not None and old.text is not None and len(own):
-                    for number, text in zip(own.tolist(), old.text.take(self._known[block][own]), strict=True):
-                        some[number] = text
-                yield some
-
-        return Input(content=content, file=file, text=strings_of(texts()))
-
-    def _open(self, file: int) -> str:
-        """The text of a caption file."""
-        if file not in self._texts:
-            name = self._names[file]
-            text, content, memo = read_caption(self._root, name, outside=name in self._links_out)
-            self._texts[file] = text
-            if memo is not None:
-                self._held.remember(file, content, memo)
-        return self._texts[file]
+def _of_folders(layout: Layout, files: _Files) -> Chosen:
+    """Samples of sets that are folders; those of several sets count for each of them."""
+    folder_of, times = dict[int, int](), dict[int, int]()
+    for owners, number in files.owners.items():
+        own = [one for one in owners if not layout.sets[one].captions.table]
+        folder_of[number] = own[0] if own else -1
+        times[number] = sum(layout.sets[one].repeats for one in own)
+    owner = _mapped(files.owner, folder_of)
+    chosen = Chosen(
+        image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=_mapped(files.owner, times)
+    )
+    return chosen if (owner >= 0).all() else chosen.take(owner >= 0)
 
 
-def _hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """(n, 16) content hashes of captions."""
-    joined = b"".join([content_hash(text.encode()) for text in texts])
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, HASH_BYTES)
+def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
+    """(S,) how often each sample is seen in one epoch."""
+    held = samples.columns.get("repeats")
+    return np.ones(len(samples), dtype=np.uint16) if held is None else np.asarray(held)
 
 
-def _samples(names: Strings, held: Known, images: NDArray[np.int64], caption: Input) -> SampleTable:
+def _mapped(numbers: NDArray[np.int64], values: Mapping[int, int]) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = np.array([values[number] for number in range(len(values))] or [0])[numbers]
+    return found
+
+
+def _with_rows(
+    files: _Files, folders: Chosen, listed: Listed, part: Part | None
+) -> tuple[Strings, NDArray[np.uint64], Chosen]:
+    """Samples that are rows of tables beside those of folders; names and memos of their files, tables at the end."""
+    places = files.places()
+    rows = {places[name]: found for name, found in listed.taken.items()}
+    own = dict(zip(folders.image.tolist(), range(len(folders.image)), strict=True))
+    images = sorted({*rows, *own})
+    if part is not None:
+        images = [
+            image for image, name in zip(images, files.names.take(images), strict=True) if part.holds_name(name)
+        ]
+    captions = [int(folders.caption[own[image]]) if image not in rows else -1 for image in images]
+    kept = np.array(sorted({*images, *(file for file in captions if file >= 0)}), dtype=np.int64)
+    names = strings_of([files.names.take(kept), [table for _, table, _, _ in listed.tables]])
+    memos = [files.memos[kept], *(memo_row((*memo.identity, 0))[None] for _, _, _, memo in listed.tables)]
+    table_of = {owner: len(kept) + at for at, (owner, _, _, _) in enumerate(listed.tables)}
+    chosen = Chosen(
+        image=np.searchsorted(kept, images),
+        caption=np.array(
+            [
+                table_of[rows[image][0]] if image in rows else int(np.searchsorted(kept, file)) if file >= 0 else -1
+                for image, file in zip(images, captions, strict=True)
+            ],
+            dtype=np.int64,
+        ),
+        which=np.array([-1 if image in rows else folders.which[own[image]] for image in images], dtype=np.int8),
+        owner=np.array(
+            [rows[image][0] if image in rows else folders.owner[own[image]] for image in images], dtype=np.int64
+        ),
+        repeats=np.array(
+            [rows[image][2] if image in rows else folders.repeats[own[image]] for image in images], dtype=np.int64
+        ),
+        line=np.array([rows[image][1].line if image in rows else 0 for image in images], dtype=np.uint32),
+        texts=[rows[image][1].caption if image in rows else "" for image in images],
+    )
+    return names, np.concatenate(memos), chosen
+
+
+def _readings(sets: Sequence[ImageSet], chosen: Chosen, files: int) -> NDArray[np.uint8] | None:
+    """(F, 16) how each caption file is read; None if all are read as they are written."""
+    each = [one.captions.reading for one in sets]
+    if not any(map(any, each)):
+        return None
+    found = np.zeros((files, HASH_BYTES), dtype=np.uint8)
+    there = chosen.which >= 0
+    rules = np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
+    found[chosen.caption[there]] = rules[chosen.owner[there]]
+    return found
+
+
+def _read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
+    """(F,) True for files that the snapshot read in another way."""
+    old = held.table.files.reading if held.table is not None else None
+    if old is None and reading is None:
+        return np.zeros(len(held.place), dtype=np.bool_)
+    before = np.zeros((len(held.place), HASH_BYTES), dtype=np.uint8) if old is None else take_rows(old, held.place)
+    now = np.zeros_like(before) if reading is None else reading
+    differs: NDArray[np.bool_] = (before != now).any(axis=1) & (held.place >= 0)
+    return differs
+
+
+def _with_text(texts: Strings, rows: NDArray[np.bool_], length: NDArray[np.int64], text: str) -> NDArray[np.bool_]:
+    """(S,) True for those of the rows that have this text."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    near = np.flatnonzero(rows & (length == len(text.encode())))
+    found[near] = [one == text for one in texts.take(near)]
+    return found
+
+
+def _samples(
+    names: Strings,
+    held: Known,
+    chosen: Chosen,
+    caption: Input,
+    sets: Sequence[ImageSet],
+    reading: NDArray[np.uint8] | None,
+) -> SampleTable:
     """The table of images at these positions among the files."""
+    images = chosen.image
     rows = held.rows_of("image", images)
-    columns = held.columns(rows)
+    columns = {name: values for name, values in held.columns(rows).items() if name not in _SET_COLUMNS}
     columns.setdefault("original_size", np.zeros((len(images), 2), dtype=np.uint32))
+    if any(one.repeats != 1 for one in sets) or (chosen.repeats != 1).any():
+        columns["repeats"] = np.minimum(chosen.repeats, MAX_REPEATS).astype(np.uint16)
+    if len(sets) > 1:
+        columns["image_set"] = chosen.owner.astype(np.uint16)
     every = len(images) == len(names) and bool((np.diff(images) == 1).all())
     content = held.content if every else held.content[images]
     same = held.table if held.is_whole(rows) else None
     return SampleTable(
         names=names if every else same.names if same else _selected(names, images),
-        files=Files(names=names, stat=held.stat, content=held.content),
+        files=Files(names=names, stat=held.stat, content=held.content, reading=reading),
         inputs={"image": Input(content=content, file=images.astype(np.int32)), "caption": caption},
         columns=columns,
     )
@@ -333,14 +531,6 @@ def _samples(names: Strings, held: Known, images: NDArray[np.int64], caption: In
 
 def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:
     return strings_of(names.take(places[start : start + _BLOCK]) for start in range(0, len(places), _BLOCK))
-
-
-def _unused_sidecars(table: str, names: Strings, beside: NDArray[np.int64]) -> Iterator[Rejected]:
-    """One note if caption files are beside the images and a table decides instead."""
-    unused = np.unique(beside[beside >= 0])
-    if len(unused):
-        detail = f"{len(unused)} caption files beside images are not used, the first is {names[int(unused[0])]}"
-        yield rejected(table, "sidecar-unused", detail, count=len(unused))
 
 
 def _nothing(walk: Walk, notes: Sequence[Rejected]) -> EmptySourceError:

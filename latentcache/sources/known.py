@@ -33,6 +33,8 @@ class Scanned:
     unread: NDArray[np.bool_]
     files_unchanged: bool
     caption_source: str = "none"
+    images: Any = None
+    """Of images: an ``images.Found``."""
     records_read: int = 0
     kept: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     """File -> its records, for files that are small enough together."""

@@ -22,13 +22,14 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.archives.members import places
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import ImageScan, holds_images
+from latentcache.sources.images import NO_CAPTION, Found, ImageScan, holds_images
 from latentcache.sources.known import Scanned, fold_reads
+from latentcache.sources.layouts.find import find_layout, has_images
+from latentcache.sources.layouts.sets import CaptionRule, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
 from latentcache.sources.records import RecordFormat, record_json
-from latentcache.sources.table import find_table
 
 IMAGES, RECORDS = "images", "records"
 _BLOCK = 1 << 12
@@ -49,6 +50,14 @@ class SourceOptions:
     form: RecordFormat | None = None
     """Of every record; by default each file's first record decides. A dataset_info.json has precedence."""
     part: Part | None = None
+    layout: str = ""
+    """One of ``layouts.find.WORDS``; empty: DATA decides."""
+    caption_ext: str = ""
+    """Extension of caption files beside images; empty: as the layout has it."""
+    default_caption: str | None = None
+    """Caption of images without one; None: they have none."""
+    caption_prefix: str = ""
+    caption_suffix: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
@@ -59,8 +68,26 @@ class SourceOptions:
             "text_lines": self.text_lines,
             "form": self.form and self.form.as_json(),
             "part": str(self.part) if self.part else "",
+            "layout": self.layout,
+            "caption_ext": self.caption_ext,
+            "default_caption": self.default_caption,
+            "caption_prefix": self.caption_prefix,
+            "caption_suffix": self.caption_suffix,
         }
-        return {name: value for name, value in said.items() if value or (name == "captions" and value is False)}
+        empty = {"captions": None, "default_caption": None}
+        return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
+
+    def applied(self, layout: Layout) -> Layout:
+        """A layout with what is said of captions here."""
+        return replace(layout, sets=tuple(replace(one, captions=self._rule(one.captions)) for one in layout.sets))
+
+    def _rule(self, rule: CaptionRule) -> CaptionRule:
+        if self.caption_ext:
+            dotted = "." + self.caption_ext.lower().removeprefix(".")
+            rule = replace(rule, extensions=(dotted,))
+        if self.default_caption is not None and not rule.text and rule.from_name is None:
+            rule = replace(rule, text=self.default_caption, text_source="--default-caption")
+        return replace(rule, prefix=self.caption_prefix + rule.prefix, suffix=rule.suffix + self.caption_suffix)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -94,7 +121,11 @@ class Listing:
     files_unchanged: bool
     """True if the files are those of the snapshot, one by one, and every memo is trusted."""
     caption_source: str = "none"
-    """``sidecar``, ``metadata.csv``, ``metadata.jsonl`` or ``none``."""
+    """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
+    layout: Layout | None = None
+    """How the images are laid out: its word, why it was chosen, its sets. None: DATA are records."""
+    images: Found | None = None
+    """Where captions are from, samples of each set, masks and other images that are no samples. None: as above."""
     records_read: int = 0
     kept: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False)
     """File -> its records, for some files."""
@@ -103,8 +134,10 @@ class Listing:
     @property
     def no_caption(self) -> int:
         """Samples without a caption, or with an empty one; 0 if samples are not images."""
+        if self.images is not None:
+            return self.images.captions.get(NO_CAPTION, 0)
         caption = self.samples.inputs.get("caption")
-        if caption is None or caption.text is None:
+        if caption is None or caption.text is None or self.options.default_caption is not None:
             return 0
         return int((np.diff(caption.text.ends, prepend=0) == 0).sum())
 
@@ -196,8 +229,9 @@ def scan(
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
         _check_folder(data)
-        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(data)
-        return _listing(data, images, options)
+        layout = options.applied(find_layout(data, options.layout))
+        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(layout)
+        return _listing(layout.root, images, options, layout=layout)
     except EmptySourceError:
         if not may_be_empty:
             raise
@@ -213,9 +247,16 @@ def empty_table(name: str) -> SampleTable:
     return SampleTable(names=none, files=files, inputs={name: held})
 
 
-def _listing(root: Path, found: Scanned, options: SourceOptions, files: RecordFiles | None = None) -> Listing:
+def _listing(
+    root: Path,
+    found: Scanned,
+    options: SourceOptions,
+    files: RecordFiles | None = None,
+    layout: Layout | None = None,
+) -> Listing:
     values = {one.name: getattr(found, one.name) for one in fields(found)}
-    return Listing(root=root.absolute(), data_kind=options.kind, options=options, _files=files, **values)
+    root = root.absolute()
+    return Listing(root=root, data_kind=options.kind, options=options, layout=layout, _files=files, **values)
 
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:
@@ -271,7 +312,7 @@ def _kind(data: Path) -> str:
     if is_records_file(data):
         return RECORDS
     _check_folder(data)
-    if find_table(data) or holds_images(data):
+    if has_images(data) or holds_images(data):
         return IMAGES
     try:
         files = find_records(data, datasets=(), text_lines=False, form=None)

@@ -16,9 +16,9 @@ import re
 import shlex
 import threading
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -28,9 +28,10 @@ from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import rejected
+from latentcache.sources.layouts.sets import Layout
 from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
 from latentcache.sources.reading import read_source
-from latentcache.sources.walk import TABLE_NAMES, is_inside
+from latentcache.sources.walk import is_inside
 
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
@@ -55,33 +56,69 @@ class Row:
     detail: str = ""
 
 
-def find_table(root: Path) -> str:
-    """Name of the table in a folder, empty when there is none.
+@dataclass(slots=True, kw_only=True)
+class Listed:
+    """Images that are rows of the tables of a layout."""
+
+    taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
+    """Image -> its set, its row and its repeats."""
+    tables: list[tuple[int, str, bytes, StatMemo]] = field(default_factory=list)
+    """(set, name, content hash, memo) of each table."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+
+def listed_images(
+    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], said: Collection[str]
+) -> Listed:
+    """Read the tables of a layout, the deepest one first.
+
+    Args:
+        layout: Its sets.
+        root: Names are below it.
+        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
+        said: Names that are rejected or noted already.
 
     Raises:
-        TableError: There are two.
+        TableError: A table cannot be read as a whole.
     """
-    found = [name for name in TABLE_NAMES if os.path.lexists(root / name)]
-    if len(found) > 1:
-        second = root / found[1]
-        raise TableError(
-            f"the data folder has two tables: {' and '.join(found)}",
-            where=str(root),
-            why="expected one: both would say which images are used and their captions",
-            fix=f"remove or rename one, e.g. `mv {shlex.quote(str(second))} {shlex.quote(f'{second}.off')}`",
-        )
-    return found[0] if found else ""
+    found, unlisted = Listed(), dict[str, Rejected]()
+    tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
+    for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
+        one, inside = layout.sets[number], images.get(number, {})
+        table = one.captions.table
+        rows, content, memo, notes = read_table(root, table, inside, one.prefix)
+        matched = match_rows(table, rows, inside, {*said, *unlisted}, root)
+        found.tables.append((number, table, content, memo))
+        found.rejected += matched.rejected
+        found.notes += [*notes, *(item for item in matched.notes if item.reason != "unlisted")]
+        unlisted |= {item.name: item for item in matched.notes if item.reason == "unlisted"}
+        again = [name for name in matched.samples if name in found.taken]
+        if again:
+            detail = f"{len(again)} images are in two tables, the first is {again[0]}; the deeper table counts"
+            found.notes.append(rejected(table, "in-two-sets", detail, count=len(again)))
+        for name, row in matched.samples.items():
+            row = replace(row, caption=one.captions.made(row.caption))
+            found.taken.setdefault(name, (number, row, one.repeats))
+        beside = sorted(text for text in inside.values() if text)
+        if beside:
+            detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
+            found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
+    left = {name for names in images.values() for name in names} - set(found.taken)
+    found.notes += [item for name, item in unlisted.items() if name in left]
+    return found
 
 
 def read_table(
-    root: Path, name: str, images: Collection[str]
+    root: Path, name: str, images: Collection[str], prefix: str = ""
 ) -> tuple[tuple[Row, ...], bytes, StatMemo, tuple[Rejected, ...]]:
-    """Rows of the table ``name`` in ``root``, in their order; content hash and memo of the file; notes on it.
+    """Rows of the table ``name``, in their order; content hash and memo of the file; notes on it.
 
     Args:
         root: The data folder.
-        name: One of ``TABLE_NAMES``.
-        images: Names of the images in the folder: a CSV without a header is recognized by its first cell.
+        name: Below it; its base name is one of ``TABLE_NAMES``.
+        images: Names of the images in its folder: a CSV without a header is recognized by its first cell.
+        prefix: Of that folder; names in the table are relative to it.
 
     Raises:
         TableError: It cannot be read as a whole; ``where`` is file and line.
@@ -92,10 +129,12 @@ def read_table(
     notes = [rejected(name, "bom", f"{name} begins with a UTF-8 BOM")] if data.startswith(codecs.BOM_UTF8) else []
     data = data.removeprefix(codecs.BOM_UTF8)
     with _long_fields():
-        rows = tuple(_csv_rows(path, data, images) if path.suffix == ".csv" else _json_rows(path, data))
+        rows = tuple(_csv_rows(path, data, images, prefix) if path.suffix == ".csv" else _json_rows(path, data))
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
+    if prefix:
+        rows = tuple(row if leads_out(row.name) else replace(row, name=prefix + row.name) for row in rows)
     return rows, content, memo, tuple(notes)
 
 
@@ -138,14 +177,14 @@ def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
 # CSV
 
 
-def _csv_rows(path: Path, data: bytes, images: Collection[str]) -> Iterator[Row]:
+def _csv_rows(path: Path, data: bytes, images: Collection[str], prefix: str) -> Iterator[Row]:
     """The rows of a CSV; each has exactly as many fields as the first record."""
     text = _decode(path, data)
     columns, width = (0, 1), 0
     for line, record in _records(path, text, _delimiter(text)):
         if not width:
             width = len(record)
-            headerless = width == 2 and bool(image_named(record[0], images))
+            headerless = width == 2 and bool(image_named(prefix + record[0], images))
             if not headerless:
                 columns = choose_columns(path, line, [cell.strip() for cell in record])
                 continue

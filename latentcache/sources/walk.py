@@ -32,8 +32,14 @@ from latentcache.sources.reading import kind_of
 
 #: Ending of the folders that `latentcache build` makes by default.
 CACHE_SUFFIX = ".latentcache"
-#: Metadata tables, read in the data folder itself.
-TABLE_NAMES = ("metadata.csv", "metadata.jsonl")
+#: Metadata tables of the Hugging Face image folder.
+TABLE_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+#: Extensions of the formats that are read, in lower case.
+READ_EXTENSIONS = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
+)
+#: Extensions that make a file an image; unsupported ones are rejected later, by content.
+IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
 _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
@@ -113,6 +119,7 @@ class Walk:
         loose: Of these, the ones whose links may be broken or lead out of the root (captions; the user of the file
             says so).
         used: Names of other files that are read, and so are not unused.
+        folders: Folders below the root to list, none inside another one; by default all of the root.
 
     Raises:
         SourceError: The folder itself cannot be listed (when iterated).
@@ -125,7 +132,9 @@ class Walk:
         *,
         loose: AbstractSet[str] = frozenset(),
         used: AbstractSet[str] = frozenset(),
+        folders: Sequence[str] = ("",),
     ) -> None:
+        self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
         self.root, self._wanted, self._loose, self._used = root, wanted, loose, used
         # In the one case in which they are written, mostly: saves a call per file.
         self._plain = frozenset((*wanted, *map(str.upper, wanted)))
@@ -138,16 +147,22 @@ class Walk:
 
     def __iter__(self) -> Iterator[tuple[Level, int, int]]:
         """Goes through them."""
-        open_folders = [self._inside(_Folder(self._start, ""))]
-        while open_folders:
-            item = next(open_folders[-1], None)
-            if item is None:
-                open_folders.pop()
-            elif isinstance(item, _Folder):
-                open_folders.append(self._inside(item))
-            else:
-                yield item
+        for folder in self._folders:
+            path = f"{self._start}/{folder}" if folder else self._start
+            open_folders = [self._inside(_Folder(path, folder and folder + "/"))]
+            while open_folders:
+                item = next(open_folders[-1], None)
+                if item is None:
+                    open_folders.pop()
+                elif isinstance(item, _Folder):
+                    open_folders.append(self._inside(item))
+                else:
+                    yield item
         self.rejected += [item for _, item in self._loops.values()]
+
+    def said(self) -> set[str]:
+        """Names that are rejected or noted so far."""
+        return {item.name for item in (*self.rejected, *self.notes.all())}
 
     def note_unused(self) -> None:
         """Note the files of other extensions, one note for each extension."""
@@ -242,7 +257,7 @@ class Walk:
             else:
                 found.folders.append(_Folder(entry.path, name + "/", found.folder.linked))
         elif extension not in self._wanted:
-            self._other(name, extension)
+            self._other(name)
         else:
             self._take(entry.name, name, extension, entry.stat(follow_symlinks=False), found)
 
@@ -256,7 +271,7 @@ class Walk:
         elif extension in self._wanted:
             self.notes.add(rejected(name, "hidden", "its name begins with a dot"))
         else:
-            self._other(name, extension)
+            self._other(name)
 
     def _link(self, entry: os.DirEntry[str], name: str, extension: str, found: _Listed) -> None:
         """A symbolic link: followed if it ends inside the root."""
@@ -272,7 +287,7 @@ class Walk:
             else:
                 self.rejected.append(rejected(name, "outside-root", leads_to))
         elif extension not in self._wanted:
-            self._other(name, extension)
+            self._other(name)
         elif not inside and extension not in self._loose:
             self.rejected.append(rejected(name, "outside-root", leads_to))
         else:
@@ -321,13 +336,17 @@ class Walk:
         results = [os.stat(path) for path in paths]  # noqa: PTH116 - the names are strings here
         return {(result.st_dev, result.st_ino) for result in results}
 
-    def _other(self, name: str, extension: str) -> None:
-        folder, _, file = name.rpartition("/")
+    def _other(self, name: str) -> None:
         if name in self._used:
             return
-        if folder and file in TABLE_NAMES:
-            self.notes.add(rejected(name, "nested-table", f"only a table in {self._start} itself is read"))
+        if name.rpartition("/")[2] in TABLE_NAMES:
+            self.notes.add(rejected(name, "nested-table", "this layout has no metadata table here"))
             return
+        self.pass_over(name)
+
+    def pass_over(self, name: str) -> None:
+        """Count a file that no reader takes."""
+        extension = extension_of(name)
         self.others[extension] += 1
         if len(self._examples[extension]) < 3:
             self._examples[extension].append(name)

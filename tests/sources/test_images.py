@@ -45,11 +45,11 @@ def trusting(monkeypatch):
 
 
 def test_sidecars(tmp_path):
-    put(tmp_path, b_jpg="x", b_txt="two\n", a__c_png="x", a__c_CAPTION="three", d_jpg="x", d_jpg_txt="not of d.jpg")
+    put(tmp_path, b_jpg="x", b_txt="two\n", a__c_png="x", a__c_CAPTION="three", d_jpg="x", e_txt="of no image")
     found = scan(tmp_path)
     assert captions(found) == [("a/c.png", "three"), ("b.jpg", "two"), ("d.jpg", "")]
     assert (found.data_kind, found.caption_source, found.no_caption, found.rejected) == ("images", "sidecar", 1, ())
-    assert reasons(found.notes) == [("d.jpg.txt", "caption-unused")]
+    assert reasons(found.notes) == [("d.jpg", "no-caption"), ("e.txt", "caption-unused")]
     assert sorted(found.samples.files.names) == ["a/c.CAPTION", "a/c.png", "b.jpg", "b.txt", "d.jpg"]
     inputs = dict(found.job_inputs([2, 0], ("image", "caption")))
     assert inputs == {
@@ -159,6 +159,58 @@ def test_every_file_is_a_sample_rejected_or_noted(tmp_path_factory, stems, endin
     assert used <= files
     assert len(files) == len(used) + sum(item.count for item in (*found.rejected, *found.notes))
     assert {name for name in used if name.endswith(".jpg")} == set(found.samples.names)
+
+
+def test_other_names_of_caption_files(tmp_path):
+    put(tmp_path, a_jpg="x", a_jpg_txt="beside", b_jpg="x", b_json='{"tags": 1, "text": " in json "}', c_png="x")
+    put(tmp_path, c_json='{"url": "x"}', d_jpg="x", d_json='{"caption": 3}', e_jpg="x", e_json="{", f_jpg="x")
+    put(tmp_path, f_txt="f", f_json="{}", f_jpg_txt="other", info_json="{}")
+    found = scan(tmp_path)
+    assert captions(found) == [("a.jpg", "beside"), ("b.jpg", "in json"), ("c.png", ""), ("f.jpg", "f")]
+    assert reasons(found.rejected) == [("d.jpg", "caption-json"), ("e.jpg", "caption-json")]
+    assert "caption file d.json: expected text, found 3" in found.rejected[0].detail
+    assert [(note.name, note.reason, note.count) for note in found.notes] == [
+        ("c.png", "no-caption", 1),
+        ("f.jpg.txt", "caption-conflict", 1),
+        ("f.json", "unused", 2),
+    ]
+    assert found.images.captions == {"sidecar .txt": 2, "sidecar .json": 1, "none": 1}
+    assert (found.images.first_without, found.images.set_samples) == ("c.png", (4,))
+
+
+def test_empty_captions_are_none_and_can_be_given(tmp_path, trusting):
+    put(tmp_path, a_jpg="x", a_txt="", b_jpg="x", b_txt=" \n", c_jpg="x", d_jpg="x", d_txt="d")
+    assert scan(tmp_path).images.captions == {"sidecar .txt": 1, "none": 3}
+    options = SourceOptions(default_caption="a photo", caption_prefix="<", caption_suffix=">")
+    assert SourceOptions.from_json(options.as_json()) == options
+    first = scan(tmp_path, options, hash_all=True)
+    for found in (first, scan(tmp_path, options, first.samples)):
+        assert [text for _, text in captions(found)] == ["<a photo>"] * 3 + ["<d>"]
+        assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
+    other = scan(tmp_path, SourceOptions(default_caption=""), first.samples)
+    assert [text for _, text in captions(other)] == ["", "", "", "d"]
+    assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
+    plain = scan(tmp_path, None, first.samples)
+    assert (plain.no_caption, plain.samples.files.reading) == (3, None)
+
+
+def test_one_extension_of_caption_files(tmp_path):
+    put(tmp_path, a_jpg="x", a_txt="txt", a_caption="caption", a_tags="tags")
+    for said, text in (("", "txt"), ("caption", "caption"), (".tags", "tags")):
+        assert captions(scan(tmp_path, SourceOptions(caption_ext=said))) == [("a.jpg", text)]
+
+
+def test_masks_and_control_images_are_no_samples(tmp_path):
+    put(tmp_path, a_jpg="x", b_png="y", sub__c_jpg="z")
+    for name in ("a-masklabel.png", "b-masklabel.png", "b-condlabel.png", "other-masklabel.png"):
+        (tmp_path / name).write_text("m")
+    found = scan(tmp_path)
+    assert list(found.samples.names) == ["a.jpg", "b.png", "other-masklabel.png", "sub/c.jpg"]
+    assert [(note.name, note.reason, note.count) for note in found.notes] == [
+        ("a-masklabel.png", "mask", 2),
+        ("b-condlabel.png", "control", 1),
+    ]
+    assert (found.images.masks, found.images.controls) == (2, 1)
 
 
 def test_a_folder_that_is_not_there_and_a_file(tmp_path):

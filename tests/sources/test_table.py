@@ -18,7 +18,6 @@ from latentcache.sources.table import (
     FILE_COLUMNS,
     Row,
     choose_columns,
-    find_table,
     image_named,
     leads_out,
     make_row,
@@ -235,34 +234,22 @@ def test_a_row_without_a_usable_caption_is_rejected_alone(tmp_path):
     assert rows_of(tmp_path, "file_name,text\na.jpg,x\0y\n")[0] == [("a.jpg", "caption-unicode")]
 
 
-def test_which_table(tmp_path):
-    assert find_table(tmp_path) == ""
-    (tmp_path / JSONL).touch()
-    assert find_table(tmp_path) == JSONL
-    (tmp_path / CSV).touch()
-    with pytest.raises(TableError) as caught:
-        find_table(tmp_path)
-    assert caught.value.what == "the data folder has two tables: metadata.csv and metadata.jsonl"
-    off = tmp_path / "metadata.jsonl"
-    assert caught.value.fix == f"remove or rename one, e.g. `mv {off} {off}.off`"
-
-
 def test_a_table_that_is_not_a_file_of_the_folder(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     (tmp_path / "secret.csv").write_text("file_name,text\na.jpg,x\n")
     (root / CSV).symlink_to(tmp_path / "secret.csv")
     with pytest.raises(TableError) as caught:
-        read_table(root, find_table(root), set())
+        read_table(root, CSV, set())
     assert caught.value.why == f"it is a link to {tmp_path / 'secret.csv'}, outside the data folder"
     (root / CSV).unlink()
     (root / CSV).symlink_to(CSV)
     with pytest.raises(TableError, match="Too many levels of symbolic links"):
-        read_table(root, find_table(root), set())
+        read_table(root, CSV, set())
     (root / CSV).unlink()
     (root / CSV).mkdir()
     with pytest.raises(TableError, match="it is a folder, not a regular file"):
-        read_table(root, find_table(root), set())
+        read_table(root, CSV, set())
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=5), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))

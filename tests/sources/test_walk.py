@@ -302,18 +302,16 @@ def test_a_folder_that_cannot_be_listed_is_rejected_for_another_user(tmp_path):
     )
 
 
-def test_a_table_below_the_data_folder_is_noted(tmp_path):
+def test_a_table_that_is_not_read_is_noted(tmp_path):
     (tmp_path / "sub").mkdir()
     for folder in (tmp_path, tmp_path / "sub"):
         (folder / "metadata.csv").write_text("file_name,text\n")
-    one, two = walked(tmp_path).notes
-    assert (one.name, one.reason, two.name, two.reason) == (
-        "metadata.csv",
-        "unused",
-        "sub/metadata.csv",
-        "nested-table",
-    )
-    assert "move it to the top" in two.hint
+    notes = walked(tmp_path).notes
+    assert [(one.name, one.reason) for one in notes] == [
+        ("metadata.csv", "nested-table"),
+        ("sub/metadata.csv", "nested-table"),
+    ]
+    assert "--layout imagefolder" in notes[0].hint
     walk = Walk(tmp_path, frozenset(), used=frozenset({"metadata.csv"}))
     list(walk)
     assert walk.others == {}

@@ -1,0 +1,157 @@
+"""A layout says which images of DATA are samples and where their captions are: plain data, no files are read here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.fields.table import Rejected
+from latentcache.identity.content import HASH_BYTES, content_hash
+
+#: Extensions of caption files beside an image, in order; ``.json`` is an object with a caption.
+CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
+#: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
+MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
+FOLDER = "folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionRule:
+    """Where the captions of a set are. A table decides alone; else the first source that has a text wins."""
+
+    extensions: tuple[str, ...] = CAPTION_EXTENSIONS
+    """Of files beside the image: ``a.txt`` for each, then ``a.jpg.txt`` for each."""
+    shared: tuple[str, ...] = ()
+    """Names of files that hold the caption of the other images of their folder."""
+    face_crops: bool = False
+    """True: ``a.txt`` is also for ``a_1_2_3_4.jpg``, as kohya names detected faces."""
+    table: str = ""
+    """Metadata file, below the root: its rows are the samples."""
+    from_name: Callable[[str], str] | None = None
+    """Makes a caption of the stem of a file name."""
+    text: str = ""
+    """For images without any other caption."""
+    text_source: str = ""
+    """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
+    first_line: bool = False
+    """True: the first line of a caption file counts, else all of it."""
+    prefix: str = ""
+    suffix: str = ""
+
+    @property
+    def reading(self) -> bytes:
+        """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
+        said = (self.first_line, self.prefix, self.suffix, self.text)
+        return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
+
+    def made(self, text: str) -> str:
+        """The caption of a text."""
+        if self.first_line:
+            text = text.partition("\n")[0].strip()
+        return self.prefix + text + self.suffix if text else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """One folder of images, or the rows of one table, with what is said of all of them."""
+
+    folder: str
+    """Below the root, without ``/`` at the end; empty: the root."""
+    name: str = ""
+    """As the configuration calls it; by default the folder."""
+    recursive: bool = True
+    captions: CaptionRule = field(default_factory=CaptionRule)
+    repeats: int = 1
+    """How often an image is seen in one epoch, from 1."""
+    class_words: str = ""
+    is_reg: bool = False
+    """True for regularization images."""
+    split: str = ""
+    """``train``, ``validation`` or ``test``, if the layout says so."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """(name, value) of settings for training time that are kept, not applied: tag shuffle, dropout."""
+
+    @property
+    def prefix(self) -> str:
+        """Of the names in the folder."""
+        return self.folder and self.folder + "/"
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.name or self.folder or "."
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values for the manifest and for commands."""
+        said: dict[str, Any] = {
+            "name": self.label,
+            "folder": self.folder,
+            "repeats": self.repeats,
+            "class_words": self.class_words,
+            "is_reg": self.is_reg,
+            "split": self.split,
+            "settings": dict(self.settings),
+        }
+        return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a data set is read."""
+
+    word: str
+    """Of ``--layout``: ``folder``, ``kohya``, ..."""
+    why: str
+    """One sentence: what was seen."""
+    root: Path
+    """Names are below it."""
+    sets: tuple[ImageSet, ...]
+    folders: tuple[str, ...] = ("",)
+    """Folders below the root that are listed, in any order."""
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Folder -> ``mask`` or ``control``: images in it are no samples."""
+    used: frozenset[str] = frozenset()
+    """Files that the layout itself was read from."""
+    notes: tuple[Rejected, ...] = ()
+    doubt: str = ""
+    """What speaks for a plain folder instead; empty: nothing does."""
+
+    def owners(self, prefix: str) -> tuple[int, ...]:
+        """Sets that may have images of the folder with this prefix, the deepest set first."""
+        there = [
+            (-len(one.prefix), number)
+            for number, one in enumerate(self.sets)
+            if prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix))
+        ]
+        return tuple(number for _, number in sorted(there))
+
+    def role(self, prefix: str) -> str:
+        """``mask`` or ``control`` if all images of a folder are; else empty."""
+        above = (prefix[:end] for end, letter in enumerate(prefix) if letter == "/") if self.aside else ()
+        return next((self.aside[folder] for folder in above if folder in self.aside), "")
+
+
+def ambiguous(data: Path, readings: Sequence[tuple[str, str]]) -> SourceAmbiguousError:
+    """The error for two or more plausible readings: (word, what speaks for it)."""
+    words = [word for word, _ in readings]
+    return SourceAmbiguousError(
+        f"DATA can be read as {' or '.join(words)}: {data}",
+        where=str(data),
+        why="; ".join(f"{word}: {why}" for word, why in readings),
+        fix=" or ".join(f"`latentcache build {shlex.quote(str(data))} --layout {word}`" for word in words),
+    )
+
+
+def unfit(data: Path, word: str, why: str) -> UsageError:
+    """The error for a layout that was asked for and is not there."""
+    return UsageError(
+        f"--layout={word}: {data} cannot be read so",
+        where=str(data),
+        why=why,
+        fix="leave --layout out, or give the folder that has this layout",
+    )

@@ -1,0 +1,94 @@
+"""The folders of DATA as far as layouts need them: names only, no file is opened and no state is read.
+
+The first levels are listed, and a bounded number of folders, so that recognizing a data set costs little beside
+walking it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, extension_of
+
+#: Levels below DATA that are looked at, and folders in all.
+MAX_DEPTH, MAX_FOLDERS = 3, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One folder, links followed."""
+
+    path: str
+    """Below the root, without ``/`` at the end; empty: the root."""
+    folders: tuple[str, ...]
+    """Names of the folders in it, in order."""
+    images: int
+    """Files in it with the name of an image."""
+    others: frozenset[str]
+    """Names of its other files."""
+
+
+@dataclass
+class Tree:
+    """The first levels of a folder, listed when they are asked for."""
+
+    root: Path
+    _known: dict[str, Folder] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def top(self) -> Folder:
+        """The root."""
+        return self.folder("")
+
+    def folder(self, path: str) -> Folder:
+        """One folder; empty if it cannot be listed."""
+        if path not in self._known:
+            self._known[path] = _listed(os.fspath(self.root / path), path)
+        return self._known[path]
+
+    def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
+        """A folder and those below it, level by level, down to ``depth`` levels."""
+        level = [path]
+        for _ in range(depth + 1):
+            found = []
+            for one in level:
+                if len(self._known) > MAX_FOLDERS:
+                    return
+                folder = self.folder(one)
+                yield folder
+                found += [f"{one}/{name}" if one else name for name in folder.folders]
+            level = found
+
+
+def _listed(path: str, below: str) -> Folder:
+    folders, others, images = list[str](), list[str](), 0
+    try:
+        with os.scandir(path) as listing:
+            for entry in listing:
+                name = entry.name
+                if name[name.rfind(".") :] in _PLAIN or name[0] == ".":
+                    images += name[0] != "."
+                elif _is_folder(entry):
+                    if not name.endswith(CACHE_SUFFIX):
+                        folders.append(name)
+                elif extension_of(name) in IMAGE_EXTENSIONS:
+                    images += 1
+                else:
+                    others.append(name)
+    except OSError:
+        pass  # the walk says why
+    return Folder(below, tuple(sorted(folders)), images, frozenset(others))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+_PLAIN = frozenset((*IMAGE_EXTENSIONS, *map(str.upper, IMAGE_EXTENSIONS)))

@@ -1,0 +1,74 @@
+"""Metadata tables in folders, read as the Hugging Face image folder builder reads them."""
+
+import pytest
+
+from latentcache.errors import SourceAmbiguousError, TableError
+from latentcache.sources.scan import SourceOptions, scan
+
+
+def put(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def rows(found):
+    return list(zip(found.samples.names, found.samples.inputs["caption"].text, strict=True))
+
+
+def test_a_table_per_split_folder(tmp_path):
+    table = '{"file_name": "a.jpg", "text": "%s"}\n{"file_name": "./deep/b.jpg", "text": "b"}\n'
+    files = {f"data/{split}/{name}": "x" for split in ("train", "test") for name in ("a.jpg", "deep/b.jpg", "c.jpg")}
+    put(tmp_path, files | {f"data/{split}/metadata.jsonl": table % split for split in ("train", "test")})
+    put(tmp_path, {"data/train/a.txt": "beside", "data/other/d.jpg": "x"})
+    found = scan(tmp_path)
+    assert rows(found) == [
+        ("data/test/a.jpg", "test"),
+        ("data/test/deep/b.jpg", "b"),
+        ("data/train/a.jpg", "train"),
+        ("data/train/deep/b.jpg", "b"),
+    ]
+    assert (found.layout.word, [one.split for one in found.layout.sets]) == ("imagefolder", ["test", "train"])
+    assert found.samples.columns["image_set"].tolist() == [0, 0, 1, 1]
+    assert found.samples.inputs["caption"].line.tolist() == [1, 2, 1, 2]
+    assert [(note.name, note.reason) for note in found.notes] == [
+        ("data/other/d.jpg", "outside-sets"),
+        ("data/test/c.jpg", "unlisted"),
+        ("data/train/c.jpg", "unlisted"),
+        ("data/train/metadata.jsonl", "sidecar-unused"),
+    ]
+    assert found.images.captions == {"data/test/metadata.jsonl": 2, "data/train/metadata.jsonl": 2}
+
+
+def test_tables_above_each_other(tmp_path):
+    put(
+        tmp_path,
+        {"a.jpg": "x", "sub/b.jpg": "x", "sub/c.jpg": "x", "metadata.csv": "file_name,text\nsub/b.jpg,top\n"},
+    )
+    put(tmp_path, {"sub/metadata.csv": "b.jpg,deep\nc.jpg,c\ngone.jpg,x\n"})
+    found = scan(tmp_path)
+    assert rows(found) == [("sub/b.jpg", "deep"), ("sub/c.jpg", "c")]
+    assert [(item.name, item.reason) for item in found.rejected] == [("sub/gone.jpg", "not-found")]
+    assert [(note.name, note.reason) for note in found.notes] == [
+        ("a.jpg", "unlisted"),
+        ("metadata.csv", "in-two-sets"),
+    ]
+
+
+def test_two_tables_in_one_folder(tmp_path):
+    put(tmp_path, {"metadata.csv": "", "metadata.jsonl": ""})
+    with pytest.raises(TableError) as caught:
+        scan(tmp_path)
+    assert caught.value.what == "a data folder has two tables: metadata.csv and metadata.jsonl"
+    off = tmp_path / "metadata.jsonl"
+    assert caught.value.fix == f"remove or rename one, e.g. `mv {off} {off}.off`"
+
+
+def test_a_table_beside_folders_with_repeats(tmp_path):
+    put(tmp_path, {"10_cat/a.jpg": "x", "metadata.csv": "file_name,text\n10_cat/a.jpg,from the table\n"})
+    with pytest.raises(SourceAmbiguousError) as caught:
+        scan(tmp_path)
+    assert "kohya: 10_cat/ reads as 10 repeats of 'cat'; imagefolder: metadata.csv lists" in caught.value.why
+    assert rows(scan(tmp_path, SourceOptions(layout="imagefolder"))) == [("10_cat/a.jpg", "from the table")]
+    assert rows(scan(tmp_path, SourceOptions(layout="kohya"))) == [("10_cat/a.jpg", "cat")]

@@ -1,0 +1,78 @@
+"""Folders with repeats and class words, read as kohya's sd-scripts reads them."""
+
+import pytest
+
+from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.sources.scan import SourceOptions, scan
+
+
+def put(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def rows(found):
+    caption = found.samples.inputs["caption"].text
+    return list(zip(found.samples.names, caption, found.samples.columns["repeats"].tolist(), strict=True))
+
+
+def test_repeats_class_words_and_first_lines(tmp_path):
+    put(tmp_path, {"10_ohwx man/a.jpg": "x", "10_ohwx man/a.txt": "one\ntwo", "10_ohwx man/b.jpg": "x"})
+    put(tmp_path, {"1_reg/c.jpg": "x", "1_reg/d_1_2_3_4.jpg": "x", "1_reg/d.caption": "face", "1_reg/e.json": "{}"})
+    found = scan(tmp_path)
+    assert found.layout.word == "kohya"
+    assert found.layout.why == "10_ohwx man/ reads as 10 repeats of 'ohwx man'"
+    assert rows(found) == [
+        ("10_ohwx man/a.jpg", "one", 10),
+        ("10_ohwx man/b.jpg", "ohwx man", 10),
+        ("1_reg/c.jpg", "reg", 1),
+        ("1_reg/d_1_2_3_4.jpg", "face", 1),
+    ]
+    assert found.samples.columns["image_set"].tolist() == [0, 0, 1, 1]
+    assert found.images.captions == {"sidecar .txt": 1, "sidecar .caption": 1, "class words": 2}
+    assert (found.no_caption, found.images.set_samples) == (0, (2, 2))
+    again = scan(tmp_path, known=scan(tmp_path, hash_all=True).samples)
+    assert (rows(again), again.images.captions) == (rows(found), found.images.captions)
+
+
+def test_folders_of_images_and_of_regularization_images(tmp_path):
+    put(tmp_path, {"img/5_cat/a.jpg": "x", "reg/2_a cat/b.jpg": "x", "log/x.txt": "log", "img/5_cat/deep/c.jpg": "x"})
+    found = scan(tmp_path)
+    assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 2)]
+    assert [one.is_reg for one in found.layout.sets] == [False, True]
+    assert [(note.name, note.reason) for note in found.notes] == [
+        ("img/5_cat/deep/c.jpg", "outside-sets"),
+        ("log/x.txt", "caption-unused"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("other/b.jpg", "1 images in other/ would be left out"),
+        ("b.jpg", "1 images are in no such folder"),
+        ("2024_trip/b.jpg", "2024 is hardly a number of repeats"),
+        ("001_b/b.jpg", "001 is hardly a number of repeats"),
+    ],
+)
+def test_names_that_may_mean_something_else(tmp_path, name, why):
+    put(tmp_path, {"10_cat/a.jpg": "x", name: "x"})
+    with pytest.raises(SourceAmbiguousError) as caught:
+        scan(tmp_path)
+    assert caught.value.what == f"DATA can be read as kohya or folder: {tmp_path}"
+    assert caught.value.why.endswith(f"folder: {why}")
+    assert f"`latentcache build {tmp_path} --layout kohya`" in caught.value.fix
+    plain = scan(tmp_path, SourceOptions(layout="folder"))
+    assert sorted(plain.samples.names) == sorted(["10_cat/a.jpg", name])
+    assert "repeats" not in plain.samples.columns
+    assert "10_cat/a.jpg" in scan(tmp_path, SourceOptions(layout="kohya")).samples.names
+
+
+def test_a_layout_that_is_not_there(tmp_path):
+    put(tmp_path, {"a.jpg": "x"})
+    with pytest.raises(UsageError, match="--layout=kohya"):
+        scan(tmp_path, SourceOptions(layout="kohya"))
+    with pytest.raises(UsageError, match="--layout=other"):
+        scan(tmp_path, SourceOptions(layout="other"))
