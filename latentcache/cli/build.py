@@ -60,6 +60,17 @@ def build(
         None, "--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]"
     ),
     text_lines: bool = option(False, "--text-lines", "Treat each line of a text file as a document."),
+    layout: str | None = option(
+        None, "--layout WORD", "Read DATA as folder, kohya, imagefolder or ai-toolkit. [default: by the content of DATA]"
+    ),
+    caption_ext: str | None = option(
+        None, "--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"
+    ),
+    default_caption: str | None = option(
+        None, "--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"
+    ),
+    caption_prefix: str | None = option(None, "--caption-prefix TEXT", "Put TEXT before every caption."),
+    caption_suffix: str | None = option(None, "--caption-suffix TEXT", "Put TEXT behind every caption."),
     part: str | None = option(
         None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
     ),
@@ -83,12 +94,20 @@ def build(
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
     from latentcache.sources.scan import SourceOptions
 
-    source = SourceOptions(datasets=tuple(dataset or ()), text_lines=text_lines) if dataset or text_lines else None
+    source = SourceOptions(
+        datasets=tuple(dataset or ()),
+        text_lines=text_lines,
+        layout=layout or "",
+        caption_ext=caption_ext or "",
+        default_caption=default_caption,
+        caption_prefix=caption_prefix or "",
+        caption_suffix=caption_suffix or "",
+    )
     settings = BuildSettings(
         data=data,
         out=out_folder,
         fields=requested.fields,
-        source=source,
+        source=source if source != SourceOptions() else None,
         part=part,
         device=device,
         workers=workers,

@@ -365,6 +365,8 @@ class _Build:
             "data_kind": listing.data_kind,
             "captions": listing.caption_source,
         }
+        if listing.layout is not None:
+            source |= {"layout": listing.layout.word, "sets": [one.as_json() for one in listing.layout.sets]}
         return SnapshotDraft(
             samples=listing.samples,
             fields=(),

@@ -75,9 +75,8 @@ class Existing:
         before: Mapping[str, Any] | None = (
             self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
         )
-        options = settings.source
-        if options is None:
-            options = SourceOptions() if before is None else SourceOptions.from_json(before)
+        given = settings.source.as_json() if settings.source is not None else {}
+        options = SourceOptions.from_json({**(before or {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 
