@@ -61,7 +61,9 @@ def build(
     ),
     text_lines: bool = option(False, "--text-lines", "Treat each line of a text file as a document."),
     layout: str | None = option(
-        None, "--layout WORD", "Read DATA as folder, kohya, imagefolder or ai-toolkit. [default: by the content of DATA]"
+        None,
+        "--layout WORD",
+        "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]",
     ),
     caption_ext: str | None = option(
         None, "--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"

@@ -357,7 +357,7 @@ class _Build:
     def base(self, listing: Listing, rejected: Iterable[Rejected]) -> SnapshotDraft:
         """A snapshot without samples and fields: where DATA is, also as seen from the cache, and how it was read."""
         root = self.settings.data.resolve()
-        source = {
+        source: dict[str, Any] = {
             "root": str(root),
             "relative": os.path.relpath(root, self.paths.root.resolve()),
             "options": listing.options.as_json(),

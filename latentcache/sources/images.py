@@ -25,6 +25,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import Known, Scanned, memo_row, memos_of, strings_of, take_rows
+from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.sets import (
     CAPTION_EXTENSIONS,
     CONTROL_ENDING,
@@ -35,7 +36,6 @@ from latentcache.sources.layouts.sets import (
 )
 from latentcache.sources.part import Part
 from latentcache.sources.reading import read_source
-from latentcache.sources.table import Listed, listed_images
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
 
 #: Most repeats of a sample.
@@ -297,11 +297,11 @@ class ImageScan:
     def _listing(self, layout: Layout, files: _Files, tables: Sequence[str]) -> Scanned:
         walk, bad = files.walk, list[Rejected]()
         names, memos, chosen = files.names, files.memos, _of_folders(layout, files)
-        read = list[tuple[int, str, bytes, StatMemo]]()
+        read = list[tuple[bytes, StatMemo]]()
         if tables:
             listed = listed_images(layout, walk.root, files.by_set(), walk.said())
-            names, memos, chosen = _with_rows(files, chosen, listed, self.part)
-            bad, read = listed.rejected, listed.tables
+            names, memos, chosen = _with_rows(files, layout.sets, chosen, listed, self.part)
+            bad, read = listed.rejected, list(listed.tables.values())
             for item in listed.notes:
                 walk.notes.add(item)
         held = Known(self.known, names, memos, self.rejected)
@@ -310,7 +310,7 @@ class ImageScan:
         reading = _readings(layout.sets, chosen, len(names))
         held.distrust(_read_otherwise(held, reading))
         trusted = held.all_trusted
-        for number, (_, _, content, memo) in enumerate(read, start=len(names) - len(read)):
+        for number, (content, memo) in enumerate(read, start=len(names) - len(read)):
             held.remember(number, content, memo)
         if not self.captions:
             closed = np.where(chosen.which >= 0, -1, chosen.caption)
@@ -432,7 +432,7 @@ def _mapped(numbers: NDArray[np.int64], values: Mapping[int, int]) -> NDArray[np
 
 
 def _with_rows(
-    files: _Files, folders: Chosen, listed: Listed, part: Part | None
+    files: _Files, sets: Sequence[ImageSet], folders: Chosen, listed: Listed, part: Part | None
 ) -> tuple[Strings, NDArray[np.uint64], Chosen]:
     """Samples that are rows of tables beside those of folders; names and memos of their files, tables at the end."""
     places = files.places()
@@ -445,9 +445,10 @@ def _with_rows(
         ]
     captions = [int(folders.caption[own[image]]) if image not in rows else -1 for image in images]
     kept = np.array(sorted({*images, *(file for file in captions if file >= 0)}), dtype=np.int64)
-    names = strings_of([files.names.take(kept), [table for _, table, _, _ in listed.tables]])
-    memos = [files.memos[kept], *(memo_row((*memo.identity, 0))[None] for _, _, _, memo in listed.tables)]
-    table_of = {owner: len(kept) + at for at, (owner, _, _, _) in enumerate(listed.tables)}
+    names = strings_of([files.names.take(kept), list(listed.tables)])
+    memos = [files.memos[kept], *(memo_row((*memo.identity, 0))[None] for _, memo in listed.tables.values())]
+    numbers = {table: len(kept) + at for at, table in enumerate(listed.tables)}
+    table_of = {owner: numbers[one.captions.table] for owner, one in enumerate(sets) if one.captions.table}
     chosen = Chosen(
         image=np.searchsorted(kept, images),
         caption=np.array(

@@ -24,8 +24,8 @@ from latentcache.sources.archives.members import places
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
 from latentcache.sources.images import NO_CAPTION, Found, ImageScan, holds_images
 from latentcache.sources.known import Scanned, fold_reads
-from latentcache.sources.layouts.find import find_layout, has_images
-from latentcache.sources.layouts.sets import CaptionRule, Layout
+from latentcache.sources.layouts.find import find_layout, has_images, is_config
+from latentcache.sources.layouts.sets import Layout, Said
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
@@ -79,15 +79,13 @@ class SourceOptions:
 
     def applied(self, layout: Layout) -> Layout:
         """A layout with what is said of captions here."""
-        return replace(layout, sets=tuple(replace(one, captions=self._rule(one.captions)) for one in layout.sets))
-
-    def _rule(self, rule: CaptionRule) -> CaptionRule:
-        if self.caption_ext:
-            dotted = "." + self.caption_ext.lower().removeprefix(".")
-            rule = replace(rule, extensions=(dotted,))
-        if self.default_caption is not None and not rule.text and rule.from_name is None:
-            rule = replace(rule, text=self.default_caption, text_source="--default-caption")
-        return replace(rule, prefix=self.caption_prefix + rule.prefix, suffix=rule.suffix + self.caption_suffix)
+        said = Said(
+            caption_ext=self.caption_ext,
+            default_caption=self.default_caption,
+            caption_prefix=self.caption_prefix,
+            caption_suffix=self.caption_suffix,
+        )
+        return replace(layout, sets=tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -228,7 +226,8 @@ def scan(
         if options.kind == RECORDS:
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
-        _check_folder(data)
+        if not is_config(data):
+            _check_folder(data)
         layout = options.applied(find_layout(data, options.layout))
         images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(layout)
         return _listing(layout.root, images, options, layout=layout)
@@ -308,7 +307,9 @@ def with_contents(
 
 
 def _kind(data: Path) -> str:
-    """``images`` for a folder with a metadata table or any image, ``records`` for other data."""
+    """``images`` for a folder with a metadata table, a configuration or any image, ``records`` for other data."""
+    if is_config(data):
+        return IMAGES
     if is_records_file(data):
         return RECORDS
     _check_folder(data)

@@ -15,10 +15,9 @@ import os
 import re
 import shlex
 import threading
-import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -28,7 +27,7 @@ from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import caption_fault
 from latentcache.sources.causes import rejected
-from latentcache.sources.layouts.sets import Layout
+from latentcache.sources.layouts.sets import CaptionRule
 from latentcache.sources.lines import UTF16_BOMS, listed, parse_json, shown
 from latentcache.sources.reading import read_source
 from latentcache.sources.walk import is_inside
@@ -42,7 +41,6 @@ _DELIMITERS = (",", ";", "\t")
 _FIELD_LIMIT = threading.Lock()
 _QUOTE = 'put a caption that holds a comma, a quote or a line end in double quotes, and write " inside it as ""'
 _DRIVE = re.compile(r"[A-Za-z]:")
-_LONGEST_NAME = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,69 +54,17 @@ class Row:
     detail: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class Listed:
-    """Images that are rows of the tables of a layout."""
-
-    taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
-    """Image -> its set, its row and its repeats."""
-    tables: list[tuple[int, str, bytes, StatMemo]] = field(default_factory=list)
-    """(set, name, content hash, memo) of each table."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-
-
-def listed_images(
-    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], said: Collection[str]
-) -> Listed:
-    """Read the tables of a layout, the deepest one first.
-
-    Args:
-        layout: Its sets.
-        root: Names are below it.
-        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
-        said: Names that are rejected or noted already.
-
-    Raises:
-        TableError: A table cannot be read as a whole.
-    """
-    found, unlisted = Listed(), dict[str, Rejected]()
-    tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
-    for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
-        one, inside = layout.sets[number], images.get(number, {})
-        table = one.captions.table
-        rows, content, memo, notes = read_table(root, table, inside, one.prefix)
-        matched = match_rows(table, rows, inside, {*said, *unlisted}, root)
-        found.tables.append((number, table, content, memo))
-        found.rejected += matched.rejected
-        found.notes += [*notes, *(item for item in matched.notes if item.reason != "unlisted")]
-        unlisted |= {item.name: item for item in matched.notes if item.reason == "unlisted"}
-        again = [name for name in matched.samples if name in found.taken]
-        if again:
-            detail = f"{len(again)} images are in two tables, the first is {again[0]}; the deeper table counts"
-            found.notes.append(rejected(table, "in-two-sets", detail, count=len(again)))
-        for name, row in matched.samples.items():
-            row = replace(row, caption=one.captions.made(row.caption))
-            found.taken.setdefault(name, (number, row, one.repeats))
-        beside = sorted(text for text in inside.values() if text)
-        if beside:
-            detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
-            found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
-    left = {name for names in images.values() for name in names} - set(found.taken)
-    found.notes += [item for name, item in unlisted.items() if name in left]
-    return found
-
-
 def read_table(
-    root: Path, name: str, images: Collection[str], prefix: str = ""
+    root: Path, name: str, images: Collection[str], prefix: str = "", rule: CaptionRule | None = None
 ) -> tuple[tuple[Row, ...], bytes, StatMemo, tuple[Rejected, ...]]:
     """Rows of the table ``name``, in their order; content hash and memo of the file; notes on it.
 
     Args:
         root: The data folder.
-        name: Below it; its base name is one of ``TABLE_NAMES``.
+        name: Of the table, below it: CSV, JSON lines, parquet, or JSON as kohya has it.
         images: Names of the images in its folder: a CSV without a header is recognized by its first cell.
         prefix: Of that folder; names in the table are relative to it.
+        rule: What is known of its columns.
 
     Raises:
         TableError: It cannot be read as a whole; ``where`` is file and line.
@@ -128,14 +74,33 @@ def read_table(
     content = content_hash(data)
     notes = [rejected(name, "bom", f"{name} begins with a UTF-8 BOM")] if data.startswith(codecs.BOM_UTF8) else []
     data = data.removeprefix(codecs.BOM_UTF8)
+    rule = rule or CaptionRule()
     with _long_fields():
-        rows = tuple(_csv_rows(path, data, images, prefix) if path.suffix == ".csv" else _json_rows(path, data))
+        rows = tuple(_rows(path, data, images, prefix, rule))
     if not rows:
         fix = "add one row per image, or remove the table to use all images"
         raise _error(path, 1, "the table has no rows", "expected one row per image, found none", fix)
-    if prefix:
-        rows = tuple(row if leads_out(row.name) else replace(row, name=prefix + row.name) for row in rows)
+    rows = tuple(_placed(row, root, prefix, rule.table_ending) for row in rows)
     return rows, content, memo, tuple(notes)
+
+
+def _rows(path: Path, data: bytes, images: Collection[str], prefix: str, rule: CaptionRule) -> Iterator[Row]:
+    if rule.tag_separator:
+        return _kohya_rows(path, data, rule.tag_separator)
+    if path.suffix == ".csv":
+        return _csv_rows(path, data, images, prefix, rule.table_columns)
+    return (_parquet_rows if path.suffix == ".parquet" else _json_rows)(path, data, rule.table_columns)
+
+
+def _placed(row: Row, root: Path, prefix: str, ending: str) -> Row:
+    """A row with its name below the root; an absolute name below it is one, too."""
+    name = row.name
+    if name.startswith("/"):
+        inside = PurePosixPath(name).is_relative_to(root.absolute().as_posix())
+        return replace(row, name=str(PurePosixPath(name).relative_to(root.absolute().as_posix()))) if inside else row
+    if ending and not PurePosixPath(name).suffix:
+        name += ending
+    return row if leads_out(name) else replace(row, name=prefix + name)
 
 
 def _table_bytes(root: Path, path: Path) -> tuple[bytes, StatMemo]:
@@ -177,7 +142,7 @@ def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
 # CSV
 
 
-def _csv_rows(path: Path, data: bytes, images: Collection[str], prefix: str) -> Iterator[Row]:
+def _csv_rows(path: Path, data: bytes, images: Collection[str], prefix: str, named: Sequence[str]) -> Iterator[Row]:
     """The rows of a CSV; each has exactly as many fields as the first record."""
     text = _decode(path, data)
     columns, width = (0, 1), 0
@@ -186,7 +151,7 @@ def _csv_rows(path: Path, data: bytes, images: Collection[str], prefix: str) -> 
             width = len(record)
             headerless = width == 2 and bool(image_named(prefix + record[0], images))
             if not headerless:
-                columns = choose_columns(path, line, [cell.strip() for cell in record])
+                columns = choose_columns(path, line, [cell.strip() for cell in record], named)
                 continue
         if len(record) != width:
             why = f"expected {width} fields as in the first line, found {len(record)}: {listed(record)}"
@@ -240,7 +205,7 @@ def _delimiter(text: str) -> str:
 # JSON lines
 
 
-def _json_rows(path: Path, data: bytes) -> Iterator[Row]:
+def _json_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row]:
     """The rows of a JSONL table; the first one says which names hold the file and the caption."""
     names: tuple[str, str] | None = None
     for line, raw in enumerate(data.split(b"\n"), start=1):
@@ -249,7 +214,7 @@ def _json_rows(path: Path, data: bytes) -> Iterator[Row]:
         record = _json_record(path, line, raw)
         if names is None:
             keys = list(record)
-            file, caption = choose_columns(path, line, keys)
+            file, caption = choose_columns(path, line, keys, named)
             names = keys[file], keys[caption]
         name = record.get(names[0])
         if not isinstance(name, str):
@@ -282,18 +247,62 @@ def _not_json(path: Path, line: int, found: str, error: Exception | None) -> NoR
     raise _error(path, line, "a line that is no JSON object", f"expected one object; {found}", fix) from error
 
 
+# parquet, and JSON as kohya has it
+
+
+def _parquet_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row]:
+    """The rows of a parquet table; an empty caption gives way to the next named column."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        fix = "`pip install 'latentcache[hf]'`, or save the table as metadata.jsonl"
+        raise _error(path, 0, "pyarrow is needed to read it", "it is a parquet file", fix) from error
+    try:
+        table = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError) as error:
+        raise _error(path, 0, "it is no parquet file", str(error), "save it again, or as metadata.jsonl") from error
+    file, caption = choose_columns(path, 0, table.column_names, named)
+    captions = [caption, *(table.column_names.index(name) for name in named[2:] if name in table.column_names)]
+    columns = [table.column(number).to_pylist() for number in (file, *captions)]
+    for line, (name, *texts) in enumerate(zip(*columns, strict=True), start=1):
+        text = next((text for text in texts if text not in (None, "")), texts[0])
+        yield make_row(path.name, line, str(name), text)
+
+
+def _kohya_rows(path: Path, data: bytes, separator: str) -> Iterator[Row]:
+    """An object of images, or lines with ``image_path``: the caption, then the tags."""
+    if path.suffix == ".jsonl":
+        lines = (
+            (line, _json_record(path, line, raw)) for line, raw in enumerate(data.split(b"\n"), 1) if raw.strip()
+        )
+        found = [(line, str(value.get("image_path", "")), value) for line, value in lines]
+    else:
+        try:
+            value = parse_json(_decode(path, data))
+        except UnusableSampleError as error:
+            raise _error(path, 0, "it is not JSON", error.what, "correct it, or make it again") from error
+        pairs = value.items() if isinstance(value, dict) else ()
+        found = [(line, name, one if isinstance(one, dict) else {}) for line, (name, one) in enumerate(pairs, 1)]
+    for line, name, one in found:
+        caption, tags = one.get("caption") or "", one.get("tags") or ""
+        text = f"{caption}{separator}{tags}" if caption and tags else caption or tags
+        yield make_row(path.name, line, name, text)
+
+
 # columns and rows
 
 
-def choose_columns(path: Path, line: int, found: Sequence[str]) -> tuple[int, int]:
-    """Positions of the file column and the caption column.
+def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[str] = ()) -> tuple[int, int]:
+    """Positions of the file column and the caption column; ``named`` are their names if they are known.
 
     Raises:
         TableError: One of them is missing, or there are two.
     """
+    files, captions = (named[:1], named[1:2]) if named else (FILE_COLUMNS, CAPTION_COLUMNS)
     return (
-        _only_column(path, line, found, FILE_COLUMNS, "file names"),
-        _only_column(path, line, found, CAPTION_COLUMNS, "captions"),
+        _only_column(path, line, found, [name.lower() for name in files], "file names"),
+        _only_column(path, line, found, [name.lower() for name in captions], "captions"),
     )
 
 
@@ -313,12 +322,12 @@ def _matching(found: Sequence[str], wanted: Sequence[str]) -> list[int]:
     return [position for position, column in enumerate(found) if column.strip().lower() in wanted]
 
 
-def _only_column(path: Path, line: int, found: Sequence[str], wanted: tuple[str, ...], holds: str) -> int:
+def _only_column(path: Path, line: int, found: Sequence[str], wanted: Sequence[str], holds: str) -> int:
     """The one column that holds file names or captions."""
     positions = _matching(found, wanted)
     if len(positions) == 1:
         return positions[0]
-    choice = f"{', '.join(wanted[:-1])} or {wanted[-1]}"
+    choice = " or ".join([", ".join(wanted[:-1]), wanted[-1]] if len(wanted) > 1 else wanted)
     if not positions:
         why = f"expected a column named {choice}; found columns: {listed(found)}"
         fix = f"name the columns in the first line of {path.name}, e.g. `file_name,text`"
@@ -328,56 +337,6 @@ def _only_column(path: Path, line: int, found: Sequence[str], wanted: tuple[str,
     names = listed([found[position] for position in positions])
     why = f"each of {names} could be meant; found columns: {listed(found)}"
     raise _error(path, line, f"{len(positions)} columns of {holds}", why, "keep one of them")
-
-
-# rows against images
-
-
-@dataclass(slots=True, kw_only=True)
-class Matched:
-    """Every row and every image in one of these."""
-
-    samples: dict[str, Row] = field(default_factory=dict)
-    """Image -> its row."""
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[Rejected] = field(default_factory=list)
-
-
-def match_rows(
-    table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
-) -> Matched:
-    """Match the rows of the table named ``table`` with the images of a folder.
-
-    Args:
-        table: Its name.
-        rows: Its rows.
-        images: Names of the images.
-        said: Names that are rejected or noted already.
-        root: The folder.
-    """
-    found, first_rows, backslashed = Matched(), dict[str, Row](), list[Row]()
-    likeness: dict[str, str] = {}
-    for row in rows:
-        name = image_named(row.name, images)
-        known_as = name or _printable(row.name if leads_out(row.name) else _plain(row.name))
-        first = first_rows.setdefault(known_as, row)
-        if first is not row:
-            found.notes.append(_repeated(table, known_as, first, row))
-        elif not name:
-            if leads_out(row.name) or known_as not in said:
-                found.rejected.append(_absent(f"{table}:{row.line}", known_as, row, root, images, likeness))
-        elif row.cause:
-            found.rejected.append(rejected(name, row.cause, row.detail))
-        else:
-            found.samples[name] = row
-        if first is row and name and "\\" in row.name and "\\" not in name:
-            backslashed.append(row)
-    if backslashed:
-        detail = f"{len(backslashed)} rows have paths with \\, the first on line {backslashed[0].line}; read as /"
-        found.notes.append(rejected(table, "backslash", detail, count=len(backslashed)))
-    unlisted = (name for name in images if name not in first_rows)
-    found.notes += [rejected(name, "unlisted", f"{table} has no row for it") for name in unlisted]
-    return found
 
 
 def image_named(raw: str, images: Collection[str]) -> str:
@@ -390,7 +349,7 @@ def image_named(raw: str, images: Collection[str]) -> str:
         return raw
     if leads_out(raw):
         return ""
-    return next((name for name in (_plain(raw), _plain(raw.replace("\\", "/"))) if name in images), "")
+    return next((name for name in (plain(raw), plain(raw.replace("\\", "/"))) if name in images), "")
 
 
 def leads_out(raw: str) -> bool:
@@ -399,55 +358,6 @@ def leads_out(raw: str) -> bool:
     return path.startswith("/") or ".." in path.split("/") or _DRIVE.match(raw) is not None
 
 
-def _repeated(table: str, name: str, first: Row, row: Row) -> Rejected:
-    """A second row for one file: the first one counts."""
-    same = (first.caption, first.cause) == (row.caption, row.cause)
-    says = "with the same caption" if same else f"with another caption; that of line {first.line} is used"
-    return rejected(table, "duplicate-row", f"lines {first.line} and {row.line} are both for {name}, {says}")
-
-
-def _absent(
-    where: str, name: str, row: Row, root: Path, images: Collection[str], likeness: dict[str, str]
-) -> Rejected:
-    """A row whose name is no image that can be used."""
-    if leads_out(row.name):
-        cause, detail = "outside-root", f"{where} names a file outside the data folder"
-    elif _is_file(root, name):
-        cause, detail = "unknown", f"{where} names it, but its extension is none of an image that is read"
-    else:
-        cause, detail = "not-found", f"{where} names it, and there is no such file"
-    if not likeness:
-        for image in images:
-            for like in _likenesses(image):
-                likeness.setdefault(like, image)
-    meant = next((likeness[like] for like in _likenesses(row.name) if like in likeness), "")
-    return rejected(name, cause, detail + (f"; did you mean {meant}?" if meant else ""))
-
-
-def _likenesses(name: str) -> tuple[str, str]:
-    """Base name and stem, in one case and one Unicode form."""
-    base = PurePosixPath(name.replace("\\", "/").strip()).name
-    base = unicodedata.normalize("NFC", base).casefold()
-    return base, base.rpartition(".")[0] or base
-
-
-def _plain(name: str) -> str:
-    """Without ``.`` parts and doubled slashes."""
+def plain(name: str) -> str:
+    """A name without ``.`` parts and doubled slashes."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
-
-
-def _printable(name: str) -> str:
-    """A name that can be encoded as file names are: a table can hold code points that no file name has."""
-    try:
-        name.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        name = name.encode("utf-8", "backslashreplace").decode()
-    return name[:_LONGEST_NAME].replace("\0", "\\0") or "(no name)"
-
-
-def _is_file(root: Path, name: str) -> bool:
-    """True if there is such a file; a name that is too long or not allowed is none."""
-    try:
-        return (root / name).is_file()
-    except (OSError, ValueError):
-        return False

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from latentcache.sources.layouts import imagefolder, kohya, plain
+from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.sources.layouts import (
+    imagefolder,
+    kohya,
+    kohya_config,
+    kohya_metadata,
+    onetrainer,
+    own,
+    plain,
+    simpletuner,
+)
+from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
 from latentcache.sources.layouts.sets import Layout, ambiguous, unfit
 from latentcache.sources.layouts.tree import Tree
+from latentcache.sources.reading import open_source
 from latentcache.sources.walk import TABLE_NAMES
 
 #: Conventions of folders by their word; the plain folder is the last resort.
@@ -17,42 +31,112 @@ FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     plain.SHARED_WORD: plain.recognize_shared,
     plain.WORD: plain.recognize,
 }
+#: Conventions of configuration files by their word. Our own one decides alone.
+CONFIGS: dict[str, Any] = {one.WORD: one for one in (own, kohya_config, simpletuner, onetrainer, kohya_metadata)}
 #: Words of ``--layout``.
-WORDS = tuple(FOLDERS)
+WORDS = (*FOLDERS, *CONFIGS)
+#: Any of these is in the first bytes of a JSON file that is a configuration.
+_MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"', b'"balancing"', b'"subsets"',
+          b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
+_HEAD = 1 << 16
 
 
 def find_layout(data: Path, word: str = "") -> Layout:
-    """How a folder is read.
+    """How a folder, or what a configuration file names, is read.
 
     Args:
-        data: The folder.
+        data: The folder or the file.
         word: One of ``WORDS``; empty: DATA decides.
 
     Raises:
         UsageError: There is no such layout, or DATA does not have it.
         SourceAmbiguousError: DATA can be read in two ways.
+        SourceNotFoundError: A configuration names a folder that is not there.
+        SourceError: A configuration cannot be read.
         TableError: A folder has two metadata tables.
     """
+    if word and word not in WORDS:
+        raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
+    if data.is_file():
+        return _of_file(data, word)
     tree = Tree(data)
+    asked: dict[str, Callable[[Tree], Layout | None]] = {
+        name: partial(_in_folder, name) for name in CONFIGS
+    } | FOLDERS
     if word:
-        if word not in FOLDERS:
-            raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
-        found = FOLDERS[word](tree)
+        found = asked[word](tree)
         if found is None:
             raise unfit(data, word, "nothing in the folder has this form")
         return found
-    fitting = [one for name, ask in FOLDERS.items() if name != plain.WORD and (one := ask(tree)) is not None]
+    mine = asked.pop(own.WORD)(tree)
+    if mine is not None:
+        return mine
+    fitting = [one for name, ask in asked.items() if name != plain.WORD and (one := ask(tree)) is not None]
+    if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
+        fitting = [one for one in fitting if one.word not in (kohya.WORD, plain.SHARED_WORD)]
     if not fitting:
         return plain.recognize(tree)
     readings = [(one.word, one.why) for one in fitting]
-    doubts = [one.doubt for one in fitting if one.doubt]
-    if len(fitting) == 1 and doubts:
-        readings.append((plain.WORD, doubts[0]))
+    if len(fitting) == 1 and fitting[0].doubt:
+        readings.append((plain.WORD, fitting[0].doubt))
     if len(readings) > 1:
         raise ambiguous(data, readings)
     return fitting[0]
 
 
+def is_config(data: Path) -> bool:
+    """True if a file is a configuration of image data sets, or kohya's metadata."""
+    if data.suffix == ".toml":
+        return data.is_file()
+    if data.suffix not in (".json", ".jsonl") or not data.is_file() or data.stat().st_size > MAX_BYTES:
+        return False
+    try:
+        with open_source(data) as file:
+            head = file.read(_HEAD)
+        return any(mark in head for mark in _MARKS) and _reader(read_config(data)) is not None
+    except (UnusableSampleError, OSError, ValueError):
+        return False
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        return False
+
+
 def has_images(data: Path) -> bool:
-    """True if any folder of the first levels holds an image or a metadata table."""
-    return any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in Tree(data).below())
+    """True if any folder of the first levels holds an image or a metadata table, or DATA a configuration."""
+    tree = Tree(data)
+    names = {name for one in CONFIGS.values() for name in one.NAMES}
+    if tree.top.others & names:
+        return True
+    return any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below())
+
+
+def _reader(config: Config) -> Any:
+    return next((one for one in CONFIGS.values() if one.fits(config.value)), None)
+
+
+def _of_file(data: Path, word: str) -> Layout:
+    config = read_config(data)
+    module = CONFIGS.get(word) if word else _reader(config)
+    if module is None or not module.fits(config.value):
+        why = f"expected a file as one of {', '.join(CONFIGS)} has it"
+        raise unfit(data, word, why) if word else UsageError(
+            f"{data.name} is no configuration that is known", where=str(data), why=why,
+            fix="give the folder that holds the images",
+        )  # fmt: skip
+    return _read(module, config, None)
+
+
+def _in_folder(word: str, tree: Tree) -> Layout | None:
+    """The layout that a configuration in a folder describes."""
+    module = CONFIGS[word]
+    name = next((name for name in module.NAMES if name in tree.top.others), "")
+    if not name:
+        return None
+    config = read_config(tree.root / name)
+    return _read(module, config, tree.root) if module.fits(config.value) else None
+
+
+def _read(module: Any, config: Config, base: Path | None) -> Layout:
+    found: Layout = module.read(config, base, find_layout) if module is own else module.read(config, base)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,12 @@ class CaptionRule:
     """True: ``a.txt`` is also for ``a_1_2_3_4.jpg``, as kohya names detected faces."""
     table: str = ""
     """Metadata file, below the root: its rows are the samples."""
+    tag_separator: str = ""
+    """Of kohya's metadata files: between caption and tags. Empty: the table is another one."""
+    table_columns: tuple[str, ...] = ()
+    """Of a table: the column of file names, then those of captions, the first that has a text wins."""
+    table_ending: str = ""
+    """Of file names in a table that have no extension."""
     from_name: Callable[[str], str] | None = None
     """Makes a caption of the stem of a file name."""
     text: str = ""
@@ -54,6 +60,24 @@ class CaptionRule:
         if self.first_line:
             text = text.partition("\n")[0].strip()
         return self.prefix + text + self.suffix if text else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a user says of captions, whatever the layout is."""
+
+    caption_ext: str = ""
+    default_caption: str | None = None
+    caption_prefix: str = ""
+    caption_suffix: str = ""
+
+    def applied(self, rule: CaptionRule) -> CaptionRule:
+        """A rule with what is said here."""
+        if self.caption_ext and rule.extensions:
+            rule = replace(rule, extensions=("." + self.caption_ext.lower().removeprefix("."),))
+        if self.default_caption is not None and not rule.text and rule.from_name is None:
+            rule = replace(rule, text=self.default_caption, text_source="--default-caption")
+        return replace(rule, prefix=self.caption_prefix + rule.prefix, suffix=rule.suffix + self.caption_suffix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +156,8 @@ class Layout:
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""
-        above = (prefix[:end] for end, letter in enumerate(prefix) if letter == "/") if self.aside else ()
+        above = [prefix[:end] for end, letter in enumerate(prefix) if letter == "/"] if self.aside else []
+        above.append("")
         return next((self.aside[folder] for folder in above if folder in self.aside), "")
 
 

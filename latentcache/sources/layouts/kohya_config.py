@@ -1,0 +1,96 @@
+"""kohya's ``dataset.toml`` (or ``.json``): ``[general]``, ``[[datasets]]``, ``[[datasets.subsets]]``.
+
+Rule (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``BlueprintGenerator``): a setting of a subset is
+looked for in the subset, in its data set, in ``general``. A subset with ``metadata_file`` has the images and captions
+of that file (``FineTuningDataset``), one with ``conditioning_data_dir`` has control images, others are folders
+(``DreamBoothDataset``; extension of captions ``.caption`` by default, folders not recursive). Within one data set a
+folder counts once, in several it is seen for each of them; fewer repeats than one leave a subset out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from latentcache.sources.layouts.config import Config, joined, of_folder, relative
+from latentcache.sources.layouts.kohya import caption_rule
+from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+
+WORD = "kohya-config"
+NAMES = ("dataset.toml", "dataset_config.toml")
+_USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
+         "conditioning_data_dir", "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "secondary_separator", "enable_wildcard",
+         "caption_dropout_rate", "caption_dropout_every_n_epochs", "caption_tag_dropout_rate", "token_warmup_min",
+         "token_warmup_step", "alpha_mask")  # fmt: skip
+
+
+def fits(value: Any) -> bool:
+    """True if a parsed file has this form."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("datasets"), list)
+        and any(isinstance(one, dict) and "subsets" in one for one in value["datasets"])
+    )
+
+
+def read(config: Config, base: Path | None) -> Layout:
+    """The layout that a file describes.
+
+    Raises:
+        SourceError: A folder or table is missing, or nothing is left.
+    """
+    parts, general = list[Layout](), config.value.get("general", {})
+    config.take(general, _USED, _KEPT)
+    for number, dataset in enumerate(config.value["datasets"]):
+        config.take(dataset, _USED, _KEPT)
+        seen = set[str]()
+        for subset in dataset.get("subsets", []):
+            kept = config.take({**general, **dataset, **subset, "subsets": None}, {*_USED, *general, *dataset}, _KEPT)
+            said = {**general, **dataset, **subset}
+            own = str(said.get("metadata_file") or said.get("image_dir"))
+            repeats = int(said.get("num_repeats", 1))
+            if own in seen or repeats < 1:
+                why = "it is there twice in one data set" if own in seen else "num_repeats is less than 1"
+                config.note(f"subset {own} is left out, as by the trainer: {why}")
+                continue
+            seen.add(own)
+            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept))
+    return joined(config, WORD, f"{config.path.name} has {len(parts)} subsets of kohya", parts, base)
+
+
+def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
+    """One subset."""
+    rule = CaptionRule(
+        prefix=f"{said['caption_prefix']} " if said.get("caption_prefix") else "",
+        suffix=f" {said['caption_suffix']}" if said.get("caption_suffix") else "",
+        first_line=True,
+    )
+    if said.get("metadata_file"):
+        return _of_metadata(config, said, rule, **more)
+    folder, words = config.place(said.get("image_dir"), "image_dir"), str(said.get("class_tokens") or "")
+    extension = str(said.get("caption_extension") or ".caption")
+    own = replace(caption_rule(words, extensions=(extension,)), prefix=rule.prefix, suffix=rule.suffix)
+    reg = bool(said.get("is_reg"))
+    layout = of_folder(folder, own, recursive=False, class_words=words, is_reg=reg, **more)
+    if not said.get("conditioning_data_dir"):
+        return layout
+    control = config.place(said["conditioning_data_dir"], "conditioning_data_dir")
+    root = Path(os.path.commonpath([folder, control]))
+    one = replace(layout.sets[0], folder=relative(folder, root))
+    folders = (relative(folder, root), relative(control, root))
+    return replace(layout, root=root, sets=(one,), folders=folders, aside={folders[1]: "control"})
+
+
+def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **more: Any) -> Layout:
+    """A subset whose images are those of a metadata file."""
+    table = config.place(said["metadata_file"], "metadata_file")
+    folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
+    root = Path(os.path.commonpath([folder, table.parent]))
+    separator = str(said.get("caption_separator") or ",")
+    own = replace(rule, table=relative(table, root), tag_separator=separator)
+    one = ImageSet(folder=relative(folder, root), captions=own, **more)
+    return Layout(word="", why="", root=root, sets=(one,), folders=(relative(folder, root),))

@@ -1,0 +1,173 @@
+"""Images that are rows of metadata tables: every row is a sample, a rejection or a note, and so is every image."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from latentcache.fields.table import Rejected
+from latentcache.identity.stat import StatMemo
+from latentcache.sources.causes import rejected
+from latentcache.sources.layouts.sets import ImageSet, Layout
+from latentcache.sources.table import Row, image_named, leads_out, plain, read_table
+
+_LONGEST_NAME = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Listed:
+    """Images that are rows of the tables of a layout."""
+
+    taken: dict[str, tuple[int, Row, int]] = field(default_factory=dict)
+    """Image -> its set, its row and its repeats."""
+    tables: dict[str, tuple[bytes, StatMemo]] = field(default_factory=dict)
+    """Table -> content hash and memo."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+
+def listed_images(
+    layout: Layout, root: Path, images: Mapping[int, Mapping[str, str]], said: Collection[str]
+) -> Listed:
+    """Read the tables of a layout, the deepest one first.
+
+    Args:
+        layout: Its sets.
+        root: Names are below it.
+        images: Set -> names of the images in its folder -> the caption file beside each one, if any.
+        said: Names that are rejected or noted already.
+
+    Raises:
+        TableError: A table cannot be read as a whole.
+    """
+    found, unlisted = Listed(), dict[str, Rejected]()
+    tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
+    for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
+        one, inside = layout.sets[number], images.get(number, {})
+        table = one.captions.table
+        rows, content, memo, notes = read_table(root, table, inside, one.prefix, one.captions)
+        matched = match_rows(table, rows, inside, {*said, *unlisted}, root)
+        found.tables[table] = content, memo
+        found.rejected += matched.rejected
+        found.notes += [*notes, *(item for item in matched.notes if item.reason != "unlisted")]
+        unlisted |= {item.name: item for item in matched.notes if item.reason == "unlisted"}
+        _take(found, number, one, matched.samples)
+        beside = sorted(text for text in inside.values() if text)
+        if beside:
+            detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
+            found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
+    left = {name for names in images.values() for name in names} - set(found.taken)
+    found.notes += [item for name, item in unlisted.items() if name in left]
+    return found
+
+
+def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row]) -> None:
+    """Add the samples of one table; an image of several tables is seen for each of them."""
+    other = list[str]()
+    for name, row in samples.items():
+        row = replace(row, caption=one.captions.made(row.caption))
+        first, same, repeats = found.taken.get(name, (number, row, 0))
+        found.taken[name] = first, same, repeats + one.repeats
+        if same.caption != row.caption:
+            other.append(name)
+    if other:
+        detail = f"{len(other)} images have another caption in a deeper table, which counts, the first is {other[0]}"
+        found.notes.append(rejected(one.captions.table, "in-two-sets", detail, count=len(other)))
+
+
+@dataclass(slots=True, kw_only=True)
+class Matched:
+    """Every row and every image in one of these."""
+
+    samples: dict[str, Row] = field(default_factory=dict)
+    """Image -> its row."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+
+def match_rows(
+    table: str, rows: Sequence[Row], images: Collection[str], said: Collection[str], root: Path
+) -> Matched:
+    """Match the rows of the table named ``table`` with the images of a folder.
+
+    Args:
+        table: Its name.
+        rows: Its rows.
+        images: Names of the images.
+        said: Names that are rejected or noted already.
+        root: The folder.
+    """
+    found, first_rows, backslashed = Matched(), dict[str, Row](), list[Row]()
+    likeness: dict[str, str] = {}
+    for row in rows:
+        name = image_named(row.name, images)
+        known_as = name or _printable(row.name if leads_out(row.name) else plain(row.name))
+        first = first_rows.setdefault(known_as, row)
+        if first is not row:
+            found.notes.append(_repeated(table, known_as, first, row))
+        elif not name:
+            if leads_out(row.name) or known_as not in said:
+                found.rejected.append(_absent(f"{table}:{row.line}", known_as, row, root, images, likeness))
+        elif row.cause:
+            found.rejected.append(rejected(name, row.cause, row.detail))
+        else:
+            found.samples[name] = row
+        if first is row and name and "\\" in row.name and "\\" not in name:
+            backslashed.append(row)
+    if backslashed:
+        detail = f"{len(backslashed)} rows have paths with \\, the first on line {backslashed[0].line}; read as /"
+        found.notes.append(rejected(table, "backslash", detail, count=len(backslashed)))
+    unlisted = (name for name in images if name not in first_rows)
+    found.notes += [rejected(name, "unlisted", f"{table} has no row for it") for name in unlisted]
+    return found
+
+
+def _repeated(table: str, name: str, first: Row, row: Row) -> Rejected:
+    """A second row for one file: the first one counts."""
+    same = (first.caption, first.cause) == (row.caption, row.cause)
+    says = "with the same caption" if same else f"with another caption; that of line {first.line} is used"
+    return rejected(table, "duplicate-row", f"lines {first.line} and {row.line} are both for {name}, {says}")
+
+
+def _absent(
+    where: str, name: str, row: Row, root: Path, images: Collection[str], likeness: dict[str, str]
+) -> Rejected:
+    """A row whose name is no image that can be used."""
+    if leads_out(row.name):
+        cause, detail = "outside-root", f"{where} names a file outside the data folder"
+    elif _is_file(root, name):
+        cause, detail = "unknown", f"{where} names it, but its extension is none of an image that is read"
+    else:
+        cause, detail = "not-found", f"{where} names it, and there is no such file"
+    if not likeness:
+        for image in images:
+            for like in _likenesses(image):
+                likeness.setdefault(like, image)
+    meant = next((likeness[like] for like in _likenesses(row.name) if like in likeness), "")
+    return rejected(name, cause, detail + (f"; did you mean {meant}?" if meant else ""))
+
+
+def _likenesses(name: str) -> tuple[str, str]:
+    """Base name and stem, in one case and one Unicode form."""
+    base = PurePosixPath(name.replace("\\", "/").strip()).name
+    base = unicodedata.normalize("NFC", base).casefold()
+    return base, base.rpartition(".")[0] or base
+
+
+def _printable(name: str) -> str:
+    """A name that can be encoded as file names are: a table can hold code points that no file name has."""
+    try:
+        name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        name = name.encode("utf-8", "backslashreplace").decode()
+    return name[:_LONGEST_NAME].replace("\0", "\\0") or "(no name)"
+
+
+def _is_file(root: Path, name: str) -> bool:
+    """True if there is such a file; a name that is too long or not allowed is none."""
+    try:
+        return (root / name).is_file()
+    except (OSError, ValueError):
+        return False

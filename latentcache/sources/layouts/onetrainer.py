@@ -1,0 +1,106 @@
+"""OneTrainer's ``concepts.json``: a list of folders with their prompts.
+
+Rule (Nerogar/OneTrainer 23df383, ``modules/util/config/ConceptConfig.py`` and ``DataLoaderText2ImageMixin.py``;
+Nerogar/mgds 3a6994a, ``CollectPaths``, ``LoadMultipleTexts``, ``VariationSorting``): ``text.prompt_source`` is
+``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or ``filename`` (the stem); of several lines one is
+drawn. ``a-masklabel.png`` and ``a-condlabel.png`` are no images. ``balancing`` 2.0 is twice per epoch with the
+strategy ``REPEATS``, and a number of samples with ``SAMPLES``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latentcache.errors import UnusableSampleError
+from latentcache.sources.captions import read_caption
+from latentcache.sources.layouts.config import Config, joined, of_folder
+from latentcache.sources.layouts.sets import CaptionRule, Layout
+
+WORD = "onetrainer"
+NAMES = ("concepts.json",)
+_USED = ("name", "path", "enabled", "include_subdirectories", "balancing", "balancing_strategy", "repeats", "type",
+         "text", "image", "seed", "concept_stats", "__version", "validation_concept")  # fmt: skip
+_TEXT_KEPT = ("enable_tag_shuffling", "tag_delimiter", "keep_tags_count", "tag_dropout_enable", "tag_dropout_mode",
+              "tag_dropout_probability", "caps_randomize_enable")  # fmt: skip
+_DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode": "FULL"}
+
+
+def fits(value: Any) -> bool:
+    """True if a parsed file has this form."""
+    names = {"text", "image", "include_subdirectories", "balancing", "enabled"}
+    found = isinstance(value, list) and len(value) > 0 and all(isinstance(one, dict) for one in value)
+    return found and all("path" in one and names & set(one) for one in value)
+
+
+def read(config: Config, base: Path | None) -> Layout:
+    """The layout that a file describes.
+
+    Raises:
+        SourceError: A folder is missing, or nothing is left.
+    """
+    parts = []
+    for one in config.value:
+        if one.get("enabled", True):
+            parts.append(_part(config, one))
+        else:
+            config.ignored[f"{one.get('name') or one['path']} (disabled)"] += 1
+    return joined(config, WORD, f"{config.path.name} has {len(parts)} concepts of OneTrainer", parts, base)
+
+
+def _part(config: Config, one: Mapping[str, Any]) -> Layout:
+    text = one.get("text") or {}
+    config.take(one, _USED)
+    config.take({f"image.{name}": value for name, value in (one.get("image") or {}).items()}, _unless_enabled(one))
+    kept = config.take(
+        {k: v for k, v in text.items() if v != _DEFAULTS.get(k)}, ("prompt_source", "prompt_path"), _TEXT_KEPT
+    )
+    kind = str(one.get("type", "STANDARD"))
+    return of_folder(
+        config.place(one["path"], "path"),
+        _rule(config, one, text),
+        name=str(one.get("name") or ""),
+        recursive=bool(one.get("include_subdirectories")),
+        repeats=_repeats(config, one),
+        is_reg=kind == "PRIOR_PREDICTION",
+        split="validation" if kind == "VALIDATION" or one.get("validation_concept") else "",
+        settings=kept,
+    )
+
+
+def _unless_enabled(one: Mapping[str, Any]) -> list[str]:
+    """Settings of augmentations that are off."""
+    image = one.get("image") or {}
+    on = {name.split("_", 2)[2] for name, value in image.items() if name.startswith("enable_") and value is True}
+    values = [name for name in image if not name.startswith("enable_")]
+    return [f"image.{name}" for name in values if not any(word in name for word in on)]
+
+
+def _repeats(config: Config, one: Mapping[str, Any]) -> int:
+    said, strategy = float(one.get("balancing", one.get("repeats", 1.0))), one.get("balancing_strategy", "REPEATS")
+    name = one.get("name") or one["path"]
+    if strategy != "REPEATS":
+        config.note(f"concept {name} asks for {said:g} samples per epoch; each image is seen once")
+        return 1
+    if said != math.floor(said) or said < 1:
+        config.note(f"concept {name} asks for {said:g} repeats; whole numbers from 1 are used")
+    return max(1, math.floor(said))
+
+
+def _rule(config: Config, one: Mapping[str, Any], text: Mapping[str, Any]) -> CaptionRule:
+    source, name = text.get("prompt_source", "sample"), one.get("name") or one["path"]
+    if source == "filename":
+        return CaptionRule(extensions=(), from_name=str)
+    if source == "concept":
+        path = config.place(text.get("prompt_path"), "text.prompt_path")
+        try:
+            said = read_caption(str(path.parent), path.name)[0]
+        except UnusableSampleError as error:
+            raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
+        lines = [line.strip() for line in said.split("\n") if line.strip()]
+        if len(lines) > 1:
+            config.note(f"concept {name} draws one of {len(lines)} prompts; the first one is used", len(lines))
+        return CaptionRule(extensions=(), text=lines[0] if lines else "", text_source="concept prompt")
+    return CaptionRule(extensions=(".txt",), first_line=True)

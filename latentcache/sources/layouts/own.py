@@ -1,0 +1,58 @@
+"""``latentcache.toml``: several data sets as one, each a folder or a configuration of any layout.
+
+[[sets]]
+path = "portraits"          # beside this file; required
+layout = "kohya"            # as --layout
+repeats = 2                 # times those of the layout itself
+caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from latentcache.sources.layouts.config import Config, joined
+from latentcache.sources.layouts.sets import Layout, Said
+
+WORD = "latentcache"
+NAMES = ("latentcache.toml",)
+_TEXTS = ("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
+
+
+def fits(value: Any) -> bool:
+    """True if a parsed file has this form."""
+    return isinstance(value, dict) and isinstance(value.get("sets"), list)
+
+
+def read(config: Config, base: Path | None, find: Callable[[Path, str], Layout]) -> Layout:
+    """The layout that a file describes; ``find`` gives the layout of each of its folders.
+
+    Raises:
+        SourceError: A folder is missing, or a setting is unknown or of another type.
+    """
+    parts = []
+    for name in set(config.value) - {"sets"}:
+        raise config.error(f"unknown table {name!r}", "keep [[sets]] only")
+    for said in config.value["sets"]:
+        for name, value in said.items():
+            wanted = int if name == "repeats" else str
+            if name not in (*_TEXTS, "path", "repeats") or type(value) is not wanted or value == 0:
+                names = ", ".join(("path", "repeats", *_TEXTS))
+                raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
+        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""))
+        rule = Said(
+            caption_ext=said.get("caption_ext", ""),
+            default_caption=said.get("default_caption"),
+            caption_prefix=said.get("caption_prefix", ""),
+            caption_suffix=said.get("caption_suffix", ""),
+        )
+        sets = [
+            replace(one, captions=rule.applied(one.captions), repeats=one.repeats * said.get("repeats", 1),
+                    name=said.get("name", one.name))
+            for one in layout.sets
+        ]  # fmt: skip
+        parts.append(replace(layout, sets=tuple(sets)))
+    return joined(config, WORD, f"{config.path.name} has {len(parts)} sets", parts, base)

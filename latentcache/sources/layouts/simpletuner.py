@@ -1,0 +1,106 @@
+"""SimpleTuner's ``multidatabackend.json``: a list of data sets and caches.
+
+Rule (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``, ``helpers/prompts.py``): ``repeats`` counts further
+passes, so 0 is once; folders are recursive; ``caption_strategy`` is ``textfile`` (``a.txt``, each line a caption of
+its own unless ``disable_multiline_split``), ``filename`` (the stem with blanks for underscores, the default),
+``instanceprompt``, or ``parquet``. ``prepend_instance_prompt`` puts the prompt and a blank before captions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from latentcache.sources.layouts.config import Config, joined, of_folder, relative
+from latentcache.sources.layouts.sets import CaptionRule, Layout
+
+WORD = "simpletuner"
+NAMES = ("multidatabackend.json",)
+_USED = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
+         "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
+         "parquet", "metadata_backend", "conditioning_type", "is_regularisation_data")  # fmt: skip
+_KEPT = ("caption_shuffle", "caption_filter_list", "probability", "conditioning_data")
+_CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
+
+
+def fits(value: Any) -> bool:
+    """True if a parsed file has this form."""
+    names = ("instance_data_dir", "dataset_type", "cache_dir_vae", "aws_bucket_name")
+    found = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return (
+        len(found) > 0 and all("id" in one for one in found) and any(name in one for one in found for name in names)
+    )
+
+
+def read(config: Config, base: Path | None) -> Layout:
+    """The layout that a file describes.
+
+    Raises:
+        SourceError: A folder is missing, a strategy is unknown, or nothing is left.
+    """
+    parts = []
+    for one in config.value:
+        kind = one.get("dataset_type", "image")
+        if one.get("disabled") or one.get("disable") or kind in _CACHES:
+            config.ignored[f"{one['id']} ({'disabled' if kind not in _CACHES else kind})"] += 1
+        elif one.get("type", "local") != "local" or kind not in ("image", "conditioning"):
+            config.note(f"data set {one['id']} of type {one.get('type', 'local')}, {kind} is not read")
+        else:
+            parts.append(_part(config, one, conditioning=kind == "conditioning"))
+    sets = sum(len(part.sets) for part in parts)
+    return joined(config, WORD, f"{config.path.name} has {sets} data sets of SimpleTuner", parts, base)
+
+
+def _part(config: Config, one: Mapping[str, Any], *, conditioning: bool) -> Layout:
+    kept = config.take(one, _USED, _KEPT)
+    folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
+    if conditioning:
+        role = "mask" if one.get("conditioning_type") == "mask" else "control"
+        return Layout(word="", why="", root=folder, sets=(), aside={"": role})
+    repeats = int(one.get("repeats") or 0) + 1
+    rule, table = _rule(config, one), one.get("parquet", {}).get("path")
+    reg = bool(one.get("is_regularisation_data"))
+    layout = of_folder(folder, rule, name=str(one["id"]), repeats=repeats, is_reg=reg, settings=kept)
+    if one.get("caption_strategy") != "parquet":
+        return layout
+    path = config.place(table, "parquet.path")
+    root = Path(os.path.commonpath([folder, path.parent]))
+    moved = replace(rule, table=relative(path, root))
+    own = replace(layout.sets[0], folder=relative(folder, root), captions=moved)
+    return replace(layout, root=root, sets=(own,), folders=(own.folder,))
+
+
+def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
+    """Where captions are."""
+    strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
+    if isinstance(prompt, list):
+        config.note(f"data set {one['id']} draws one of {len(prompt)} prompts; the first one is used", len(prompt))
+        prompt = prompt[0] if prompt else ""
+    prefix = f"{prompt} " if one.get("prepend_instance_prompt") else ""
+    if strategy == "instanceprompt" or one.get("only_instance_prompt"):
+        return CaptionRule(extensions=(), text=str(prompt), text_source="instance prompt")
+    if strategy == "filename":
+        return CaptionRule(extensions=(), from_name=with_blanks, prefix=prefix)
+    if strategy == "textfile":
+        several = not one.get("disable_multiline_split")
+        if several:
+            config.note(f"data set {one['id']} draws a line of each caption file; the first line is used")
+        return CaptionRule(extensions=(".txt",), first_line=several, prefix=prefix)
+    if strategy == "parquet":
+        said = one.get("parquet", {})
+        columns = said.get("filename_column"), said.get("caption_column"), said.get("fallback_caption_column")
+        ending = "" if said.get("identifier_includes_extension") else ".png"
+        names = tuple(str(name) for name in columns if name)
+        return CaptionRule(table_columns=names, table_ending=ending, prefix=prefix)
+    raise config.error(
+        f"data set {one['id']}: caption_strategy {strategy!r} is not read",
+        "give textfile, filename, instanceprompt or parquet",
+    )
+
+
+def with_blanks(stem: str) -> str:
+    """A file name as a caption."""
+    return stem.replace("_", " ")

@@ -1,0 +1,224 @@
+"""Configuration files of trainers, each read by the rule of its trainer."""
+
+import json
+
+import pytest
+
+from latentcache.errors import SourceError, SourceNotFoundError, UsageError
+from latentcache.sources.scan import SourceOptions, scan
+
+
+def put(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+def rows(found):
+    table = found.samples
+    repeats = table.columns["repeats"].tolist() if "repeats" in table.columns else [1] * len(table)
+    return list(zip(table.names, table.inputs["caption"].text, repeats, strict=True))
+
+
+def reasons(found):
+    return [(note.name, note.reason) for note in found.notes]
+
+
+KOHYA = """
+[general]
+caption_extension = ".txt"
+shuffle_caption = true
+flip_aug = true
+
+[[datasets]]
+resolution = 768
+batch_size = 4
+num_repeats = 2
+
+  [[datasets.subsets]]
+  image_dir = "cats"
+  class_tokens = "a cat"
+  caption_prefix = "photo,"
+
+  [[datasets.subsets]]
+  image_dir = "cats"
+
+  [[datasets.subsets]]
+  image_dir = "reg"
+  is_reg = true
+  num_repeats = 1
+  conditioning_data_dir = "edges"
+
+[[datasets]]
+resolution = 512
+  [[datasets.subsets]]
+  image_dir = "cats"
+  num_repeats = 5
+"""
+
+
+def kohya(root):
+    put(root, {"cats/a.jpg": "x", "cats/a.txt": "one\ntwo", "cats/b.jpg": "x", "cats/sub/c.jpg": "x"})
+    put(root, {"reg/d.jpg": "x", "edges/d.png": "x", "dataset.toml": KOHYA})
+
+
+def test_kohya_dataset_toml(tmp_path):
+    kohya(tmp_path)
+    found = scan(tmp_path / "dataset.toml")
+    assert rows(found) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 1)]
+    assert (found.layout.word, found.root) == ("kohya-config", tmp_path)
+    sets = [one.as_json() for one in found.layout.sets]
+    assert [(one["folder"], one["repeats"], one.get("is_reg", False)) for one in sets] == [
+        ("cats", 2, False),
+        ("reg", 1, True),
+        ("cats", 5, False),
+    ]
+    assert sets[0]["settings"] == {"shuffle_caption": "true"}
+    assert {reason for _, reason in reasons(found)} == {
+        "config", "config-asks", "config-ignored", "control", "no-caption", "outside-sets",
+    }  # fmt: skip
+    said = {note.reason: note.detail for note in found.notes}
+    assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
+    assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
+    assert "flip_aug = true (--flip), resolution = 768 (--resolution)" in said["config-asks"]
+    assert rows(scan(tmp_path)) == rows(found)
+    plain = scan(tmp_path, SourceOptions(layout="folder"))
+    assert len(plain.samples) == 5
+
+
+def test_kohya_metadata(tmp_path):
+    put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "img/c.jpg": "x"})
+    meta = {"a.jpg": {"caption": "a cat", "tags": "1cat, sofa"}, str(tmp_path / "img/b.jpg"): {"tags": "dog"}}
+    put(tmp_path, {"img/meta_cap.json": meta, "img/meta_clean.json": meta | {"gone.jpg": {"caption": "x"}}})
+    found = scan(tmp_path / "img")
+    assert rows(found) == [("a.jpg", "a cat,1cat, sofa", 1), ("b.jpg", "dog", 1)]
+    assert [(item.name, item.reason) for item in found.rejected] == [("gone.jpg", "not-found")]
+    assert ("c.jpg", "unlisted") in reasons(found)
+    assert rows(scan(tmp_path / "img/meta_cap.json")) == rows(found)
+    text = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "img"\nmetadata_file = "lines.jsonl"\nnum_repeats = 3\n'
+    put(tmp_path, {"dataset.toml": text, "lines.jsonl": '{"image_path": "a.jpg", "caption": "line"}\n'})
+    assert rows(scan(tmp_path / "dataset.toml")) == [("img/a.jpg", "line", 3)]
+
+
+def test_simpletuner(tmp_path):
+    put(tmp_path, {"one/my_cat.jpg": "x", "one/deep/b.jpg": "x", "two/c.jpg": "x", "two/c.txt": "first\n\nsecond"})
+    put(tmp_path, {"masks/my_cat.png": "x", "three/d.jpg": "x", "two/e.jpg": "x"})
+    local = {"type": "local", "resolution": 1.0}
+    put(
+        tmp_path,
+        {
+            "multidatabackend.json": [
+                local | {"id": "one", "instance_data_dir": "one", "repeats": 4, "caption_strategy": "filename"},
+                local | {"id": "two", "instance_data_dir": "two", "caption_strategy": "textfile", "repeats": 0,
+                         "instance_prompt": "sks", "prepend_instance_prompt": True},
+                local | {"id": "three", "instance_data_dir": "three", "caption_strategy": "instanceprompt",
+                         "instance_prompt": ["a dog", "dog"]},
+                local | {"id": "m", "instance_data_dir": "masks", "dataset_type": "conditioning",
+                         "conditioning_type": "mask"},
+                {"id": "text", "dataset_type": "text_embeds", "default": True, "cache_dir": "cache"},
+                {"id": "far", "type": "aws", "aws_bucket_name": "x"},
+            ]
+        },
+    )  # fmt: skip
+    found = scan(tmp_path / "multidatabackend.json")
+    assert rows(found) == [
+        ("one/deep/b.jpg", "b", 5),
+        ("one/my_cat.jpg", "my cat", 5),
+        ("three/d.jpg", "a dog", 1),
+        ("two/c.jpg", "sks first", 1),
+        ("two/e.jpg", "", 1),
+    ]
+    assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
+    assert (found.images.masks, found.layout.word) == (1, "simpletuner")
+    said = [note.detail for note in found.notes if note.reason == "config"]
+    assert said == [
+        "data set two draws a line of each caption file; the first line is used",
+        "data set three draws one of 2 prompts; the first one is used",
+        "data set far of type aws, image is not read",
+    ]
+    assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
+    assert rows(scan(tmp_path)) == rows(found)
+
+
+def test_simpletuner_parquet(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    put(tmp_path, {"img/1.png": "x", "img/2.png": "x"})
+    table = pa.table({"id": [1, 2], "cogvlm": ["one", ""], "tags": ["t1", "t2"], "width": [8, 8]})
+    pq.write_table(table, tmp_path / "photos.parquet")
+    columns = {"path": "photos.parquet", "filename_column": "id", "caption_column": "cogvlm",
+               "fallback_caption_column": "tags", "identifier_includes_extension": False}  # fmt: skip
+    one = {"id": "p", "instance_data_dir": "img", "caption_strategy": "parquet", "parquet": columns}
+    put(tmp_path, {"multidatabackend.json": [one]})
+    assert rows(scan(tmp_path)) == [("img/1.png", "one", 1), ("img/2.png", "t2", 1)]
+
+
+def test_onetrainer(tmp_path):
+    put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "\nfirst\nsecond", "a/x-masklabel.png": "m", "a/sub/no.jpg": "x"})
+    put(
+        tmp_path, {"b/deep/the file.jpg": "x", "c/y.jpg": "x", "prompts.txt": "one prompt\nanother\n", "d/z.jpg": "x"}
+    )
+    text = {"prompt_source": "sample", "prompt_path": "", "enable_tag_shuffling": True, "tag_delimiter": ","}
+    concepts = [
+        {"name": "A", "path": "a", "balancing": 3.0, "text": text, "loss_weight": 0.5},
+        {"path": "b", "include_subdirectories": True, "text": {"prompt_source": "filename"}, "balancing": 0.5},
+        {"path": "c", "text": {"prompt_source": "concept", "prompt_path": "prompts.txt"}, "type": "PRIOR_PREDICTION",
+         "image": {"enable_random_flip": True, "enable_random_hue": False, "random_hue_max_strength": 0.1}},
+        {"path": "d", "enabled": False, "text": text},
+    ]  # fmt: skip
+    put(tmp_path, {"concepts.json": concepts})
+    found = scan(tmp_path / "concepts.json")
+    assert rows(found) == [
+        ("a/x.jpg", "first", 3),
+        ("b/deep/the file.jpg", "the file", 1),
+        ("c/y.jpg", "one prompt", 1),
+    ]
+    assert [one.is_reg for one in found.layout.sets] == [False, False, True]
+    assert (found.images.masks, found.layout.sets[0].settings) == (1, (("enable_tag_shuffling", "true"),))
+    said = {note.reason: note.detail for note in found.notes}
+    ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
+    assert said["config-ignored"] == ignored
+
+
+def test_several_data_sets_in_one_file(tmp_path):
+    kohya(tmp_path / "old")
+    put(tmp_path, {"new/5_dog/a.jpg": "x", "new/5_dog/b.jpg": "x", "new/5_dog/b.tags": "tags", "flat/c.jpg": "x"})
+    text = '[[sets]]\npath = "new"\nrepeats = 2\ncaption_ext = "tags"\n[[sets]]\npath = "old/dataset.toml"\n'
+    put(
+        tmp_path,
+        {"latentcache.toml": text + '[[sets]]\npath = "flat"\ndefault_caption = "flat"\nlayout = "folder"\n'},
+    )
+    found = scan(tmp_path)
+    assert rows(found) == [
+        ("flat/c.jpg", "flat", 1),
+        ("new/5_dog/a.jpg", "dog", 10),
+        ("new/5_dog/b.jpg", "tags", 10),
+        ("old/cats/a.jpg", "photo, one", 7),
+        ("old/cats/b.jpg", "photo, a cat", 7),
+        ("old/reg/d.jpg", "", 1),
+    ]
+    put(tmp_path, {"latentcache.toml": '[[sets]]\npath = "new"\nrepaets = 2\n'})
+    with pytest.raises(SourceError, match="repaets = 2 is no setting of a set"):
+        scan(tmp_path)
+
+
+def test_paths_of_a_configuration(tmp_path, monkeypatch):
+    put(tmp_path, {"conf/dataset.toml": KOHYA})
+    with pytest.raises(SourceNotFoundError) as caught:
+        scan(tmp_path / "conf/dataset.toml")
+    assert caught.value.what == "dataset.toml: image_dir = 'cats' does not exist"
+    kohya(tmp_path / "data")
+    monkeypatch.chdir(tmp_path / "data")
+    found = scan(tmp_path / "conf/dataset.toml")
+    assert (found.root, found.samples.names[0]) == (tmp_path / "data", "cats/a.jpg")
+    kohya(tmp_path / "conf")
+    with pytest.raises(SourceError, match="is there twice"):
+        scan(tmp_path / "conf/dataset.toml")
+    put(tmp_path, {"conf/dataset.toml": "[general"})
+    with pytest.raises(SourceError, match=r"dataset\.toml cannot be read"):
+        scan(tmp_path / "conf/dataset.toml")
+    put(tmp_path, {"conf/other.toml": "[x]\n"})
+    with pytest.raises(UsageError, match="no configuration that is known"):
+        scan(tmp_path / "conf/other.toml")
