@@ -366,6 +366,8 @@ class _Build:
             "captions": listing.caption_source,
         }
         if listing.layout is not None:
+            if listing.root.resolve() != (root if root.is_dir() else root.parent):
+                source["names"] = os.path.relpath(listing.root.resolve(), root)
             source |= {"layout": listing.layout.word, "sets": [one.as_json() for one in listing.layout.sets]}
         return SnapshotDraft(
             samples=listing.samples,

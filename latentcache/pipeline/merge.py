@@ -38,7 +38,7 @@ from latentcache.pipeline.report import (
 )
 from latentcache.pipeline.settings import check_part
 from latentcache.sources.corpus import possible_ways
-from latentcache.sources.scan import SourceOptions
+from latentcache.sources.scan import SourceOptions, names_root
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.lease import open_leased
@@ -352,7 +352,9 @@ def _publish(
         notes=list(notes.values()),
         allow_failed=first.allow_failed,
     )
-    draft = draft_snapshot(base, table, outcomes, catalog, root=Path(str(first.source["root"])))
+    draft = draft_snapshot(
+        base, table, outcomes, catalog, root=names_root(Path(str(first.source["root"])), first.source)
+    )
     before = current_or_none(paths.root)
     same = says_the_same(draft, before)
     plan = BuildPlan(

@@ -30,7 +30,7 @@ from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
 from latentcache.pipeline.run import Task, make_again
 from latentcache.pipeline.settings import MAX_PIXELS
-from latentcache.sources.scan import Listing, SourceOptions, listing_of
+from latentcache.sources.scan import Listing, SourceOptions, listing_of, names_root
 from latentcache.store.entry import EntryHeader
 from latentcache.store.reader import EntryReader
 from latentcache.store.snapshot import FieldRows, Snapshot
@@ -94,7 +94,7 @@ class Reencode:
             EncoderError: The encoder cannot be used.
             DeviceError: The device failed, or does not exist.
         """
-        root = root if root.is_dir() else root.parent
+        root = names_root(root, snapshot.source)
         unread: list[tuple[int, Failure]] = []
         jobs = self._jobs(snapshot, root, field, rows, unread)
         for one in make_again(self._task(snapshot, root, field), jobs, opened=self._opened):

@@ -6,6 +6,7 @@ Files whose stat memo the last snapshot proves are not opened. Every file below 
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,6 +257,18 @@ def _listing(
     values = {one.name: getattr(found, one.name) for one in fields(found)}
     root = root.absolute()
     return Listing(root=root, data_kind=options.kind, options=options, layout=layout, _files=files, **values)
+
+
+def names_root(data: Path, source: Mapping[str, Any]) -> Path:
+    """The folder that names are below.
+
+    Args:
+        data: DATA, wherever it is now.
+        source: Of the manifest: ``names`` leads there from DATA if it is neither DATA nor the folder of that file.
+    """
+    if "names" in source:
+        return Path(os.path.normpath(data.absolute() / source["names"]))
+    return data if data.is_dir() else data.parent
 
 
 def listing_of(root: Path, samples: SampleTable, options: SourceOptions) -> Listing:

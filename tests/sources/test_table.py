@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latentcache.errors import TableError
+from latentcache.sources.layouts.listed import match_rows
 from latentcache.sources.table import (
     CAPTION_COLUMNS,
     FILE_COLUMNS,
@@ -21,7 +22,6 @@ from latentcache.sources.table import (
     image_named,
     leads_out,
     make_row,
-    match_rows,
     read_table,
 )
 
