@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import UnusableSampleError, UsageError
+from latentcache.errors import SourceError, UsageError
 from latentcache.sources.layouts import (
     imagefolder,
     kohya,
@@ -94,12 +94,8 @@ def is_config(data: Path) -> bool:
         with open_source(data) as file:
             head = file.read(_HEAD)
         return any(mark in head for mark in _MARKS) and _reader(read_config(data)) is not None
-    except (UnusableSampleError, OSError, ValueError):
-        return False
-    except Exception as error:
-        if isinstance(error, UsageError):
-            raise
-        return False
+    except (SourceError, OSError):
+        return False  # whoever reads it as something else says why
 
 
 def has_images(data: Path) -> bool:
