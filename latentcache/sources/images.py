@@ -381,28 +381,38 @@ def _beside(
 
     A JSON file counts only if there is no other one: most of them are about the image, and hold no caption.
     """
-    texts, of_names = {}, False
+    order, endings = {ending: at for at, ending in enumerate(rule.extensions)}, rule.extensions
+    texts, of_names = dict[str, list[tuple[int, int]]](), False
     for number in np.flatnonzero(~is_image).tolist():
-        name, dot = names[number], names[number].rfind(".")
-        texts[name[:dot] + name[dot:].lower()] = number  # of a.TXT and a.txt the later one wins
-        of_names = of_names or extension_of(name[:dot]) in IMAGE_EXTENSIONS
-    used, endings = np.zeros(len(names), dtype=np.bool_), rule.extensions
-    shared = [(texts[name], len(endings)) for name in rule.shared if name in texts]
-    for number in np.flatnonzero(is_image).tolist() if texts else []:
         name = names[number]
-        stems = [name[: name.rfind(".")]]
-        if of_names:
-            stems.append(name)
+        stem, dot, ending = name.rpartition(".")
+        at = order.get(dot + ending.lower(), -1)
+        if at >= 0:
+            texts.setdefault(stem, []).append((at, -number))  # of a.TXT and a.txt the later one wins
+            of_names = of_names or ("." in stem and extension_of(stem) in IMAGE_EXTENSIONS)
+    taken, shared = list[int](), list[tuple[int, int]]()
+    for name in set(rule.shared).intersection(names):
+        shared.append((len(endings), -names.index(name)))
+    for number in np.flatnonzero(is_image).tolist() if texts or shared else []:
+        name = names[number]
+        stem = name[: name.rfind(".")]
+        files = texts.get(stem, shared)
+        if of_names and name in texts:
+            files = sorted(texts.get(stem, ())) + sorted(texts[name])
         if rule.face_crops and name.count("_") > 3:
-            stems.append(stems[0].rsplit("_", 4)[0])
-        files = [(texts[stem + end], at) for stem in stems for at, end in enumerate(endings) if stem + end in texts]
-        files = files or shared[:1]
-        if files:
-            caption[number], which[number] = files[0]
-            more = [file for file, at in files[1:] if endings[at] != ".json"]
-            used[[files[0][0], *more]] = True
+            files = sorted(texts.get(stem, ())) + sorted(texts.get(stem.rsplit("_", 4)[0], ()))
+        files = files or shared
+        if len(files) > 1:
+            files = sorted(files) if files is texts.get(stem) else files
+            more = [-file for at, file in files[1:] if at < len(endings) and endings[at] != ".json"]
             if more:
                 others[number] = more
+                taken += more
+        if files:
+            which[number], caption[number] = files[0][0], -files[0][1]
+            taken.append(-files[0][1])
+    used = np.zeros(len(names), dtype=np.bool_)
+    used[taken] = True
     return used
 
 
