@@ -144,10 +144,13 @@ def _run(given: list[str]) -> int:
 
 def _reject_empty(given: list[str]) -> None:
     """Reject an empty argument: as a path it would mean the current folder."""
-    if "" in given:
+    may_be_empty = ("--default-caption", "--caption-prefix", "--caption-suffix")
+    pairs = enumerate(zip(["", *given], given, strict=False), start=1)
+    empty = [number for number, (before, one) in pairs if not one and before not in may_be_empty]
+    if empty:
         raise UsageError(
             "one of the arguments is empty",
-            where=f"argument {given.index('') + 1}",
+            where=f"argument {empty[0]}",
             why="a shell variable without a value gives an empty argument",
             fix="give the argument a value, or leave it out; . is the current folder",
         )

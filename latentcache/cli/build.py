@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
 
-DATA is a folder of images (with captions beside them or in a metadata table), or records to tokenize: JSONL, JSON,
-text, CSV, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
+DATA is a folder of images (with captions beside them or in a metadata table), a configuration of a trainer that names
+such folders (dataset.toml, concepts.json, multidatabackend.json, latentcache.toml), or records to tokenize: JSONL,
+JSON, text, parquet or Arrow, one file or a folder of them. Settings that are not given follow the cache.
 """
 
 
 def build(
     data: Path = argument(
-        "DATA", "A folder of images, a table (CSV, JSONL) of images, or records (JSONL, text, parquet)."
+        "DATA", "A folder of images, a configuration of a trainer, or records (JSONL, text, parquet)."
     ),
     *,
     out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),

@@ -106,6 +106,7 @@ HINTS: Mapping[str, str] = {
     "config": "change it in the file, or take it as it is here",
     "config-ignored": "nothing: they are for training, or for the trainer's own cache",
     "config-asks": "give the options that are named, if the entries are to be made so",
+    "split": "give the folder of one split as DATA to use that one alone",
     "in-two-sets": "keep it in one set, or give both sets the same captions",
     "duplicate-row": "remove one of the rows",
     "sidecar-unused": "the table decides the captions: remove it to use the files beside the images",

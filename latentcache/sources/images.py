@@ -181,9 +181,10 @@ class _Files:
         if self._part is not None:
             kept &= np.array([self._part.holds_name(prefix + name) for name in names], dtype=np.bool_)
         if not is_image.all():
-            used = _beside(names, is_sample, self._rule(owners), caption, which, more) | is_image
+            rule = self._rule(owners)
+            used = _beside(names, is_sample, rule, caption, which, more) | is_image
             for number in np.flatnonzero(~used).tolist():
-                self._orphan(prefix + names[number], role)
+                self._orphan(prefix + names[number], role, rule)
             more = {image: files for image, files in more.items() if kept[image]}
             kept[caption[kept & (caption >= 0)]] = True
             kept[[file for files in more.values() for file in files]] = True
@@ -231,7 +232,7 @@ class _Files:
         self.found.controls += len(names) * (word == "control")
         self.found.outside += len(names) * (word == "outside")
 
-    def _orphan(self, name: str, role: str) -> None:
+    def _orphan(self, name: str, role: str, rule: CaptionRule) -> None:
         """A caption file that belongs to no sample."""
         if extension_of(name) == ".json" or name in self._layout.used:
             if name not in self._layout.used:
@@ -239,6 +240,8 @@ class _Files:
             return
         self.found.orphans += 1
         detail = "its folder is in no set" if role else "no image beside it has its name"
+        if not role and extension_of(name) not in rule.extensions:
+            detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
         self.walk.notes.add(rejected(name, "caption-unused", detail))
 
     def _note_aside(self) -> None:

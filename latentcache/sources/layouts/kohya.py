@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 
+from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Folder, Tree
 
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
 IMAGE_FOLDERS, REG_FOLDERS = ("img", "image", "images"), ("reg", "regularization")
+#: The trainer raises or drops repeats of these images while it makes its batches.
+REG_NOTE = "regularization images have the repeats that are given, whatever the number of training images is"
 _NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 #: More repeats than that are rather a year or a number of a series.
 _MOST = 1000
@@ -42,7 +45,9 @@ def recognize(tree: Tree) -> Layout | None:
     sets = (*(_set(one, is_reg=False) for one in train), *(_set(one, is_reg=True) for one in reg))
     first = sets[0]
     why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
-    return Layout(word=WORD, why=why, root=tree.root, sets=sets, doubt=_doubt(tree, base, [*train, *reg]))
+    notes = (rejected(sets[-1].folder, "config", REG_NOTE),) if reg else ()
+    doubt = _doubt(tree, base, [*train, *reg])
+    return Layout(word=WORD, why=why, root=tree.root, sets=sets, notes=notes, doubt=doubt)
 
 
 def _named(tree: Tree, base: str) -> list[Folder]:

@@ -78,7 +78,7 @@ def test_kohya_dataset_toml(tmp_path):
     assert {reason for _, reason in reasons(found)} == {
         "config", "config-asks", "config-ignored", "control", "no-caption", "outside-sets",
     }  # fmt: skip
-    said = {note.reason: note.detail for note in found.notes}
+    said = {note.reason: note.detail for note in reversed(found.notes)}
     assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
     assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
     assert "flip_aug = true (--flip), resolution = 768 (--resolution)" in said["config-asks"]

@@ -35,6 +35,7 @@ def test_a_table_per_split_folder(tmp_path):
     assert [(note.name, note.reason) for note in found.notes] == [
         ("data/other/d.jpg", "outside-sets"),
         ("data/test/c.jpg", "unlisted"),
+        ("data/test/metadata.jsonl", "split"),
         ("data/train/c.jpg", "unlisted"),
         ("data/train/metadata.jsonl", "sidecar-unused"),
     ]

@@ -45,6 +45,7 @@ def test_folders_of_images_and_of_regularization_images(tmp_path):
     assert [(note.name, note.reason) for note in found.notes] == [
         ("img/5_cat/deep/c.jpg", "outside-sets"),
         ("log/x.txt", "caption-unused"),
+        ("reg/2_a cat", "config"),
     ]
 
 

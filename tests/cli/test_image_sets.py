@@ -1,0 +1,84 @@
+"""A configuration of a trainer as DATA: build, verify, parts, repeats that change."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_cache import SMALL
+
+from latentcache.store.snapshot import open_snapshot
+
+TEXT = """
+[[datasets]]
+[[datasets.subsets]]
+image_dir = "../data/cats"
+num_repeats = %d
+class_tokens = "cat"
+[[datasets.subsets]]
+image_dir = "../data/dogs"
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    for number, name in enumerate(("cats/a", "cats/b", "dogs/c")):
+        path = tmp_path / f"data/{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((64, 64, 3), number * 60, dtype=np.uint8)).save(path)
+    (tmp_path / "conf").mkdir()
+    path = tmp_path / "conf/dataset.toml"
+    path.write_text(TEXT % 3)
+    return path
+
+
+def repeats(cache):
+    samples = open_snapshot(cache).samples
+    return dict(zip(samples.names, np.asarray(samples.columns["repeats"]).tolist(), strict=True))
+
+
+def test_repeats_change_and_nothing_is_encoded_again(run, config, tmp_path):
+    cache = tmp_path / "c"
+    assert run("build", config, "--out", cache, *SMALL, "--json").json["counts"]["encoded"] == 3
+    assert repeats(cache) == {"cats/a.jpg": 3, "cats/b.jpg": 3, "dogs/c.jpg": 1}
+    again = run("build", config, "--out", cache, "--json").json
+    assert (again["counts"]["encoded"], again["snapshot"], again["published"]) == (0, 1, False)
+    assert run("verify", cache, "--full").status == 0
+    found = run("verify", cache, "--reencode", 3, "--json").json
+    assert (found["counts"]["ok"], found["reencoded"]["samples"]) == (3, 3)
+    config.write_text(TEXT % 4)
+    stale = run("verify", cache, "--json").json
+    assert (stale["counts"]["stale"], stale["counts"]["ok"], stale["exit_code"]) == (2, 1, 1)
+    item = stale["items"][0]
+    said = [item[key] for key in ("path", "reason", "expected", "found")]
+    assert said == ["cats/a.jpg", "repeats-changed", "3 repeats per epoch", "4 repeats per epoch"]
+    again = run("build", config, "--out", cache, "--json").json
+    assert (again["counts"]["encoded"], again["snapshot"]) == (0, 2)
+    assert repeats(cache) == {"cats/a.jpg": 4, "cats/b.jpg": 4, "dogs/c.jpg": 1}
+    assert run("verify", cache).status == 0
+
+
+def test_parts_of_a_configuration(run, config, tmp_path):
+    parts = [tmp_path / f"part{number}" for number in range(2)]
+    for number, part in enumerate(parts):
+        run("build", config, "--out", part, "--part", f"{number}/2", *SMALL)
+    assert run("merge", *parts, "--out", tmp_path / "whole").status == 0
+    run("build", config, "--out", tmp_path / "c", *SMALL)
+    assert repeats(tmp_path / "whole") == repeats(tmp_path / "c")
+    source = open_snapshot(tmp_path / "whole").source
+    assert [one["folder"] for one in source["sets"]] == ["cats", "dogs"]
+    assert run("verify", tmp_path / "whole", "--full").status == 0
+
+
+def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
+    data, cache = tmp_path / "data", tmp_path / "c"
+    (data / "cats/a.tags").write_text("tagged")
+    (data / "cats/b.txt").write_text("not read")
+    more = ("--caption-ext", ".tags", "--default-caption", "none", "--caption-prefix", "<", "--caption-suffix", ">")
+    assert run("build", data, "--out", cache, *SMALL, *more, "--layout", "folder").status == 0
+    first = open_snapshot(cache)
+    assert list(first.samples.inputs["caption"].text) == ["<tagged>", "<none>", "<none>"]
+    assert [note.detail for note in first.notes] == ["captions are read from .tags"]
+    again = run("build", data, "--out", cache, "--default-caption", "", "--json").json
+    assert (again["counts"]["no_caption"], again["counts"]["encoded"]) == (0, 0)
+    assert list(open_snapshot(cache).samples.inputs["caption"].text) == ["<tagged>", "", ""]
+    wrong = run("build", data, "--out", tmp_path / "d", *SMALL, "--layout", "kohya", "--json")
+    assert (wrong.status, wrong.error["slug"]) == (2, "usage")
