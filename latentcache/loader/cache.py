@@ -25,7 +25,6 @@ from latentcache.errors import (
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
-from latentcache.loader.items import Checksum
 from latentcache.loader.loader import Loader
 from latentcache.loader.row_reader import PendingRowReader, RowReader
 from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
@@ -43,7 +42,7 @@ from latentcache.plan.split import in_validation
 from latentcache.store.lease import open_leased
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
-from latentcache.store.reader import EntryReader
+from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot
 
 #: Places in a row are counted in 32 bits.

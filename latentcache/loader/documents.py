@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import content_hash
-from latentcache.loader.items import Checksum, Items, Place
 from latentcache.plan.documents import Corpus, begins, spread
+from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import Snapshot
 
 Ints = NDArray[np.integer]
@@ -44,7 +44,7 @@ class Documents:
             raise UsageError(f"field={field!r}: its items are not documents", fix="use cache.loader(...)")
         self.snapshot, self.field, self.recipe = snapshot, field, found.recipe
         self.dtype: np.dtype[Any] = numpy_dtype(found.spec.dtype)
-        self._items = Items(snapshot, field, checksum)
+        self._reader = EntryReader(snapshot.paths, snapshot, checksum=checksum)
         owner, lengths = np.asarray(found.sample), np.asarray(found.length)
         if samples is None:
             self._rows: Ints = np.arange(len(owner), dtype=np.int32)
@@ -120,8 +120,8 @@ class Documents:
             MissingEntryError: One of them was rejected.
             NotYetEncodedError: One of them did not come in time.
         """
-        rows, reader = self._rows[documents], self._items.reader
-        reader.ready(self.field, rows)
+        rows = self._rows[documents]
+        self._reader.ready(self.field, rows)
         lengths = self.snapshot.pending.length(self.field, rows).astype(np.int64)
         spans = [np.array([[0, length]]) for length in lengths.tolist()]
         if _SPANS in getattr(self.snapshot.fields[self.field].kind, "ragged_columns", ()):
@@ -133,7 +133,7 @@ class Documents:
 
     def _spans_in_head(self, row: int, key: NDArray[np.uint8]) -> Ints:
         """The loss spans of an item, from the head of its entry."""
-        header = self._items.reader.header(self.field, row)
+        header = self._reader.header(self.field, row)
         item = int(np.flatnonzero((header.item_keys() == key).all(axis=1))[0])
         ends, values = header.ragged_columns[_SPANS]
         found: Ints = values[int(ends[item - 1]) if item else 0 : int(ends[item])]
@@ -163,18 +163,17 @@ class Documents:
 
         Errors as :meth:`read`.
         """
-        width = self.dtype.itemsize
-        size = length.astype(np.int64) * width
-        self._items.gather(self._rows[document], out.view(np.uint8), at * width, size, start=start, width=width)
+        rows, bytes_of, width = self._rows.take(document), out.view(np.uint8), self.dtype.itemsize
+        self._reader.gather(self.field, rows, bytes_of, at * width, start=start, length=length.astype(np.int64))
 
     def places(self, documents: Ints) -> list[Place]:
         """Descriptor, first byte and number of bytes of each document; for reading ahead."""
-        return self._items.places(self._rows[documents])
+        return self._reader.places(self.field, self._rows[documents])
 
     def fresh(self) -> Documents:
         """The same documents with files of its own."""
         other = Documents.__new__(Documents)
-        vars(other).update(vars(self), _items=self._items.fresh())
+        vars(other).update(vars(self), _reader=self._reader.fresh())
         return other
 
     def _loss_spans(self, columns: Mapping[str, Any]) -> tuple[Ints, Ints]:

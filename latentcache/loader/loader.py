@@ -27,7 +27,6 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
 from latentcache.loader.device import Batch, Sent, Transfer
-from latentcache.loader.items import Place
 from latentcache.loader.prefetch import Readahead, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
@@ -35,6 +34,7 @@ from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder
 from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Position, SamplesSeen
 from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
+from latentcache.store.reader import Place
 
 Turn = tuple[int, int]
 

@@ -3,31 +3,28 @@
 Guarantee: the same results in the same order as without threads; an error is raised at the result it belongs to; at
 most ``depth`` results wait or are being made. The threads end when the iterator is exhausted, closed or forgotten,
 and before the interpreter does. A process forked in the middle has no such threads: there the iterator goes on
-without. Nothing here takes a lock that a fork could leave held. A caller that does nothing between two results makes
-them itself: a thread has nothing to hide behind then, and handing a result over costs more.
+without. Nothing here takes a lock that a fork could leave held.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from latentcache.errors import LatentcacheError
-from latentcache.loader.items import Place
+import torch
 
-#: Less than this between two results is no work to hide behind: handing over costs 20 to 130 us.
-_HAND_OVER_S = 100e-6
-#: So often in a row.
-_HASTY = 3
+from latentcache.errors import LatentcacheError
+from latentcache.store.reader import Place
+
 #: Places of a batch that are looked at; once so many batches in a row were found in memory, one batch of so many.
 _LOOKS, _CALM, _SELDOM = 4, 8, 32
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
@@ -52,6 +49,7 @@ class _Queue(Generic[Item, Made]):
 
     def work(self) -> None:
         """A thread: one result per position, until one fails or the caller leaves."""
+        compute_alone()
         while (position := self.positions.get()) is not None and not self.closed:
             try:
                 self.results.put((position, self.make(self.items[position]), None))
@@ -109,7 +107,7 @@ def read_ahead(
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    queue, forks, hasty = _Queue(make, items), _forks, 0
+    queue, forks = _Queue(make, items), _forks
     queue.allow(0, depth)
     started: list[threading.Thread] = []
     try:
@@ -118,17 +116,26 @@ def read_ahead(
         for position, item in enumerate(items):
             here = forks == _forks
             ready = [queue.take(position) if here and position < queue.allowed else make(item)]
-            if here and hasty < _HASTY:
+            if here:
                 queue.allow(position + 1, position + 1 + depth)
-            delivered = time.perf_counter()
             yield ready.pop()  # nothing here holds it meanwhile
-            hasty = hasty + 1 if time.perf_counter() - delivered < _HAND_OVER_S else 0
     finally:
         if forks == _forks:
             queue.close(min(threads, depth))
             queue.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # nothing reads any more once the last result was taken
+
+
+def compute_alone() -> None:
+    """Have torch compute in this thread without a team of OpenMP threads; other threads keep theirs.
+
+    A reader thread that had a team would compete with the training process for all cores.
+    ``torch.set_num_threads`` would also hold for threads that start later.
+    """
+    torch.get_num_threads()  # torch applies its own setting to a thread once: now, and not afterwards
+    with contextlib.suppress(AttributeError, OSError):  # a torch without OpenMP has no teams
+        ctypes.CDLL(None).omp_set_num_threads(1)
 
 
 def _started(queue: _Queue[Any, Any]) -> threading.Thread:

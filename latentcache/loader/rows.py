@@ -23,7 +23,6 @@ from latentcache.identity.content import content_hash, json_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.documents import Documents
 from latentcache.loader.formats import IGNORED, Batch, RowCollator, check_row_format, row_format, segments
-from latentcache.loader.items import Place
 from latentcache.loader.loader import Loader, NoSuchRowError, checked_index, checked_rows
 from latentcache.loader.row_reader import PendingRowReader, RowReader, arrays_in
 from latentcache.loader.substitute import OnError
@@ -32,6 +31,7 @@ from latentcache.plan.documents import RowPlan
 from latentcache.plan.length_buckets import fitting
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex, plan_report
+from latentcache.store.reader import Place
 
 Places = NDArray[Any]
 #: Columns of a batch beside its tensors that can be asked for.

@@ -24,12 +24,12 @@ from latentcache.fields.strings import Strings
 from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import METADATA, check_sample_format, sample_format
-from latentcache.loader.items import Checksum, Items, Place
 from latentcache.loader.values import TORCH, Affine, ReadSettings, flipped, posterior
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 Turn = tuple[int, int]
@@ -351,8 +351,8 @@ class SampleReader:
             place
             for name in self.fields
             for number, at, local in split
-            for place in self._stores[number][name].places(
-                self._items(name, number, local, None if variant is None else variant[at])
+            for place in self._readers[number].places(
+                name, self._items(name, number, local, None if variant is None else variant[at])
             )
         ]
 
@@ -364,7 +364,7 @@ class SampleReader:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_stores", "_pool", "_columns")
+        own = ("_readers", "_pool", "_columns")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -373,14 +373,11 @@ class SampleReader:
 
     def _open(self, slots: int = 4, pinned: bool = False) -> None:
         self._slots = slots
-        shared = getattr(self, "_stores", [{}] * len(self._parts))
-        self._stores = [
-            {
-                name: old[name].fresh() if name in old else Items(part.snapshot, name, self._checksum)
-                for name in self.fields
-            }
-            for part, old in zip(self._parts, shared, strict=True)
-        ]
+        if hasattr(self, "_readers"):
+            self._readers = [reader.fresh() for reader in self._readers]
+        else:
+            snapshots = [part.snapshot for part in self._parts]
+            self._readers = [EntryReader(one.paths, one, checksum=self._checksum) for one in snapshots]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
         self._columns: dict[tuple[int, str], Any] = {}
 
@@ -414,7 +411,7 @@ class SampleReader:
         size = math.prod(shape[1:]) * kind.itemsize
         memory = self._pool.take(shape[0] * size)
         for number, at, rows in items:
-            self._stores[number][name].gather(rows, memory, at * size, size)
+            self._readers[number].gather(name, rows, memory, at * size)
         stored = torch.from_numpy(memory.view(kind).reshape(shape)).view(TORCH[spec.dtype])
         draw = self._draws[name]
         if draw is None:
@@ -440,7 +437,7 @@ class SampleReader:
         values = memory.view(kind).reshape(count, longest, *rest)
         values[:] = spec.pad_value
         for number, at, rows in items:
-            self._stores[number][name].gather(rows, memory, at * size, lengths[at] * (size // longest))
+            self._readers[number].gather(name, rows, memory, at * size)
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
         return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
 
@@ -450,7 +447,7 @@ class SampleReader:
         if pending is None:
             found: Ints = self._column(number, name, "length")[rows]
             return found
-        self._stores[number][name].reader.ready(name, rows)
+        self._readers[number].ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
     def _described(self, split: Split, variant: Ints | None, count: int, bucket: int) -> Batch:

@@ -3,15 +3,15 @@
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
 ``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once; a draw
 depends on (seed, epoch, key) and a flip on (seed, epoch, content) alone, so both are the same on every rank, in every
-worker, for any batch size and after a resume. On the CPU everything works on pieces that stay in the processor's
-cache and are too small for torch to start an OpenMP team: a reader thread that did would compete with the training
-process for all cores.
+worker, for any batch size and after a resume. Cost: scale and shift are one pass over a batch, in place where the
+type stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -25,8 +25,6 @@ from latentcache.identity.noise import gaussian
 from latentcache.plan.numbers import choice
 
 Draw = Literal["sample", "mode"]
-#: Values worked on at once; torch uses several threads from 32768 on.
-_AT_ONCE = 1 << 14
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 TORCH = {
     "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
@@ -60,7 +58,7 @@ class ReadSettings:
         return (self.latents or "sample") if spec.posterior else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Affine:
     """Scale and shift of one field.
 
@@ -107,55 +105,48 @@ class Affine:
         """
         if stored.device.type != "cpu":
             return self._on_device(stored, out.dtype)
-        batch, channels = stored.shape[:2]
-        cells = stored[0, 0].numel() if len(stored) else 0
-        flat, made = stored.view(batch * channels, cells), out.view(batch * channels, cells)
-        if self.kind != "batch-norm" and not self.mean:
-            _in_pieces(flat.view(-1), made.view(-1), self._plain)
+        patch = self.patch if self.kind == "batch-norm" else 1
+        if stored.dtype == out.dtype and patch == 1:
+            self._multiply(stored, out.view(stored.shape))
             return out.view(stored.shape)
-        if self.kind != "batch-norm":
-            for row in range(batch * channels):
-                mean, std = self.mean[row % channels], self.std[row % channels]
-                _in_pieces(flat[row], made[row], lambda z, m=mean, s=std: z.sub_(m).div_(s).mul_(self.scale))
-            return out.view(stored.shape)
-        height, width = stored.shape[2:]
-        patch, parts = self.patch, self.patch * self.patch
-        for row in range(batch * channels):
-            plane = torch.empty(cells)
-            _in_pieces(flat[row], plane, lambda z: z)
-            folded = plane.numpy().reshape(height // patch, patch, width // patch, patch)
-            patches = torch.from_numpy(np.ascontiguousarray(folded.transpose(1, 3, 0, 2)).reshape(parts, -1))
-            target = made[row].view(parts, -1)
-            for part in range(parts):
-                channel = (row % channels) * parts + part
-                mean, std = self.mean[channel], self.std[channel]
-                _in_pieces(patches[part], target[part], lambda z, m=mean, s=std: z.sub_(m).div_(s).mul_(self.scale))
-        return out.view(batch, channels * parts, height // patch, width // patch)
+        made = []
+        for item, target in zip(stored, out.view(len(stored), -1), strict=True):
+            exact = torch.nn.functional.pixel_unshuffle(item, patch) if patch > 1 else item
+            exact = exact.to(torch.float32, copy=True, memory_format=torch.contiguous_format)[None]
+            self._multiply(exact, exact)
+            made = list(exact.shape[1:])
+            target.copy_(exact.view(-1))
+        return out.view(len(stored), *made)
 
-    def _plain(self, z: torch.Tensor) -> torch.Tensor:
-        return z if self.kind == "none" else z.sub_(self.shift).mul_(self.scale)
+    @cached_property
+    def _factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``z * factor + term``, of each channel or of all: (C,) or (1,) float32 both, rounded once from float64."""
+        if self.kind in ("mean-std", "batch-norm"):
+            mean, std = (torch.tensor(part, dtype=torch.float64) for part in (self.mean, self.std))
+        else:
+            mean, std = (torch.tensor([part], dtype=torch.float64) for part in (self.shift, 1.0))
+        factor = self.scale / std if self.changes else torch.ones_like(std)
+        return factor.float(), (-mean * factor).float()
+
+    def _multiply(self, z: torch.Tensor, out: torch.Tensor) -> None:
+        """One pass of torch's batch norm: it computes values of 16 bits in float32 and needs no other memory.
+
+        (``torch.add`` with ``alpha=`` would round the term to 16 bits first: every sixth value differs.)
+        """
+        factor, term = self._factors
+        flat, none = (len(z), len(factor), -1), torch.empty(0)
+        torch.native_batch_norm(
+            z.view(flat), factor, term, torch.zeros_like(factor), torch.ones_like(factor), False, 0.0, 0.0,
+            out=(out.view(flat), none, torch.empty(0)),
+        )  # fmt: skip
 
     def _on_device(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same in float32 on another device."""
         z = stored.to(torch.float32, copy=True)
-        if self.kind in ("none", "scale-shift"):
-            return self._plain(z).to(dtype)
-        if self.kind == "batch-norm":
-            z = torch.nn.functional.pixel_unshuffle(z, self.patch) if self.patch > 1 else z
-        column = (1, -1, *(1,) * (z.dim() - 2))
-        mean, std = (
-            torch.tensor(part, dtype=z.dtype, device=z.device).view(column) for part in (self.mean, self.std)
-        )
-        return z.sub_(mean).div_(std).mul_(self.scale).to(dtype)
-
-
-def _in_pieces(source: torch.Tensor, out: torch.Tensor, compute: Any) -> None:
-    """``out = compute(source)`` in float32, piece by piece; ``compute`` works in place."""
-    for start in range(0, source.numel(), _AT_ONCE):
-        part, made = source[start : start + _AT_ONCE], out[start : start + _AT_ONCE]
-        if part.dtype == torch.float32 and made.data_ptr() == part.data_ptr():
-            compute(part)
-        else:
-            made.copy_(compute(part.to(torch.float32, copy=True)))
+        if self.kind == "batch-norm" and self.patch > 1:
+            z = torch.nn.functional.pixel_unshuffle(z, self.patch)
+        factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._factors)
+        return z.mul_(factor).add_(term).to(dtype)
 
 
 def posterior(
@@ -171,18 +162,14 @@ def posterior(
         turn: Seed and epoch.
     """
     for item, key, made in zip(moments, keys, out, strict=True):
-        half = made.numel()
-        values, target = item.reshape(-1), made.view(-1)
-        noise = torch.from_numpy(gaussian(half, b"read", *turn, key.tobytes())) if draw == "sample" else None
-        for start in range(0, half, _AT_ONCE):
-            end = min(start + _AT_ONCE, half)
-            mean = values[start:end].to(torch.float32)
-            if noise is None:
-                target[start:end] = mean
-                continue
-            deviation = values[half + start : half + end].to(torch.float32, copy=True).mul_(0.5)
-            np.exp(deviation.numpy(), out=deviation.numpy())  # torch's may start a team, however small the piece
-            torch.addcmul(mean, deviation, noise[start:end], out=target[start:end])
+        mean, spread = item.chunk(2)
+        if draw == "mode":
+            made.copy_(mean)
+            continue
+        noise = torch.from_numpy(gaussian(made.numel(), b"read", *turn, key.tobytes()))
+        deviation = spread.to(torch.float32, copy=True).mul_(0.5)
+        np.exp(deviation.numpy(), out=deviation.numpy())
+        torch.addcmul(mean.to(torch.float32), deviation, noise.view(made.shape), out=made)
 
 
 def flipped(keys: NDArray[np.uint8], turn: tuple[int, int]) -> NDArray[np.int64]:

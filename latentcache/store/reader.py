@@ -3,21 +3,26 @@
 With ``checksum="first"`` each entry is proven when this process first reads it: its payload is held against the
 checksum in the snapshot's columns, which have checksums themselves. With ``"always"`` each read proves it again.
 Nothing is mapped and LMDB is not opened, so a file that is cut short is an error and not a signal; a reader is safe
-across ``fork``, ``spawn``, threads and pickling.
+across ``fork``, ``spawn``, threads and pickling. All items of a batch are read by one system call where Linux has it:
+the interpreter's lock changes hands once for a batch and not once for each item.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import platform
+import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, StoreError, UsageError
+from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
@@ -26,8 +31,9 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
 Ints = NDArray[np.integer]
-#: Up to so many reads plain numbers are quicker than arrays: for 16 padded rows 33 us instead of 52.
-_FEW = 64
+Checksum = Literal["first", "always"]
+Place = tuple[int, int, int]
+"""Descriptor of a shard, first byte, number of bytes."""
 _FRONT, _NO_ROWS = 0, np.zeros(0, dtype=np.intp)
 
 
@@ -52,7 +58,9 @@ class _Field:
         where = rows if places is None else places  # of a pending snapshot; there each row is an entry
         self.shard, self.offset = np.asarray(where.shard), np.asarray(where.offset).astype(np.int64, copy=False)
         self.checksum, self.size, self.head = np.asarray(where.checksum), where.bytes, where.head
-        self.entry = np.asarray(rows.entry)
+        entry = np.asarray(rows.entry)
+        own = len(entry) == len(self.offset) and (entry[0], entry[-1]) == (0, len(entry) - 1) if len(entry) else True
+        self.entry = None if own and bool((entry[1:] > entry[:-1]).all()) else entry
         shapes = [one.shape[1:] if rows.spec.ragged else one.shape for one in rows.groups]
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         self.width = self.dtype.itemsize * np.array(sizes, dtype=np.int64)
@@ -62,24 +70,32 @@ class _Field:
         self.proven = np.zeros(len(self.offset), dtype=np.bool_)
         self.all_proven = False
 
+    def entries_of(self, rows: Ints) -> Ints:
+        """(n,) entries of items; the numbers of the items if each has its own, in order."""
+        return rows if self.entry is None else self.entry.take(rows)
+
+    def entry_of(self, row: int) -> int:
+        """The entry of an item."""
+        return row if self.entry is None else int(self.entry[row])
+
     def widths(self, rows: Ints) -> Any:
         """(n,) bytes of one element of the first axis (of a whole item if the field is not ragged)."""
-        return self.width[self.group[rows]] if self.group is not None else self.width[0]
+        return self.width[self.group.take(rows)] if self.group is not None else self.width[0]
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Segments:
         """Where items are, or elements of them from ``start`` on."""
-        entry, width = self.entry[rows], self.widths(rows)
-        first: Any = _FRONT if self.start is None else self.start[rows].astype(np.int64)
-        count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
+        entry, width = self.entries_of(rows), self.widths(rows)
+        first: Any = _FRONT if self.start is None else self.start.take(rows).astype(np.int64)
+        count: Any = 1 if self.length is None else self.length.take(rows).astype(np.int64)
         if start is not None:
             first, count = first + start, count - start if length is None else length
         size: Any = count * width
         if not isinstance(size, np.ndarray):
             size = np.full(len(entry), size, dtype=np.int64)
-        offset = self.offset[entry]
+        offset = self.offset.take(entry)
         if first is not _FRONT:
             offset += first * width
-        return Segments(shard=self.shard[entry], offset=offset, bytes=size)
+        return Segments(shard=self.shard.take(entry), offset=offset, bytes=size)
 
 
 class EntryReader:
@@ -94,9 +110,7 @@ class EntryReader:
         UsageError: Another value of ``checksum``.
     """
 
-    def __init__(
-        self, paths: CachePaths, snapshot: Snapshot, *, checksum: Literal["first", "always"] = "first"
-    ) -> None:
+    def __init__(self, paths: CachePaths, snapshot: Snapshot, *, checksum: Checksum = "first") -> None:
         if checksum not in ("first", "always"):
             raise UsageError(f"checksum={checksum!r}: must be 'first' or 'always'", fix="open_cache(path)")
         self.paths, self.snapshot, self.checksum = paths, snapshot, checksum
@@ -135,7 +149,7 @@ class EntryReader:
         Args:
             field: Its name.
             rows: (n,) rows of the field.
-            out: Memory of bytes, C-contiguous; bytes between the items are left as they are.
+            out: (m,) of memory; bytes between the items are left as they are.
             at: (n,) byte of ``out`` at which each item begins.
             start: (n,) first element of each item that is wanted, along the ragged axis; by default 0.
             length: (n,) number of elements; by default up to the item's end.
@@ -147,16 +161,23 @@ class EntryReader:
         """
         one = self._field(field)
         self.ready(field, rows)
-        if one.packed or start is not None:
+        whole = not one.packed and start is None
+        if not whole:
             self.prove(field, rows)
         where = one.segments(rows, start, length)
-        memory = memoryview(out).cast("B")
-        self._read(one, rows, where, memory, at)
-        if not one.packed and start is None:
-            new = self._unproven(one, rows)
-            if len(new):
-                spans = zip(at[new].tolist(), (at[new] + where.bytes[new]).tolist(), strict=True)
-                self.check(field, rows[new], [memory[begin:end] for begin, end in spans])
+        ends = at + where.bytes
+        if len(rows) and not 0 <= int(at.min()) <= int(ends.max()) <= len(out):
+            raise IndexError(f"items of {field} do not fit into {len(out)} bytes")
+        files = self._descriptors(where.shard)
+        if not read_together(files, where.offset, where.bytes, out, at):
+            self._read_each(one, rows, where, out, at, files)
+        new = self._unproven(one, rows) if whole else _NO_ROWS
+        if len(new):
+            memory, entries = out.data, one.entries_of(rows[new])
+            spans = zip(entries.tolist(), at[new].tolist(), ends[new].tolist(), strict=True)
+            for entry, begin, end in spans:
+                self._hold(one, entry, memory[begin:end])
+            self._remember(one, entries)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -182,14 +203,14 @@ class EntryReader:
         size = int(one.segments(np.array([row])).bytes[0])
         if out.dtype != one.dtype or out.nbytes != size:
             why = f"expected {out.dtype} {list(out.shape)}, found {size} bytes"
-            raise self._corrupt(one, int(one.entry[row]), why)
+            raise self._corrupt(one, one.entry_of(row), why)
         self.gather(field, np.array([row]), out.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
 
     def header(self, field: str, row: int) -> EntryHeader:
         """The head of the entry that holds an item, held against the snapshot. Errors as :meth:`gather`."""
         one = self._field(field)
         self.ready(field, np.array([row]))
-        return self.entry_header(field, int(one.entry[row]))
+        return self.entry_header(field, one.entry_of(row))
 
     def entry_header(self, field: str, entry: int) -> EntryHeader:
         """The head of an entry of a field. Errors as :meth:`gather`."""
@@ -219,33 +240,13 @@ class EntryReader:
         self.payload(field, entry)
         return header
 
-    def check(self, field: str, rows: Ints, buffers: Sequence[Any]) -> None:
-        """Prove items that were read whole already; each is the payload of its entry.
-
-        Args:
-            field: One whose items are entries of their own.
-            rows: (n,) its rows.
-            buffers: (n,) their bytes.
-
-        Raises:
-            CorruptEntryError: One fails its check.
-        """
-        one = self._field(field)
-        new = self._unproven(one, rows)
-        entries = one.entry[rows[new]]
-        checks = zip(new.tolist(), entries.tolist(), one.checksum[entries].tolist(), strict=True)
-        for position, entry, expected in checks:
-            if checksum(buffers[position]) != expected:
-                raise self._corrupt(one, entry, f"payload checksum: expected {expected:016x}")
-        self._remember(one, entries)
-
     def prove(self, field: str, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
         one = self._field(field)
         new = self._unproven(one, rows)
         if not len(new):
             return
-        entries = np.unique(one.entry[rows[new]])
+        entries = np.unique(one.entries_of(rows[new]))
         for entry in entries.tolist():
             if one.pending and one.proven[entry] and self.checksum == "first":
                 continue
@@ -275,6 +276,22 @@ class EntryReader:
                 os.close(opened)
         return self._files[shard]
 
+    def places(self, field: str, rows: Ints) -> list[Place]:
+        """Where items are, for reading ahead; those of a pending snapshot that have not come are left out.
+
+        Raises:
+            MissingEntryError: A shard is gone.
+        """
+        found = self.segments(field, rows)
+        parts = zip(found.shard.tolist(), found.offset.tolist(), found.bytes.tolist(), strict=True)
+        return [(self.descriptor(shard), start, size) for shard, start, size in parts if shard >= 0]
+
+    def fresh(self) -> EntryReader:
+        """The same items with files of its own; what is known of entries is shared, and which were proven."""
+        other = EntryReader(self.paths, self.snapshot, checksum=self.checksum)
+        other._fields = self._fields
+        return other
+
     def close(self) -> None:
         """Close the files. The reader opens them again when it is asked for more."""
         _close_all(self._files)
@@ -300,30 +317,35 @@ class EntryReader:
         """Positions in ``rows`` of items whose entries have to be proven."""
         if self.checksum == "always":
             return np.arange(len(rows))
-        return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entry[rows]])
+        return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven.take(one.entries_of(rows)))
 
     def _remember(self, one: _Field, entries: Ints) -> None:
         one.proven[entries] = True
         if len(entries):
             one.all_proven = bool(one.proven.all()) if one.proven[-1] and one.proven[0] else False
 
-    def _read(self, one: _Field, rows: Ints, where: Segments, memory: memoryview, at: Ints) -> None:
-        files, read, front, why = self._files, os.preadv, 0, "the shard ends early"
+    def _descriptors(self, shards: NDArray[np.int32]) -> list[int]:
+        """Those of n items; files are opened on first use."""
+        known = self._files
         try:
-            for shard, place, size, front in (_few if len(rows) <= _FEW else _many)(where, at):
-                file = files.get(shard)
-                if file is None:
-                    file = self.descriptor(shard)
-                if read(file, (memory[front : front + size],), place) != size:
-                    break
-            else:
-                return
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            why = str(error)
-        piece = int(np.flatnonzero(at == front)[0])
-        raise self._corrupt(one, int(one.entry[rows[piece]]), why)
+            return [known[shard] for shard in shards.tolist()]
+        except KeyError:
+            return [self.descriptor(shard) for shard in shards.tolist()]
+
+    def _read_each(
+        self, one: _Field, rows: Ints, where: Segments, out: NDArray[np.uint8], at: Ints, files: Sequence[int]
+    ) -> None:
+        """Read one item after the other; one that does not come whole is named."""
+        columns = (column.tolist() for column in (where.offset, where.bytes, at))
+        memory = out.data
+        for number, (file, place, size, front) in enumerate(zip(files, *columns, strict=True)):
+            try:
+                why = "the shard ends early"
+                found = os.preadv(file, (memory[front : front + size],), place)
+            except OSError as error:
+                found, why = -1, str(error)
+            if found != size:
+                raise self._corrupt(one, one.entry_of(int(rows[number])), why)
 
     def _pread(self, one: _Field, entry: int, size: int, place: int) -> bytes:
         shard = self.descriptor(int(one.shard[entry]))
@@ -337,7 +359,7 @@ class EntryReader:
             raise self._corrupt(one, entry, f"the shard ends early: expected {size} bytes, found {len(data)}")
         return data
 
-    def _hold(self, one: _Field, entry: int, data: bytes) -> None:
+    def _hold(self, one: _Field, entry: int, data: bytes | memoryview) -> None:
         expected = int(one.checksum[entry])
         if checksum(data) != expected:
             raise self._corrupt(one, entry, f"payload checksum: expected {expected:016x}")
@@ -347,7 +369,7 @@ class EntryReader:
         return str(self.paths.data(names[shard]))
 
     def _corrupt(self, one: _Field, entry: int, why: str) -> CorruptEntryError:
-        rows = np.flatnonzero(one.entry == entry)
+        rows = np.flatnonzero(one.entry == entry) if one.entry is not None else np.array([entry])
         name = self.snapshot.samples.names[int(one.rows.sample[int(rows[0])])] if len(rows) else ""
         more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         return CorruptEntryError(
@@ -359,21 +381,90 @@ class EntryReader:
         )
 
 
-def _few(where: Segments, at: Ints) -> Iterator[tuple[int, int, int, int]]:
-    """A read for each item: shard, place in it, number of bytes, place in memory."""
-    columns = (column.tolist() for column in (where.shard, where.offset, where.bytes, at))
-    return zip(*columns, strict=True)
-
-
-def _many(where: Segments, at: Ints) -> Iterator[tuple[int, int, int, int]]:
-    """The same; items that are neighbours in memory and in the file are read at once."""
-    shard, place, size = where.shard, where.offset, where.bytes
-    follow = (at[1:] == at[:-1] + size[:-1]) & (place[1:] == place[:-1] + size[:-1]) & (shard[1:] == shard[:-1])
-    first = np.flatnonzero(np.append(True, ~follow))
-    columns = (shard[first], place[first], np.add.reduceat(size, first), at[first])
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
 def _close_all(files: dict[int, int]) -> None:
     while files:
         os.close(files.popitem()[1])
+
+
+#: Numbers of io_setup, io_destroy, io_submit and io_getevents (io_submit(2)), a struct iocb and a struct io_event.
+_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
+_SETUP, _DESTROY, _SUBMIT, _WAIT = map(ctypes.c_long, _CALLS.get(platform.machine(), (-1,) * 4))
+_REQUEST = np.dtype(
+    {
+        "names": ["size", "file", "memory", "bytes", "offset"],
+        "formats": ["<u8", "<u4", "<u8", "<u8", "<i8"],
+        "offsets": [0, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+_RESULT = np.dtype({"names": ["size", "bytes"], "formats": ["<u8", "<i8"], "offsets": [0, 16], "itemsize": 32})
+#: Reads of one call.
+_MOST = 256
+_call = ctypes.CDLL(None, use_errno=True).syscall
+_call.restype = ctypes.c_long
+
+
+class _Queue:
+    """A queue of reads of the kernel (Linux AIO). Buffered reads end before ``io_submit`` does; both are waited for.
+
+    Raises:
+        OSError: The system has none (more): another system, a sandbox, ``fs.aio-max-nr``.
+    """
+
+    def __init__(self) -> None:
+        self._context = ctypes.c_ulong()
+        if sys.platform != "linux" or _call(_SETUP, ctypes.c_long(_MOST), ctypes.byref(self._context)):
+            raise OSError(ctypes.get_errno(), "io_setup")
+        self._requests, self._results = np.zeros(_MOST, dtype=_REQUEST), np.zeros(_MOST, dtype=_RESULT)
+        self._columns = [self._requests[name] for name in _REQUEST.names or ()]
+        self._pointers = self._requests.ctypes.data + 64 * np.arange(_MOST, dtype=np.uint64)
+        self._first, self._found = ctypes.c_void_p(self._pointers.ctypes.data), self._results.ctypes.data
+
+    def read(self, files: Sequence[int], offset: Ints, size: Ints, address: Ints) -> bool:
+        """True if all of up to ``_MOST`` pieces came whole."""
+        count, ended = len(files), 0
+        for column, values in zip(self._columns, (size, files, address, size, offset), strict=True):
+            column[:count] = values
+        begun = _call(_SUBMIT, self._context, ctypes.c_long(count), self._first)
+        while ended < begun:
+            left = ctypes.c_long(begun - ended)
+            found = _call(_WAIT, self._context, left, left, ctypes.c_void_p(self._found + 32 * ended), None)
+            if found < 0 and ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), "io_getevents")
+            ended += max(found, 0)
+        results = self._results[:count]
+        return bool(begun == count and (results["size"] == results["bytes"]).all())
+
+    def __del__(self) -> None:
+        if self._context:
+            _call(_DESTROY, self._context)
+
+
+#: Queues that no thread is using.
+_idle: list[_Queue] = []
+os.register_at_fork(after_in_child=_idle.clear)  # a queue belongs to the process that made it
+
+
+def read_together(files: Sequence[int], offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints) -> bool:
+    """Read n pieces of files into memory, 256 with one system call.
+
+    Args:
+        files: (n,) descriptors.
+        offset: (n,) first byte of each in its file.
+        size: (n,) bytes of each.
+        out: (m,) of memory.
+        at: (n,) where each belongs in ``out``; all of it must be inside.
+
+    Returns:
+        False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
+    """
+    try:
+        queue = _idle.pop() if _idle else _Queue()
+        address, whole = at + out.__array_interface__["data"][0], True
+        for first in range(0, len(files), _MOST):
+            some = slice(first, first + _MOST)
+            whole = whole and queue.read(files[some], offset[some], size[some], address[some])
+    except (OSError, IndexError):  # another thread took the last one; a queue that failed is not used again
+        return False
+    _idle.append(queue)
+    return whole

@@ -79,20 +79,6 @@ def test_two_threads_work_at_once():
     iterator.close()
 
 
-def test_a_caller_in_haste_makes_them_himself_until_he_works_again(monkeypatch):
-    def make(number):
-        return threading.get_ident()
-
-    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 10.0)
-    iterator = read_ahead(make, range(100), 2)
-    mine = threading.get_ident()
-    makers = [next(iterator) == mine for _ in range(10)]
-    assert makers == [False] * 5 + [True] * 5  # three in haste, and what was allowed by then
-    monkeypatch.setattr(prefetch, "_HAND_OVER_S", 0.0)
-    assert [next(iterator) == mine for _ in range(5)] == [True] + [False] * 4
-    iterator.close()
-
-
 def test_an_error_of_one_of_several_threads_comes_at_its_place():
     def make(number):
         time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
