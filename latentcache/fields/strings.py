@@ -134,8 +134,7 @@ class LazyStrings(Strings):
             part = chosen[start : start + _NEAR]
             low, high = int(part.min()), int(part.max())
             if high - low >= _GAP_STRINGS * len(part) and len(part) > 1:
-                for position in part.tolist():
-                    found += self.take([position])
+                found += self._scattered(part)
                 continue
             bounds = self._bounds_of(low, high + 1)
             text = self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
@@ -143,6 +142,15 @@ class LazyStrings(Strings):
             spans = zip(at[part - low].tolist(), at[part - low + 1].tolist(), strict=True)
             found += [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
         return found
+
+    def _scattered(self, chosen: NDArray[np.int64]) -> list[str]:
+        """The strings at positions that are far apart."""
+        bounds = self._ends[np.concatenate([(chosen - 1).clip(min=0), chosen])].astype(np.int64)
+        first, size = bounds[: len(chosen)] * (chosen > 0), bounds[len(chosen) :]
+        size -= first
+        text, ends = self._data.pieces(first, size), np.cumsum(size)
+        spans = zip((ends - size).tolist(), ends.tolist(), strict=True)
+        return [text[begin:end].decode("utf-8", "surrogateescape") for begin, end in spans]
 
     def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
         """Lengths and bytes of the strings from ``start`` to ``stop``."""

@@ -414,10 +414,17 @@ class Loader:
         return BatchDataset(self)[index]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}
+        """A few KiB: another process reads the columns by itself."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_passes", "report")}
+        return {**state, "batches": self.report.batches}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        batches = state.pop("batches")
         vars(self).update(state, _passes=weakref.WeakSet())
+        index = self._reader.index
+        self.report = plan_report(index, batches, seed=self.seed)
+        self._position.attach(index, self.report, self._reader.tokens)
+        self._substitutes.attach(index)
 
     def copied_position(self) -> Position:
         """A copy of the place of this loader, for an iteration elsewhere."""

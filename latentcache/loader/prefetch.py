@@ -1,9 +1,9 @@
 """Reads ahead: threads make the next batches while the caller works on this one; the disk begins even earlier.
 
 Guarantee: the same results in the same order as without threads; an error is raised at the result it belongs to; at
-most ``depth`` results wait or are being made. The threads end when the iterator is exhausted, closed or forgotten,
-and before the interpreter does. A process forked in the middle has no such threads: there the iterator goes on
-without. Nothing here takes a lock that a fork could leave held.
+most ``depth`` results wait or are being made, and one more for each further thread. The threads end when the iterator
+is exhausted, closed or forgotten, and before the interpreter does. A process forked in the middle has no such
+threads: there the iterator goes on without. Nothing here takes a lock that a fork could leave held.
 """
 
 from __future__ import annotations
@@ -101,27 +101,28 @@ def read_ahead(
     Args:
         make: Called once per item; in any order, if there are several threads.
         items: All of them.
-        depth: Results that may wait for the caller.
+        depth: Results that may wait for the caller while no further one is begun.
         threads: How many make results at once; no more than ``depth``.
     """
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    queue, forks = _Queue(make, items), _forks
-    queue.allow(0, depth)
+    queue, forks, threads = _Queue(make, items), _forks, min(threads, depth)
+    ahead = depth + threads - 1  # so that a thread never waits for the caller to take what another one made
+    queue.allow(0, ahead)
     started: list[threading.Thread] = []
     try:
-        for _ in range(min(threads, depth)):
+        for _ in range(threads):
             started.append(_started(queue))  # noqa: PERF401 -- the second may fail to start
         for position, item in enumerate(items):
             here = forks == _forks
             ready = [queue.take(position) if here and position < queue.allowed else make(item)]
             if here:
-                queue.allow(position + 1, position + 1 + depth)
+                queue.allow(position + 1, position + 1 + ahead)
             yield ready.pop()  # nothing here holds it meanwhile
     finally:
         if forks == _forks:
-            queue.close(min(threads, depth))
+            queue.close(threads)
             queue.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # nothing reads any more once the last result was taken

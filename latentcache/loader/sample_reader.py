@@ -38,7 +38,9 @@ Batch = dict[str, Any]
 Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part."""
 #: Columns up to this size are kept in memory; larger ones are read by position.
-_RESIDENT_BYTES = 64 << 20
+_RESIDENT_BYTES = 8 << 20
+#: Combinations of groups that a table may have.
+_MOST_CODES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,20 +131,23 @@ def join(part: Part, fields: Sequence[str]) -> Joined:
     """
     items = {name: _Items.of(part.snapshot.fields[name]) for name in fields}
     lead = max(items.values(), key=lambda found: found.largest, default=None)
-    chosen = part.chosen
     if lead is None:
-        return Joined(chosen, {}, {}, 0)
-    first, last = (np.searchsorted(lead.sample, chosen, side=side) for side in ("left", "right"))
-    place = spread(first, last - first)
-    kept = np.ones(len(place), dtype=np.bool_)
-    found = {}
-    for name, other in items.items():
-        found[name] = place if other is lead else other.places(lead.sample[place], lead.dims[place])
-        kept &= found[name] >= 0
-    sample = lead.sample[place][kept]
+        return Joined(part.chosen, {}, {}, 0)
+    if part.samples is None:
+        place: Ints = np.arange(len(lead.sample), dtype=np.int32)
+    else:
+        count = np.bincount(lead.sample, minlength=len(part.snapshot.samples))
+        place = spread((np.cumsum(count) - count)[part.samples], count[part.samples])
+    others = {name: other for name, other in items.items() if other is not lead}
+    found = {name: other.places(lead, place) for name, other in others.items()}
+    kept = np.logical_and.reduce([at >= 0 for at in found.values()]) if found else np.True_
+    if not kept.all():
+        place, found = place[kept], {name: at[kept] for name, at in found.items()}
+    sample, found = lead.sample[place], {name: found.get(name, place) for name in items}
+    chosen = part.chosen
     missing = len(chosen) - len(sample) if lead.largest < 2 else np.count_nonzero(~np.isin(chosen, sample))
-    rows = {name: items[name].rows[at[kept]] for name, at in found.items()}
-    groups = {name: items[name].group[at[kept]] for name, at in found.items() if not items[name].ragged}
+    rows = {name: items[name].rows[at] for name, at in found.items()}
+    groups = {name: items[name].group[at] for name, at in found.items() if not items[name].ragged}
     return Joined(sample, rows, groups, int(missing))
 
 
@@ -152,8 +157,8 @@ class _Items:
 
     sample: NDArray[np.int32]
     group: NDArray[np.integer]
-    dims: NDArray[np.int64]
-    """(I,) size of each as one number."""
+    size: NDArray[np.int64]
+    """(groups,) size of each as one number."""
     rows: NDArray[np.int32]
     """(I, V) rows of the variants; a variant that is missing is the first one."""
     largest: int
@@ -175,19 +180,21 @@ class _Items:
                 there = (variant[after] == number) & (sample[after] == sample[first]) & (group[after] == group[first])
                 rows[there, number] = after[there]
             sample, group = sample[first], group[first]
-        sizes = np.array([(one.dims[1] << 24) + one.dims[2] for one in field.groups], dtype=np.int64)
-        dims = sizes[group] if len(sizes) else np.zeros(len(sample), dtype=np.int64)
-        largest = int(np.bincount(sample).max()) if len(sample) else 0
-        return cls(sample, group, dims, rows, largest, field.spec.ragged)
+        sizes = [(one.dims[1] << 24) + one.dims[2] for one in field.groups] or [0]
+        several = bool((sample[1:] == sample[:-1]).any())
+        largest = int(np.bincount(sample).max()) if several else min(len(sample), 1)
+        return cls(sample, group, np.array(sizes, dtype=np.int64), rows, largest, field.spec.ragged)
 
-    def places(self, sample: Ints, dims: Ints) -> NDArray[np.int64]:
-        """(n,) the item of each sample (and size), -1 if there is none."""
+    def places(self, lead: _Items, place: Ints) -> Ints:
+        """(n,) the item of each sample (and size) of items of another field, -1 if there is none."""
+        sample = lead.sample[place]
         if not len(self.sample):
             return np.full(len(sample), -1)
         if self.largest < 2:
-            at = np.searchsorted(self.sample, sample).clip(max=len(self.sample) - 1)
-            return np.where(self.sample[at] == sample, at, -1)
-        own, wanted = _together(self.sample, self.dims), _together(sample, dims)
+            table = np.full(max(int(self.sample[-1]), int(sample.max(initial=0))) + 1, -1, dtype=np.int32)
+            table[self.sample] = np.arange(len(self.sample))
+            return table[sample]
+        own, wanted = _together(self.sample, self.size[self.group]), _together(sample, lead.size[lead.group[place]])
         order = np.argsort(own, kind="stable")
         at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
         return np.where(own[at] == wanted, at, -1)
@@ -241,6 +248,7 @@ class SampleReader:
         checksum: Checksum = "first",
         mixture: Mixture | None = None,
     ) -> None:
+        self._given = tuple(parts), asked, settings, checksum, mixture
         self._parts, self._settings, self._checksum = tuple(parts), settings, checksum
         snapshot = parts[0].snapshot
         self.fields, self.metadata = _asked(snapshot, asked)
@@ -266,6 +274,8 @@ class SampleReader:
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._forms = self._forms_of()
+        snapshots = [part.snapshot for part in parts]
+        self._readers = [EntryReader(one.paths, one, checksum=checksum) for one in snapshots]
         self._open()
 
     def names_of(self, rows: Ints) -> list[str]:
@@ -363,21 +373,12 @@ class SampleReader:
         other._open(slots, pinned)
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_readers", "_pool", "_columns")
-        return {name: value for name, value in vars(self).items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open(self._slots)
+    def __reduce__(self) -> Any:
+        return _opened, (*self._given, self._slots)
 
     def _open(self, slots: int = 4, pinned: bool = False) -> None:
         self._slots = slots
-        if hasattr(self, "_readers"):
-            self._readers = [reader.fresh() for reader in self._readers]
-        else:
-            snapshots = [part.snapshot for part in self._parts]
-            self._readers = [EntryReader(one.paths, one, checksum=self._checksum) for one in snapshots]
+        self._readers = [reader.fresh() for reader in self._readers]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
         self._columns: dict[tuple[int, str], Any] = {}
 
@@ -555,13 +556,21 @@ class SampleReader:
         met: dict[Shape, int] = {}
         numbers: list[NDArray[np.int32]] = []
         for part, joined in zip(self._parts, self._joined, strict=True):
-            code = np.zeros(len(joined.sample), dtype=np.int64)
+            code: Any = np.zeros(len(joined.sample), dtype=np.int32)
+            most = 1
             for name, group in joined.groups.items():
+                most *= len(part.snapshot.fields[name].groups)
                 code = code * len(part.snapshot.fields[name].groups) + group
-            codes, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-            shapes = [self._shape(part.snapshot, joined, place) for place in first.tolist()]
-            numbers.append(np.array([met.setdefault(one, len(met)) for one in shapes], dtype=np.int32)[inverse]
-                           if len(codes) else np.empty(0, dtype=np.int32))  # fmt: skip
+            if most > _MOST_CODES:
+                code = np.unique(code, return_inverse=True)[1].astype(np.int32)
+                most = int(code.max(initial=0)) + 1
+            first = np.full(most, -1, dtype=np.int32)
+            first[code[::-1]] = np.arange(len(code) - 1, -1, -1, dtype=np.int32)
+            number = np.zeros(most, dtype=np.int32)
+            for each in np.flatnonzero(first >= 0).tolist():
+                shape = self._shape(part.snapshot, joined, int(first[each]))
+                number[each] = met.setdefault(shape, len(met))
+            numbers.append(number[code])
         order = sorted(met, key=lambda one: (*size_rank(*one.dims), one.shapes))
         final = np.empty(len(order), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
@@ -633,6 +642,20 @@ class SampleReader:
             else:
                 hashes.append(content_hash(joined.sample.tobytes()))
         return content_hash(b"".join(hashes)).hex()
+
+
+def _opened(
+    parts: Sequence[Part],
+    asked: Sequence[str] | None,
+    settings: ReadSettings,
+    checksum: Checksum,
+    mixture: Mixture | None,
+    slots: int,
+) -> SampleReader:
+    """A reader in another process, which reads the columns by itself."""
+    reader = SampleReader(parts, asked, settings, checksum=checksum, mixture=mixture)
+    reader._open(slots)
+    return reader
 
 
 def _asked(snapshot: Snapshot, asked: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

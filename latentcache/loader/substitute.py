@@ -47,6 +47,13 @@ class Substitutes:
         self._bad: dict[int, int] = {}
         self._errors: dict[int, Bad] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_index"}
+
+    def attach(self, index: SampleIndex) -> None:
+        """Go on over the same samples in another process."""
+        self._index = index
+
     @property
     def counts(self) -> Mapping[str, int]:
         """Sample -> how often another took its place, as far as this process has read."""

@@ -9,7 +9,6 @@ of planning the epoch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from operator import index as as_index
@@ -219,7 +218,7 @@ class Position:
     """
 
     def __init__(self, index: SampleIndex, report: PlanReport, *, seed: int, tokens: Ints | None = None) -> None:
-        self._index, self._report, self._tokens = index, report, tokens
+        self.attach(index, report, tokens)
         self._cursor = self._start(seed, 0)
         self._loaded = False
         self._plan: EpochPlan | None = None
@@ -227,7 +226,6 @@ class Position:
         self._delivered = self._counted = 0
         sources = report.sources
         self._names = [source.name for source in sources] or [EVERYTHING]
-        self._bounds = np.array(report.mixture.starts() if report.mixture else [0, len(index.bucket)])
         self._seen: NDArray[np.int64] = np.zeros((2, len(self._names)), dtype=np.int64)
         self.iteration = 0
         """Names the iteration whose batches count; another number after begin, another epoch or load."""
@@ -273,9 +271,19 @@ class Position:
 
     def copied(self) -> Position:
         """A place of its own that begins as this one."""
-        other = copy.copy(self)
-        other._seen = self._seen.copy()
+        other = Position.__new__(Position)
+        vars(other).update(vars(self), _seen=self._seen.copy())
         return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._count()
+        own = ("_index", "_report", "_tokens", "_bounds")
+        return {name: value for name, value in vars(self).items() if name not in own} | {"_plan": None}
+
+    def attach(self, index: SampleIndex, report: PlanReport, tokens: Ints | None) -> None:
+        """Go on over the same samples in another process."""
+        self._index, self._report, self._tokens = index, report, tokens
+        self._bounds = np.array(report.mixture.starts() if report.mixture else [0, len(index.bucket)])
 
     def go_to(self, seed: int, epoch: int) -> None:
         """Go to the start of an epoch of a seed."""

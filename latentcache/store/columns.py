@@ -13,6 +13,7 @@ import math
 import operator
 import os
 import struct
+import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
-from latentcache.store.atomic_io import open_file, write_atomically
+from latentcache.store.atomic_io import open_file, read_together, write_atomically
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {
@@ -37,8 +38,8 @@ _TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
-#: Positions looked up together, and bytes between two positions that are read with them.
-_TOGETHER, _GAP_BYTES = 1 << 12, 1 << 12
+#: Up to so many positions are read one by one; others together, with up to so many bytes between two of them.
+_FEW, _TOGETHER, _GAP_BYTES = 1 << 8, 1 << 12, 1 << 12
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 #: Rows of a column that are converted together.
@@ -158,6 +159,12 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         )
         self._compare(checksum_of(parts))
 
+    def pieces(self, first: NDArray[np.int64], size: NDArray[np.int64]) -> bytes:
+        """The bytes of ranges of rows, one after the other; of a column of bytes."""
+        if self._form.runs >= 0:
+            return b"".join(self._slice(*one).tobytes() for one in zip(first.tolist(), size.tolist(), strict=True))
+        return self._file.read_pieces(self._form.start + first, size).tobytes()
+
     def _compare(self, found: int) -> None:
         if found != self._form.checksum:
             why = f"checksum of {self._name}: expected {self._form.checksum:016x}, found {found:016x}"
@@ -197,6 +204,11 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         if len(positions) * _DENSE >= len(self):
             whole: NDArray[Any] = self._slice(0, len(self))[positions]
             return whole
+        if len(positions) <= _FEW:
+            width = self._form.width
+            places = self._form.start + positions * width
+            raw = self._file.read_pieces(places, np.full(len(positions), width)).view(self._form.stored)
+            return self._widened(raw.reshape(-1, *self.shape[1:]))
         out = np.empty((len(positions), *self.shape[1:]), dtype=self.dtype)
         gap = max(_GAP_BYTES // max(self._form.width, 1), 1)
         for start in range(0, len(positions), _TOGETHER):
@@ -257,15 +269,16 @@ class ColumnFile:
     Args:
         path: The file.
         expected: xxh3-64 of its header, if the caller knows it.
+        lasts: False if the file may be gone when a pickle of it is opened, which then has its bytes.
 
     Raises:
         CacheDamagedError: It cannot be read, or is not what was written.
     """
 
-    def __init__(self, path: Path, expected: int | None = None) -> None:
-        self.path, self._expected = path, expected
+    def __init__(self, path: Path, expected: int | None = None, *, lasts: bool = True, data: bytes = b"") -> None:
+        self.path, self._expected, self._lasts = path, expected, lasts
         try:
-            self._descriptor = open_file(path)
+            self._descriptor = _temporary(data) if data else open_file(path)
         except OSError as error:
             raise _unreadable(path, error) from error
         weakref.finalize(self, os.close, self._descriptor).atexit = False
@@ -317,7 +330,8 @@ class ColumnFile:
         return LazyStrings(self[f"{name}.bytes"], self[f"{name}.ends"])
 
     def __reduce__(self) -> Any:
-        return ColumnFile, (self.path, self._expected)
+        data = b"" if self._lasts else self.read(0, np.dtype("u1"), (self.num_bytes,)).tobytes()
+        return _opened, (self.path, self._expected, self._lasts, data)
 
     def read(self, place: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """An array from a byte of the file on.
@@ -337,6 +351,15 @@ class ColumnFile:
                 raise self._damaged("the file ends early")
             done += found
         return values
+
+    def read_pieces(self, place: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The bytes of n pieces of the file, one after the other. Errors as :meth:`read`."""
+        ends = np.cumsum(size)
+        out = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+        if read_together([self._descriptor] * len(size), place, size, out, ends - size):
+            return out
+        parts = zip(place.tolist(), size.tolist(), strict=True)
+        return np.concatenate([self.read(start, np.dtype("u1"), (count,)) for start, count in parts])
 
     def _damaged(self, why: str) -> CacheDamagedError:
         return CacheDamagedError(f"{self.path.name} is damaged", where=str(self.path), why=why)
@@ -478,6 +501,18 @@ def _form(one: Mapping[str, Any], header: Mapping[str, Any], name: str, data: in
 
 def _bytes(values: NDArray[Any]) -> memoryview:
     return values.reshape(-1).view(np.uint8).data if values.size else memoryview(b"")
+
+
+def _opened(path: Path, expected: int | None, lasts: bool, data: bytes) -> ColumnFile:
+    return ColumnFile(path, expected, lasts=lasts, data=data)
+
+
+def _temporary(data: bytes) -> int:
+    """Descriptor of a file without a name that holds these bytes."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
 
 
 def _column_of(file: ColumnFile, name: str) -> Column:

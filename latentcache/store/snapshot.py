@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,13 @@ class Snapshot:
     pending: Any = field(default=None, compare=False, repr=False)
     """What finds the items of a build that has not ended; None for a finished one."""
 
+    def __reduce__(self) -> Any:
+        """A finished build is opened again; the files of one that runs may be gone by then, so it has its columns."""
+        if not self.number:
+            return _with_columns, ({one.name: getattr(self, one.name) for one in dataclass_fields(self)},)
+        kinds = {name: rows.kind for name, rows in self.fields.items()}
+        return _reopened, (self.paths, self.number, kinds, self.lease)
+
     @property
     def shards(self) -> tuple[str, ...]:
         """Names of the shards that its entries are in."""
@@ -251,10 +259,24 @@ def read_snapshot(paths: CachePaths, folder: Path, number: int) -> Snapshot:
         shards = manifest["shards"]
         if manifest["snapshot"] != number or not all(re.fullmatch(r"[\w-]+", name) for name in shards):
             raise ValueError(f"snapshot {manifest['snapshot']} with shards {shards}")
-        file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16))
+        file = ColumnFile(folder / COLUMNS, int(manifest["columns"]["checksum"], 16), lasts=number > 0)
         samples = _samples(file, manifest)
         opened = {name: _field_rows(file, name, one, samples, shards) for name, one in manifest["fields"].items()}
     return Snapshot(number=number, paths=paths, manifest=manifest, samples=samples, fields=opened)
+
+
+def _reopened(paths: CachePaths, number: int, kinds: Mapping[str, FieldKind | None], lease: object) -> Snapshot:
+    """A finished build in another process, which may not have found the kinds by itself."""
+    snapshot, fields = read_snapshot(paths, paths.snapshot(number), number), {}
+    for name, rows in snapshot.fields.items():
+        kind = rows.kind or kinds[name]
+        recipe = rows.recipe if kind is None else kind.recipe_from_json(rows.recipe_json)
+        fields[name] = replace(rows, kind=kind, recipe=recipe)
+    return replace(snapshot, fields=fields, lease=lease)
+
+
+def _with_columns(values: dict[str, Any]) -> Snapshot:
+    return Snapshot(**values)
 
 
 def current_or_none(cache: Path) -> Snapshot | None:

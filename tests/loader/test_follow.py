@@ -1,5 +1,6 @@
 """A cache that a streaming build is still filling: lengths are exact at once, batches those of the finished cache."""
 
+import pickle
 import subprocess
 import sys
 
@@ -29,9 +30,11 @@ def test_samples(tmp_path):
     followed = [(batch["names"], batch["latents"].clone()) for batch in loader]
     assert build.wait() == 0
     finished = open_cache(tmp_path / "c", follow=True).loader(batch_size=3)
-    for batch, (names, latents) in zip(finished, followed, strict=True):
-        assert batch["names"] == names
+    travelled = pickle.loads(pickle.dumps(loader))  # as to a worker that starts when the build has ended
+    for batch, other, (names, latents) in zip(finished, travelled, followed, strict=True):
+        assert batch["names"] == other["names"] == names
         assert torch.equal(batch["latents"], latents)
+        assert torch.equal(other["latents"], latents)
     finished.load_state_dict(loader.state_dict())
 
 

@@ -319,6 +319,31 @@ def test_another_process_iterates_while_this_one_does(source, method):
     assert child.exitcode == 0
 
 
+def test_what_a_worker_is_sent_is_small(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 400, captions=True, seal_every=100))
+    loader = cache.loader(batch_size=2, seed=3)
+    next(iter(loader))
+    assert len(pickle.dumps(loader)) < 4096
+    assert len(pickle.dumps(loader.dataset)) < 4096
+    assert digests(pickle.loads(pickle.dumps(loader))) == digests(loader)
+
+
+def test_large_columns_are_read_by_position(many, monkeypatch):
+    expected = list(many.loader(batch_size=2))
+    monkeypatch.setattr("latentcache.loader.sample_reader._RESIDENT_BYTES", 0)
+    for one, other in zip(expected, many.loader(batch_size=2), strict=True):
+        assert (one["names"], one["captions"]) == (other["names"], other["captions"])
+        assert torch.equal(one["keys"]["latents"], other["keys"]["latents"])
+        assert torch.equal(one["original_size"], other["original_size"])
+
+
+def test_a_system_without_queues_reads_one_by_one(many, monkeypatch):
+    expected = digests(many.loader(batch_size=2))
+    monkeypatch.setattr("latentcache.store.reader.read_together", lambda *_: False)
+    monkeypatch.setattr("latentcache.store.columns.read_together", lambda *_: False)
+    assert digests(many.loader(batch_size=2)) == expected
+
+
 def test_pickled_and_copied_in_the_middle(source):
     loader = source.loader(batch_size=1, seed=5)
     whole = digests(loader)

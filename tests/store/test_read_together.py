@@ -1,0 +1,91 @@
+"""Many pieces of files with one system call: all of them, or False."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from latentcache.store import atomic_io
+from latentcache.store.atomic_io import read_together
+
+DATA = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "f").write_bytes(DATA.tobytes())
+    descriptor = os.open(tmp_path / "f", os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def pieces(count, seed):
+    random = np.random.default_rng(seed)
+    size = random.integers(1, 3000, count)
+    offset = random.integers(0, len(DATA) - 3000, count)
+    return offset, size, np.cumsum(size + 3) - size
+
+
+def read(file, count, seed=0):
+    offset, size, at = pieces(count, seed)
+    out = np.full(int(at[-1] + size[-1]), 0xAA, np.uint8)
+    assert read_together([file] * count, offset, size, out, at)
+    for place, number, start in zip(at, size, offset, strict=True):
+        assert np.array_equal(out[place : place + number], DATA[start : start + number])
+        assert (out[place - 3 : place] == 0xAA).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="Linux has it")
+@pytest.mark.parametrize("count", [1, 32, 256, 257, 1000])
+def test_every_piece_is_in_its_place(file, count):
+    read(file, count)
+
+
+def test_a_piece_behind_the_end_is_not_whole(file):
+    out = np.zeros(200, np.uint8)
+    both = np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100])
+    assert not read_together([file] * 2, *both)
+    assert not read_together([file, 10**6], *both)  # no such file
+    read(file, 40)  # and the queue is as good as before
+
+
+def test_threads_have_queues_of_their_own(file):
+    failed = []
+
+    def work(seed):
+        try:
+            for number in range(50):
+                read(file, 60, seed * 1000 + number)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(atomic_io._idle) <= 8
+
+
+def test_a_forked_child_makes_queues_of_its_own(file):
+    read(file, 40)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert not atomic_io._idle
+            read(file, 40)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    read(file, 40)
+
+
+def test_a_system_that_has_none_says_so(file, monkeypatch):
+    monkeypatch.setattr(atomic_io, "_idle", [])
+    monkeypatch.setattr(atomic_io.sys, "platform", "darwin")
+    assert not read_together([file], np.array([0]), np.array([10]), np.zeros(10, np.uint8), np.array([0]))
