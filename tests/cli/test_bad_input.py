@@ -225,7 +225,7 @@ def test_a_second_process_is_rejected_within_two_seconds(tmp_path):
         "--json",
     ]
     first = subprocess.Popen(
-        [*words, "--model", "stub:delay_ms=300", "--batch-size", "1"],
+        [*words, "--model", "stub:delay_ms=60000", "--batch-size", "1"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -241,7 +241,7 @@ def test_a_second_process_is_rejected_within_two_seconds(tmp_path):
         assert value["error"]["holder"]["pid"] == first.pid
         assert f"process {first.pid} on" in second.stderr
     finally:
-        first.terminate()
+        first.kill()
         first.communicate(timeout=15)
 
 

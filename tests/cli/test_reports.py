@@ -9,6 +9,7 @@ import sys
 import pytest
 from small_cache import SMALL, as_nobody, counts, damage_payload, draw, draw_four
 
+from latentcache import failpoint
 from latentcache.cli import reports
 from latentcache.store.paths import CachePaths
 
@@ -118,12 +119,13 @@ def test_a_build_that_is_ended_in_order_says_what_it_did(data, tmp_path):
         draw(data / f"p{number}.png", seed=number)
     (data / "bad.png").write_bytes(b"")
     events, cache = tmp_path / "events", tmp_path / "c"
-    words = ["build", data, *SMALL, "--model", "stub:delay_ms=50", "--out", cache, "--commit-every", "1"]
+    words = ["build", data, *SMALL, "--out", cache, "--commit-every", "1"]
     command = [sys.executable, "-m", "latentcache", *words, "--batch-size", "1", "--events", events, "--quiet"]
-    process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE)
-    while not events.exists() or events.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    armed = os.environ | {failpoint.VARIABLE: "before-put:4:stop"}
+    process = subprocess.Popen([str(word) for word in command], env=armed, stderr=subprocess.PIPE)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    process.send_signal(signal.SIGTERM)  # obeyed when it goes on
+    process.send_signal(signal.SIGCONT)
     process.communicate(timeout=30)
     found, items = of(cache, "build")
     keys = sum(len(json.loads(line)["keys"]) for line in events.read_text().splitlines())

@@ -57,9 +57,9 @@ def draw_folder(folder, count):
     return folder
 
 
-def start(*words, **options):
-    """A process of the command line; its output is piped."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+def start(*words, armed="", **options):
+    """A process of the command line with a failpoint; its output is piped."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: armed}
     command = [sys.executable, "-m", "latentcache", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(command, env=environment, **pipes, **options)
@@ -93,9 +93,15 @@ def start_followed(cache, *words):
     command = [sys.executable, "-m", "latentcache", "build", *map(str, words), "--out", str(cache), "--stream"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), failpoint.VARIABLE: "before-put:2:stop"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-    assert (CachePaths(cache).pending / "manifest.json").exists(), "the build ended first"
+    wait_until_stopped(process)
+    assert (CachePaths(cache).pending / "manifest.json").exists()
     return process
+
+
+def wait_until_stopped(process):
+    """Wait for the ``stop`` of a failpoint."""
+    found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert found.si_code == os.CLD_STOPPED, "it ended first"
 
 
 def start_build(data, cache, *more, delay_ms=0, events=None, **options):

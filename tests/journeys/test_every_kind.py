@@ -240,7 +240,7 @@ def test_a_second_builder_is_told_who_holds_the_cache(kind, tmp_path):
     finished(first)
     error = second.json["error"]
     assert (second.code, error["slug"], error["holder"]["pid"]) == (3, "locked", first.pid)
-    assert waited < 2
+    assert waited < 10, "it is told at once; a busy machine takes longer"
 
 
 # checks

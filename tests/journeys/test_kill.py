@@ -4,7 +4,17 @@ import random
 import time
 
 import pytest
-from commands import acknowledged, build, draw_folder, entries, finished, look, start_build, state_of, wait_for
+from commands import (
+    acknowledged,
+    build,
+    draw_folder,
+    entries,
+    finished,
+    look,
+    start_build,
+    state_of,
+    wait_for,
+)
 
 NUM_IMAGES = 48
 
@@ -71,8 +81,8 @@ def test_a_hundred_kills(tmp_path, seed):
 
 def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path):
     data, cache, events = draw_folder(tmp_path / "data", 30), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=50, events=events)
-    wait_for(lambda: len(acknowledged(events)) >= 2, process)
+    process = start_build(data, cache, events=events, armed="before-put:3:hang")
+    wait_for(lambda: len(acknowledged(events)) == 2, process)
     process.kill()
     finished(process)
     assert (cache / "builder.lock").exists()
@@ -87,10 +97,11 @@ def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path
 def test_a_line_is_in_the_event_file_only_after_its_commit(tmp_path):
     """Looked at from outside, in the moment after the line appeared."""
     data, cache, events = draw_folder(tmp_path / "data", 12), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=100, events=events)
+    process = start_build(data, cache, delay_ms=1000, events=events)
     for wanted in (1, 2):
         wait_for(lambda wanted=wanted: len(acknowledged(events)) >= wanted, process)
         keys = acknowledged(events)
+        assert keys
         assert set(keys) <= set(entries(cache))
     process.kill()
     finished(process)

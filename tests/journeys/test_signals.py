@@ -8,19 +8,31 @@ import sys
 import time
 
 import pytest
-from commands import ROOT, acknowledged, build, draw_folder, entries, finished, noise, start, start_build, wait_for
+from commands import (
+    ROOT,
+    acknowledged,
+    build,
+    draw_folder,
+    entries,
+    finished,
+    noise,
+    start,
+    start_build,
+    wait_for,
+    wait_until_stopped,
+)
 from small_cache import counts
 
 both = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
-def stopped(process, number, timeout=10):
+def stopped(process, number, timeout=10, code=0):
     """Send a signal and check how the process takes it."""
     started = time.monotonic()
     process.send_signal(number)
     done = finished(process, timeout)
     assert time.monotonic() - started < 10
-    assert done.code == 128 + number
+    assert done.code == (code or 128 + number)
     assert done.json["error"]["slug"] == "interrupted"
     assert done.json["error"]["fix"]
     assert "error[interrupted]" in done.talk
@@ -30,9 +42,10 @@ def stopped(process, number, timeout=10):
 @both
 def test_a_signal_ends_the_build_in_order_and_the_next_run_goes_on(tmp_path, number):
     data, cache, events = draw_folder(tmp_path / "data", 40), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=30, events=events)
-    wait_for(lambda: len(acknowledged(events)) >= 2, process)
-    stopped(process, number)
+    process = start_build(data, cache, events=events, armed="before-put:3:stop")
+    wait_until_stopped(process)
+    process.send_signal(number)  # obeyed when it goes on
+    stopped(process, signal.SIGCONT, code=128 + number)
     keys, there = acknowledged(events), entries(cache)
     assert set(keys) == set(there)
     assert 2 <= len(keys) < 40
@@ -87,7 +100,7 @@ def big_folder(tmp_path_factory):
 @both
 @pytest.mark.parametrize("later", [0.0, 0.2])
 def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, later):
-    process = start_build(big_folder, tmp_path / "cache", delay_ms=1)
+    process = start_build(big_folder, tmp_path / "cache", delay_ms=4000)
     wait_for((tmp_path / "cache" / "builder.lock").exists, process)
     time.sleep(later)
     started = time.monotonic()
@@ -100,7 +113,7 @@ def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, 
 @pytest.mark.parametrize("after", [0.02, 0.06, 0.1, 0.15, 0.4])
 def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
     """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
-    data = draw_folder(tmp_path / "data", 3)
+    data = draw_folder(tmp_path / "data", 30)
     process = start_build(data, tmp_path / "cache", delay_ms=300)
     time.sleep(after)
     process.send_signal(number)

@@ -34,7 +34,10 @@ def test_a_second_build_is_told_also_while_the_first_is_planning(tmp_path):
 
 def test_of_two_builds_at_the_same_instant_one_wins_and_one_is_told(tmp_path):
     data, cache = draw_folder(tmp_path / "data", 8), tmp_path / "cache"
-    both = [start_build(data, cache, delay_ms=200) for _ in range(2)]
+    both = [start_build(data, cache, armed="before-put:1:stop") for _ in range(2)]
+    wait_for(lambda: any(process.poll() is not None for process in both))
+    for process in both:
+        process.send_signal(signal.SIGCONT)  # the winner waits at its first commit, or will
     loser, winner = sorted((finished(process) for process in both), key=lambda done: -done.code)
     assert (winner.code, loser.code) == (0, 3)
     assert loser.json["error"]["slug"] == "locked"

@@ -52,7 +52,7 @@ def ends_whole(tmp_path, data, cache, events):
 
 def running(tmp_path, wanted=3, **options):
     data, cache, events = draw_folder(tmp_path / "data", NUM_IMAGES), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, *TWO, delay_ms=20, events=events, **options)
+    process = start_build(data, cache, *TWO, delay_ms=100, events=events, **options)
     wait_for(lambda: len(acknowledged(events)) >= wanted, process)
     return process, data, cache, events
 

@@ -26,7 +26,7 @@ class Following(Talk):
     def advanced(self, progress):
         super().advanced(progress)
         if self.snapshot is None:
-            self.snapshot = open_pending(self.cache, timeout_s=5)
+            self.snapshot = open_pending(self.cache, timeout_s=60)
 
 
 def slow(case):
@@ -61,7 +61,7 @@ def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, mon
     seen = []
 
     def read():
-        snapshot = open_pending(cache, timeout_s=20)
+        snapshot = open_pending(cache, timeout_s=60)
         reader = EntryReader(CachePaths(cache), snapshot)
         for row in range(12):
             try:
@@ -72,7 +72,7 @@ def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, mon
     thread = threading.Thread(target=read)
     thread.start()
     report = built(case, data, stream=True, recipe=slow(case))
-    thread.join(30)
+    thread.join(60)
     stored = arrays_of(cache, name)
     assert (len(seen), report.quarantined) == (12, 1)
     for row, found in enumerate(seen):

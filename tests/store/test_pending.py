@@ -62,7 +62,7 @@ def seal(paths, name, numbers):
 @pytest.mark.parametrize("pickled", [False, True])
 def test_items_are_read_as_their_shards_are_sealed(building, pickled):
     seal(building, "before", range(5))
-    snapshot = open_pending(building.root, timeout_s=5)
+    snapshot = open_pending(building.root, timeout_s=60)
     snapshot = pickle.loads(pickle.dumps(snapshot)) if pickled else snapshot
     reader = EntryReader(building, snapshot)
     assert len(snapshot.samples) == len(snapshot.fields["words"]) == 60
@@ -92,7 +92,7 @@ def test_items_are_read_as_their_shards_are_sealed(building, pickled):
 
 
 def test_an_item_that_failed_is_named_with_its_reason(building):
-    snapshot = open_pending(building.root, timeout_s=5)
+    snapshot = open_pending(building.root, timeout_s=60)
     rejected = Rejected(name="x", reason="truncated", detail="after 100 bytes")
     reject_pending(building, [(7, "plane", rejected), (9, "", rejected)])
     for field, row in (("plane", 7), ("plane", 9), ("words", 9)):
@@ -104,7 +104,7 @@ def test_an_item_that_failed_is_named_with_its_reason(building):
 
 
 def test_an_item_that_does_not_come_in_time(building):
-    snapshot = open_pending(building.root, timeout_s=5)
+    snapshot = open_pending(building.root, timeout_s=60)
     with pytest.raises(NotYetEncodedError, match="not encoded within"):
         snapshot.pending.ready("plane", np.array([1]), 0.3)
 
@@ -114,7 +114,7 @@ def test_the_end_of_the_build(tmp_path):
     make_folder(paths.shards)
     with builder_lock(paths.lock):
         announce(paths)
-        snapshot = open_pending(paths.root, timeout_s=5)
+        snapshot = open_pending(paths.root, timeout_s=60)
         seal(paths, "all", range(50))
         why = Rejected(name="im\u00e4ge-0054.png", reason="truncated", target="plane")
         publish(paths, list(range(50)), rejected=[why])
