@@ -3,6 +3,7 @@
 Imported by programs without torch and threads (``torture.py``), never by pytest itself: a fork copies what is there.
 """
 
+import functools
 import json
 import os
 import random
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import typer
 from commands import RECIPE, acknowledged, draw_folder, entries, look
 
 from latentcache import failpoint
@@ -21,6 +23,8 @@ from latentcache.cli.app import main
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import open_snapshot
 
+#: The commands are put together once.
+typer.main.get_command = functools.cache(typer.main.get_command)
 NUM_IMAGES = 18
 _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 
@@ -108,21 +112,26 @@ def run_quietly(words, talk=None):
 
 
 def check(place):
-    """What must hold after anything: acknowledged keys are there and right, and nothing else is wrong."""
+    """What must hold after anything: acknowledged keys are there and right, and nothing else is wrong.
+
+    Returns:
+        The full verification; None if there is no cache.
+    """
     keys = acknowledged(place.events)
     assert len(set(keys)) == len(keys), "a key was encoded twice"
     if not ((place.cache / "shards").exists() or (place.cache / "CURRENT").exists()):
         assert not keys, f"{len(keys)} acknowledged keys are lost with the whole cache"
-        return
+        return None
     there = entries(place.cache)
     lost = [key for key in keys if there.get(key, (None,))[0] is None]
     assert not lost, f"{len(lost)} of {len(keys)} acknowledged keys are lost: {lost[:3]}"
     verify = look("verify", place.cache, "--full", "--json").json
     if verify["error"] is not None:
         assert verify["error"]["slug"] == "cache-unfinished", verify["error"]
-        return
+        return verify
     wrong = {name: count for name, count in verify["counts"].items() if count and name not in _HARMLESS}
     assert not wrong, (wrong, verify["items"])
+    return verify
 
 
 def heal(place, reference):
@@ -135,8 +144,7 @@ def heal(place, reference):
     assert counts["encoded"] + counts["cached"] == NUM_IMAGES, counts
     assert counts["encoded"] <= NUM_IMAGES - len(keys), "acknowledged entries were encoded again"
     assert counts["cached"] >= before, (counts, before)
-    check(place)
-    last = look("verify", place.cache, "--full", "--json").json
+    last = check(place)
     assert (last["exit_code"], last["counts"]["ok"]) == (0, NUM_IMAGES), last
     assert content(place.cache) == reference.content
     assert look("info", place.cache, "--json").json["complete"] is True
