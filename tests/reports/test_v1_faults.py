@@ -47,8 +47,10 @@ def test_a_refused_command_does_not_decide_what_the_next_build_stores(run, data,
     assert keys_of(cache) == before
 
 
-@pytest.mark.parametrize("module", ["json", "numpy", "lmdb", "xxhash", "signal"])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in ("numpy", "lmdb", "xxhash", "signal"))],
+)
 def test_a_file_in_the_working_directory_is_never_executed(cache, tmp_path, module):
     """A ``json.py`` in the working directory ran in the processes of a check and of a repair."""
     flip(next((cache / "shards").glob("*/data.mdb")), 5000)
@@ -204,3 +206,13 @@ def test_info_of_a_first_build_that_failed_counts_its_samples(run, data, tmp_pat
     assert failed.status == 3
     shown = run("info", cache, "--json").json
     assert (shown["complete"], shown["counts"]["samples"], shown["part"]) == (False, 4, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("build", ["JSONL", "parquet", "folder of images"]), ("export", ["CACHE", "OUT", "pyarrow"])],
+)
+def test_help_names_what_a_command_takes(run, command, said):
+    """``build --help`` spoke of images alone, and ``export`` was shown without OUT."""
+    shown = run(command, "--help").out
+    assert [word for word in said if word not in shown] == []

@@ -21,6 +21,8 @@ from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.run import cut, make_again, worker_count
 from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.memory import BASE_BYTES
+from latentcache.pipeline.workers.process import WorkerProcess
 from latentcache.store.catalog import load_catalog
 from latentcache.store.index import load_index
 
@@ -128,6 +130,15 @@ def test_a_job_that_is_too_large_fails_unread(words):
     assert [(sample, why.reason) for sample, why in result.failed] == [(1, "record-too-large")]
     assert "--host-memory is 536,870,912" in result.failed[0][1].detail
     assert words.times("prepare", "giant") == 0
+
+
+def test_the_limit_of_workers_follows_that_of_the_container(words, monkeypatch):
+    """A quarter of the container's memory for inputs, divided among the workers."""
+    limits, limit = [], WorkerProcess.limit
+    monkeypatch.setattr(WorkerProcess, "limit", lambda self, size: (limits.append(size), limit(self, size)))
+    monkeypatch.setattr("latentcache.pipeline.workers.memory.host_memory", lambda: 2 << 30)
+    assert words.run(TEXTS, workers=2).failed == ()
+    assert set(limits) == {BASE_BYTES + (2 << 30) // 4 // 2}
 
 
 @pytest.mark.slow
