@@ -5,6 +5,7 @@ Guarantee: a command that is refused leaves the cache as it was; a folder that i
 
 from __future__ import annotations
 
+import errno
 import platform
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,14 @@ from typing import Any
 from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, UsageError
 from latentcache.fields.protocol import Described
 from latentcache.pipeline.report import BuildPlan
-from latentcache.store.atomic_io import as_store_error, make_folder, remove_durably, write_atomically, writing
+from latentcache.store.atomic_io import (
+    as_store_error,
+    make_folder,
+    read_file,
+    remove_durably,
+    write_atomically,
+    writing,
+)
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 
@@ -98,8 +106,7 @@ def locked(paths: CachePaths) -> Iterator[int]:
 def undone_if_unused(paths: CachePaths) -> Iterator[None]:
     """Put the build state and folders back as they were if the build fails before anything was committed."""
     with writing(paths.root):
-        state = paths.building.read_bytes() if paths.building.exists() else None
-        before, shards = _names(paths.root), _names(paths.shards)
+        state, before, shards = _state(paths.building), _names(paths.root), _names(paths.shards)
     try:
         yield
     except LatentcacheError:
@@ -107,11 +114,21 @@ def undone_if_unused(paths: CachePaths) -> Iterator[None]:
             for folder in (paths.shards, paths.scratch, paths.quarantine):
                 if folder.name not in before and folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
-            if state is None:
-                remove_durably(paths.building)
-            else:
+            if state is not None:
                 write_atomically(paths.building, state)
+            elif paths.building.is_file():
+                remove_durably(paths.building)
         raise
+
+
+def _state(path: Path) -> bytes | None:
+    """The build state; None if there is none, or something else in its place, such as a pipe."""
+    try:
+        return read_file(path)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise
+        return None
 
 
 def _names(folder: Path) -> set[str]:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -21,6 +23,8 @@ from latentcache.store.atomic_io import write_json
 from latentcache.store.paths import CachePaths
 
 _HERE = Path(__file__).parent
+#: Memory of one program that goes through many seeds, and time of one seed.
+MOST_BYTES, MOST_S = 4 << 30, 120
 
 
 def make(folder):
@@ -121,10 +125,17 @@ def test_damage_to_records_is_seen_or_does_no_harm(made_records, tmp_path, quick
 
 
 def run_seeds(first, last, folder, name="images"):
-    """As a program: many seeds in one process, so that a signal costs a process of its own."""
+    """As a program: many seeds in one process, so that a signal costs a process of its own.
+
+    A seed that waits for ever, or reads without end, ends the program and not the machine.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    os.fsync = lambda descriptor: None
+    typer.main.get_command = cache(typer.main.get_command)
     made, kind = (make_records(folder), DOCUMENTS) if name == "records" else (make(folder), IMAGES)
     for seed in range(first, last):
         sys.stderr.write(f"seed {seed}\n")
+        signal.alarm(MOST_S)
         one(folder, made, seed, kind)
 
 

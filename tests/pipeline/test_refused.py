@@ -1,5 +1,7 @@
 """A refused or failed command leaves the cache as it was, and decides nothing about the next build."""
 
+import os
+
 import pytest
 from small_builds import CASES, Talk, built, settings, tree
 
@@ -121,6 +123,18 @@ def test_a_damaged_build_state_is_ignored_and_a_newer_one_is_refused(case, tmp_p
     (cache / "BUILDING").write_text('{"format": 99, "fields": {}}')
     with pytest.raises(CacheFormatError, match="99"):
         built(case, data)
+
+
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(path.name)]
+)
+def test_something_else_in_the_place_of_the_build_state_is_not_waited_for_and_replaced(tmp_path, put):
+    data = LATENTS.data(tmp_path / "data", 2)
+    cache = built(LATENTS, data).cache
+    put(CachePaths(cache).building)
+    LATENTS.write(data, 9)
+    assert built(LATENTS, data).encoded == 1
+    assert not os.path.lexists(CachePaths(cache).building)
 
 
 @pytest.mark.parametrize("where", ["data", "data/inside"])
