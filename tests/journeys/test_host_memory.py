@@ -62,4 +62,4 @@ def test_resident_memory_stays_within_the_budget(tmp_path, device, budget):
     assert [counts[name] for name in ("samples", "encoded", "cached", "quarantined")] == [6, 6, 0, 0]
     told = f"{base // MIB} MiB with small images, {peak // MIB} with large ones, a budget of {budget // MIB}"
     assert 500 * MIB < peak - base < 1.1 * budget, told
-    (tmp_path / "told").write_text(told)
+    print(told)  # noqa: T201 - a figure of docs/explanation/reliability.md

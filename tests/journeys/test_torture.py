@@ -32,6 +32,7 @@ def tortured(folder, *words):
     )
     if done.returncode == CANNOT:
         pytest.skip(done.stdout)
+    print(done.stdout)  # noqa: T201 - a figure of docs/explanation/reliability.md
     return done
 
 
