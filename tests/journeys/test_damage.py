@@ -140,13 +140,13 @@ def run_seeds(first, last, folder, name="images"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", ["images", "records"])
 def test_much_damage_and_no_signal(tmp_path, part, name):
-    first = 10_000 + part * 150
-    command = [sys.executable, __file__, str(first), str(first + 150), str(tmp_path), name]
+    first = 10_000 + part * 750
+    command = [sys.executable, __file__, str(first), str(first + 750), str(tmp_path), name]
     around = {**os.environ, "PYTHONPATH": f"{ROOT}:{_HERE}:{_HERE.parent}"}
-    done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=1200, check=False)
+    done = subprocess.run(command, env=around, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
