@@ -12,9 +12,10 @@ MIB = 1 << 20
 SIDE = 10_000
 
 
-def large(folder):
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
     """Six images of 100 megapixels in five formats; no two are alike, since a build makes equal pixels once."""
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("large")
     ramp = (np.add.outer(np.arange(SIDE), np.arange(SIDE)) // 16 % 256).astype(np.uint8)
 
     def grey(lightness):
@@ -50,12 +51,12 @@ def peak_of_workers(process):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "budget"), [("cpu*1", 2500 * MIB), ("cpu*2", 4000 * MIB)])
-def test_resident_memory_stays_within_the_budget(tmp_path, device, budget):
+def test_resident_memory_stays_within_the_budget(large, tmp_path, device, budget):
     words = ("--device", device, "--decode-threads", 4, "--host-memory", budget)
     small = start_build(draw_folder(tmp_path / "small", 32), tmp_path / "one", *words)
     base = peak_of_workers(small)
     assert finished(small).code == 0
-    process = start_build(large(tmp_path / "large"), tmp_path / "two", *words)
+    process = start_build(large, tmp_path / "two", *words)
     peak = peak_of_workers(process)
     done = finished(process, 600)
     counts = done.json["counts"]
