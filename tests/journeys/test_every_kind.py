@@ -167,7 +167,8 @@ def test_parts_merge_into_the_cache_of_one_build(kind, tmp_path):
 
 def test_training_begins_while_a_streaming_build_goes_on(kind, tmp_path, monkeypatch):
     """The build waits before the sample that the loader serves last; records are made in the order of their file."""
-    monkeypatch.setattr("latentcache.pipeline.workers.writer.ROLL_S", 0.0)
+    for name in ("ROLL_S", "ROLL_PART"):  # every commit is sealed
+        monkeypatch.setattr(f"latentcache.pipeline.workers.writer.{name}", 0.0)
     data, plain, cache = kind.data(tmp_path / "data", size=UNIT), tmp_path / "plain", tmp_path / "cache"
     assert kind.build(data, plain).code == 0
     finished_cache, last = kind.opened(plain), kind.many - 1
