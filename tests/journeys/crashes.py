@@ -3,7 +3,6 @@
 Imported by programs without torch and threads (``torture.py``), never by pytest itself: a fork copies what is there.
 """
 
-import functools
 import json
 import os
 import random
@@ -15,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import typer
-from commands import RECIPE, acknowledged, draw_folder, entries, look
+from commands import RECIPE, acknowledged, commands_are_put_together_once, draw_folder, entries, look
 
 from latentcache import failpoint
 from latentcache.cli.app import main
 from latentcache.store.shard import ShardWriter
 from latentcache.store.snapshot import open_snapshot
 
-#: The commands are put together once.
-typer.main.get_command = functools.cache(typer.main.get_command)
+commands_are_put_together_once()
 NUM_IMAGES = 18
 _HARMLESS = {"ok", "touched", "missing", "unreferenced", "quarantined"}
 

@@ -8,12 +8,10 @@ import signal
 import subprocess
 import sys
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
-from commands import ROOT, acknowledged, start_build, wait_for
+from commands import ROOT, acknowledged, commands_are_put_together_once, start_build, wait_for
 from damage import DOCUMENTS, IMAGES, WAYS, check, damage, files_of, kind_of, served, served_documents
 from small_cache import build, draw, draw_four
 from small_tokens import build as build_records
@@ -76,7 +74,7 @@ def _killed(data, cache):
 def quick(monkeypatch):
     """Nothing here loses power, and the commands are put together once."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+    commands_are_put_together_once(monkeypatch.setattr)
 
 
 def one(folder, made, seed, kind=IMAGES):
@@ -131,7 +129,7 @@ def run_seeds(first, last, folder, name="images"):
     """
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
     os.fsync = lambda descriptor: None
-    typer.main.get_command = cache(typer.main.get_command)
+    commands_are_put_together_once()
     made, kind = (make_records(folder), DOCUMENTS) if name == "records" else (make(folder), IMAGES)
     for seed in range(first, last):
         sys.stderr.write(f"seed {seed}\n")
