@@ -74,6 +74,13 @@ def build(
     ),
     caption_prefix: str | None = option(None, "--caption-prefix TEXT", "Put TEXT before every caption."),
     caption_suffix: str | None = option(None, "--caption-suffix TEXT", "Put TEXT behind every caption."),
+    split: str | None = option(None, "--split NAME", "Split of a data set in archives. [default: train]"),
+    image_column: str | None = option(
+        None, "--image-column NAME", "Column of images, or the end of their names in tars. [default: the only one]"
+    ),
+    caption_column: str | None = option(
+        None, "--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"
+    ),
     part: str | None = option(
         None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
     ),
@@ -105,6 +112,9 @@ def build(
         default_caption=default_caption,
         caption_prefix=caption_prefix or "",
         caption_suffix=caption_suffix or "",
+        split=split or "",
+        image_column=image_column or "",
+        caption_column=caption_column or "",
     )
     settings = BuildSettings(
         data=data,

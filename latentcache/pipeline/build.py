@@ -110,6 +110,7 @@ class _Build:
                 self.options,
                 snapshot.samples if snapshot else None,
                 rejected=snapshot.rejected if snapshot else (),
+                notes=snapshot.notes if snapshot else (),
                 hash_all=self.settings.stream,
                 hash_known=True,
                 stopping=lambda: self.stop.requested,

@@ -155,11 +155,7 @@ class CaptionFiles:
             for number in np.flatnonzero((owners == owner) & ~known).tolist():
                 if some[number]:
                     continue
-                text = rule.text
-                if rule.from_name is not None:
-                    name = self._names[int(chosen.image[start + number])]
-                    text = rule.from_name(name.rpartition("/")[2].rpartition(".")[0])
-                some[number] = rule.made(text)
+                some[number] = rule.fallback(self._names[int(chosen.image[start + number])])
 
     def _open(self, file: int, owner: int) -> str:
         """The caption in a file."""
@@ -192,16 +188,30 @@ def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, b
     """
     path = f"{root}/{file}"
     if outside:
-        raise _unusable("outside-root", path, "it is a link to a place outside the data folder")
+        raise unusable_caption("outside-root", path, "it is a link to a place outside the data folder")
     try:
         data, memo = read_source(path, max_bytes=MAX_CAPTION_BYTES)
     except UnusableSampleError as error:
         if error.slug == "empty":
             return "", content_hash(b""), None
         cause = "caption-too-large" if error.slug == "too-large" else error.slug
-        raise _unusable(cause, path, error.what) from error
+        raise unusable_caption(cause, path, error.what) from error
+    return caption_of(data, path), content_hash(data), memo
+
+
+def caption_of(data: bytes, path: str, key: str = "") -> str:
+    """The caption in the bytes of a file; empty if it has none.
+
+    Args:
+        data: Of the file.
+        path: Its name; one that ends in ``.json`` is an object with a caption.
+        key: Name of the caption in it; empty: the first one of ``JSON_NAMES`` that it has.
+
+    Raises:
+        UnusableSampleError: ``caption-encoding``, ``caption-unicode`` or ``caption-json``.
+    """
     text = decode_caption(data, path)
-    return (_json_caption(text, path) if path.lower().endswith(".json") else text), content_hash(data), memo
+    return _json_caption(text, path, (key,) if key else JSON_NAMES) if path.lower().endswith(".json") else text
 
 
 def decode_caption(data: bytes, name: str) -> str:
@@ -217,20 +227,20 @@ def decode_caption(data: bytes, name: str) -> str:
         raise _undecodable(data, encoding, error, name) from error
     fault = caption_fault(text)
     if fault:
-        raise _unusable("caption-unicode", name, fault)
+        raise unusable_caption("caption-unicode", name, fault)
     return text.strip().replace("\r\n", "\n")
 
 
-def _json_caption(text: str, path: str) -> str:
+def _json_caption(text: str, path: str, names: Sequence[str]) -> str:
     """The caption in a JSON object; empty if it has none."""
     try:
         found = parse_json(text) if text else {}
     except UnusableSampleError as error:
-        raise _unusable("caption-json", path, error.what) from error
-    held = next((found[name] for name in JSON_NAMES if name in found), "") if isinstance(found, dict) else ""
+        raise unusable_caption("caption-json", path, error.what) from error
+    held = next((found[name] for name in names if name in found), "") if isinstance(found, dict) else ""
     fault = caption_fault(held) if isinstance(held, str) else f"expected text, found {shown(held)}"
     if fault:
-        raise _unusable("caption-json", path, fault)
+        raise unusable_caption("caption-json", path, fault)
     return str(held).strip().replace("\r\n", "\n")
 
 
@@ -250,11 +260,12 @@ def _undecodable(data: bytes, encoding: str, error: UnicodeDecodeError, name: st
     except UnicodeDecodeError:
         fault = ""
     if fault:
-        return _unusable("caption-unicode", name, fault)
+        return unusable_caption("caption-unicode", name, fault)
     found = f"found byte 0x{data[error.start]:02x} at offset {error.start}"
-    return _unusable("caption-encoding", name, f"expected {encoding.upper()}, {found}")
+    return unusable_caption("caption-encoding", name, f"expected {encoding.upper()}, {found}")
 
 
-def _unusable(cause: str, path: str, what: str) -> UnusableSampleError:
+def unusable_caption(cause: str, path: str, what: str) -> UnusableSampleError:
+    """The error of one caption file, with the hint of its reason."""
     file = path.rpartition("/")[2]
     return UnusableSampleError(f"caption file {file}: {what}", where=path, fix=hint_for(cause), slug=cause)

@@ -95,6 +95,8 @@ HINTS: Mapping[str, str] = {
     "nested-link": "links inside a linked folder are not followed: the files are used under their own names",
     "caption-conflict": "remove one of the two caption files, or make them equal",
     "caption-unused": "no image beside it has this name: rename it, or remove it",
+    "archive-unused": "move it into one of the sets, or remove it",
+    "split-unused": "read another split with --split NAME",
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",
     "unlisted": "add a row to the table to use it",

@@ -338,24 +338,38 @@ def is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (STATE_NAME, DICT_NAME))
 
 
-def saved_files(folder: Path) -> Iterator[str]:
+def saved_splits(folder: Path) -> list[str]:
+    """Splits of a data set that was saved; one without a name if it has none.
+
+    Raises:
+        SourceError: The list cannot be read.
+    """
+    if (folder / STATE_NAME).is_file():
+        return [""]
+    return [str(name) for name in _object(folder / DICT_NAME).get("splits", [])]
+
+
+def saved_files(folder: Path, split: str | None = None) -> Iterator[str]:
     """Names below the folder of the Arrow files that ``state.json`` lists, in its order.
+
+    Args:
+        folder: Of the data set.
+        split: One of ``saved_splits``; by default ``train`` if there are splits.
 
     Raises:
         SourceError: The list cannot be read.
         UsageError: It is a dict of data sets without ``train``.
     """
-    prefix = ""
-    if not (folder / STATE_NAME).is_file():
-        splits = [str(name) for name in _object(folder / DICT_NAME).get("splits", [])]
-        if _SPLIT not in splits:
-            raise UsageError(
-                f"{folder} has no split called {_SPLIT}",
-                where=str(folder / DICT_NAME),
-                why=f"it has {listed(splits) or 'none'}",
-                fix=f"give the folder of one split, e.g. {shlex.quote(str(folder / (splits or ['train'])[0]))}",
-            )
-        prefix = f"{_SPLIT}/"
+    splits = saved_splits(folder)
+    split = split if split is not None else _SPLIT if splits != [""] else ""
+    if split not in splits:
+        raise UsageError(
+            f"{folder} has no split called {split}",
+            where=str(folder / DICT_NAME),
+            why=f"it has {listed(splits) or 'none'}",
+            fix=f"give the folder of one split, e.g. {shlex.quote(str(folder / (splits or ['train'])[0]))}",
+        )
+    prefix = split and f"{split}/"
     for entry in _object(folder / f"{prefix}{STATE_NAME}").get("_data_files", []):
         yield prefix + Path(entry["filename"]).name
 

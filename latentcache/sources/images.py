@@ -43,7 +43,9 @@ MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
 _SET_COLUMNS = ("repeats", "image_set")
-_PLAIN_RULE, _CLOSED = CaptionRule(), CaptionRule(extensions=())
+#: Captions are not read.
+CLOSED_RULE = CaptionRule(extensions=())
+_PLAIN_RULE = CaptionRule()
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
@@ -100,6 +102,13 @@ class Found:
         self.captions = {word: many for word, many in words.items() if many}
         self.first_without = names[int(chosen.image[int(without.argmax())])] if words[NO_CAPTION] else ""
         self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
+
+    def notes(self) -> Iterator[Rejected]:
+        """One note if some images have no caption and others do."""
+        if self.first_without and set(self.captions) != {NO_CAPTION}:
+            count = self.captions[NO_CAPTION]
+            detail = f"{count} image{'s have' if count > 1 else ' has'} no caption, the first is {self.first_without}"
+            yield rejected(self.first_without, "no-caption", detail, count=count)
 
     def caption_word(self, tables: Sequence[str]) -> str:
         """One word for the manifest."""
@@ -311,14 +320,14 @@ class ImageScan:
         if self.reread is not None:
             held.distrust((held.place >= 0) & self.reread[held.place])
         reading = _readings(layout.sets, chosen, len(names))
-        held.distrust(_read_otherwise(held, reading))
+        held.distrust(read_otherwise(held, reading))
         trusted = held.all_trusted
         for number, (content, memo) in enumerate(read, start=len(names) - len(read)):
             held.remember(number, content, memo)
         if not self.captions:
             closed = np.where(chosen.which >= 0, -1, chosen.caption)
             chosen = replace(chosen, caption=closed, which=np.full_like(chosen.which, -1))
-        rules = [one.captions if self.captions or one.captions.table else _CLOSED for one in layout.sets]
+        rules = [one.captions if self.captions or one.captions.table else CLOSED_RULE for one in layout.sets]
         captions = CaptionFiles(walk.root, names, held, files.links_out, rules)
         chosen = captions.read(chosen, bad)
         for item in captions.conflicts(chosen, files.more if self.captions and not tables else {}):
@@ -327,12 +336,8 @@ class ImageScan:
         found = files.found
         assert caption.text is not None
         found.count(rules, chosen, caption.text, names)
-        if found.first_without and set(found.captions) != {NO_CAPTION}:
-            count = found.captions[NO_CAPTION]
-            detail = (
-                f"{count} image{'s have' if count > 1 else ' has'} no caption, the first is {found.first_without}"
-            )
-            walk.notes.add(rejected(found.first_without, "no-caption", detail, count=count))
+        for item in found.notes():
+            walk.notes.add(item)
         return Scanned(
             unread=self._hash(walk.root, names, chosen.image, held),
             samples=_samples(names, held, chosen, caption, layout.sets, reading),
@@ -496,7 +501,7 @@ def _readings(sets: Sequence[ImageSet], chosen: Chosen, files: int) -> NDArray[n
     return found
 
 
-def _read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
+def read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
     """(F,) True for files that the snapshot read in another way."""
     old = held.table.files.reading if held.table is not None else None
     if old is None and reading is None:

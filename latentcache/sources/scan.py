@@ -22,10 +22,12 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.archives.members import places
+from latentcache.sources.archives.scan import ArchiveScan
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
 from latentcache.sources.images import NO_CAPTION, Found, ImageScan, holds_images
 from latentcache.sources.known import Scanned, fold_reads
-from latentcache.sources.layouts.find import find_layout, has_images, is_config
+from latentcache.sources.layouts.archives import choose_split
+from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
 from latentcache.sources.layouts.sets import Layout, Said
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
@@ -59,6 +61,12 @@ class SourceOptions:
     """Caption of images without one; None: they have none."""
     caption_prefix: str = ""
     caption_suffix: str = ""
+    split: str = ""
+    """Split of a data set in archives; empty: ``train`` if there are several."""
+    image_column: str = ""
+    """Column of the images, or the end of their names in tars; empty: the only one that can be meant."""
+    caption_column: str = ""
+    """Column of the captions, or their key in JSON members of tars; empty: likewise."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
@@ -74,6 +82,9 @@ class SourceOptions:
             "default_caption": self.default_caption,
             "caption_prefix": self.caption_prefix,
             "caption_suffix": self.caption_suffix,
+            "split": self.split,
+            "image_column": self.image_column,
+            "caption_column": self.caption_column,
         }
         empty = {"captions": None, "default_caption": None}
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
@@ -185,6 +196,7 @@ def scan(
     known: SampleTable | None = None,
     *,
     rejected: Sequence[Rejected] = (),
+    notes: Sequence[Rejected] = (),
     reread: NDArray[np.bool_] | None = None,
     hash_all: bool = False,
     hash_known: bool = False,
@@ -199,6 +211,7 @@ def scan(
         options: What the user says.
         known: Samples of the last snapshot of this DATA.
         rejected: What the same snapshot rejected: lines of files that are not opened again, and contents.
+        notes: Of the same snapshot: on archives that are not opened again.
         reread: (F,) files of ``known`` that are opened although their memo is trusted.
         hash_all: Hash every image of unknown content.
         hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
@@ -229,8 +242,13 @@ def scan(
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
         if not is_config(data):
             _check_folder(data)
-        layout = options.applied(find_layout(data, options.layout))
-        images = ImageScan(**shared, captions=options.captions, hash_all=hash_all, hash_known=hash_known)(layout)
+        layout = options.applied(choose_split(find_layout(data, options.layout), options.split))
+        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known}
+        if any(one.archives for one in layout.sets):
+            shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
+            images = ArchiveScan(**shared, notes=notes)(layout)
+        else:
+            images = ImageScan(**shared)(layout)
         return _listing(layout.root, images, options, layout=layout)
     except EmptySourceError:
         if not may_be_empty:
@@ -320,8 +338,8 @@ def with_contents(
 
 
 def _kind(data: Path) -> str:
-    """``images`` for a folder with a metadata table, a configuration or any image, ``records`` for other data."""
-    if is_config(data):
+    """``images`` for archives of images, a metadata table, a configuration or any image, else ``records``."""
+    if is_config(data) or (data.is_dir() and holds_archives(data)):
         return IMAGES
     if is_records_file(data):
         return RECORDS

@@ -95,6 +95,7 @@ def check_sources(
             SourceOptions.from_json(snapshot.source.get("options", {})),
             None if everything else samples,
             rejected=() if everything else rejected,
+            notes=snapshot.notes,
             reread=_files_of(samples, chosen) if full and chosen is not None else None,
             stopping=over,
         )

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.kinds import ARROW, PARQUET
 from latentcache.sources.causes import sniff_cause
 from latentcache.sources.reading import stat_source, unusable
 
-PARQUET, ARROW = "parquet", "arrow"
 #: Bytes of a block of rows, about; blocks that are kept of one file; files that are kept open in this process.
 _BLOCK_BYTES, _BLOCKS, _OPEN = 8 << 20, 3, 2
 _ROWS = 1 << 14

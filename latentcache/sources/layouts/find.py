@@ -9,6 +9,7 @@ from typing import Any
 
 from latentcache.errors import SourceError, UsageError
 from latentcache.sources.layouts import (
+    archives,
     imagefolder,
     kohya,
     kohya_config,
@@ -29,6 +30,7 @@ FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     kohya.WORD: kohya.recognize,
     imagefolder.WORD: imagefolder.recognize,
     plain.SHARED_WORD: plain.recognize_shared,
+    **archives.FORMS,
     plain.WORD: plain.recognize,
 }
 #: Conventions of configuration files by their word. Our own one decides alone.
@@ -105,6 +107,11 @@ def has_images(data: Path) -> bool:
     if tree.top.others & names:
         return True
     return any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below())
+
+
+def holds_archives(data: Path) -> bool:
+    """True if a folder has archives of images."""
+    return archives.recognize(Tree(data)) is not None
 
 
 def _reader(config: Config) -> Any:

@@ -43,6 +43,8 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str], Layout])
                 names = ", ".join(("path", "repeats", *_TEXTS))
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
         layout = find(config.place(said.get("path"), "path"), said.get("layout", ""))
+        if any(one.archives for one in layout.sets):
+            raise config.error(f"{said.get('path')} holds archives", "build it on its own and mix the caches")
         rule = Said(
             caption_ext=said.get("caption_ext", ""),
             default_caption=said.get("default_caption"),

@@ -55,6 +55,11 @@ class CaptionRule:
         said = (self.first_line, self.prefix, self.suffix, self.text)
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
+    def fallback(self, name: str) -> str:
+        """The caption of an image that has none, by its file name."""
+        stem = name.rpartition("/")[2].rpartition(".")[0]
+        return self.made(self.text if self.from_name is None else self.from_name(stem))
+
     def made(self, text: str) -> str:
         """The caption of a text."""
         if self.first_line:
@@ -97,6 +102,10 @@ class ImageSet:
     """True for regularization images."""
     split: str = ""
     """``train``, ``validation`` or ``test``, if the layout says so."""
+    archives: str = ""
+    """``tar``, ``parquet`` or ``arrow`` if the images are in archives; empty: they are files."""
+    files: frozenset[str] = frozenset()
+    """Names of the archives below the root."""
     settings: tuple[tuple[str, str], ...] = ()
     """(name, value) of settings for training time that are kept, not applied: tag shuffle, dropout."""
 
@@ -153,6 +162,10 @@ class Layout:
             if prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix))
         ]
         return tuple(number for _, number in sorted(there))
+
+    def archive_set(self, name: str) -> int:
+        """The set that an archive is of; -1: none."""
+        return next((number for number, one in enumerate(self.sets) if name in one.files), -1)
 
     def role(self, prefix: str) -> str:
         """``mask`` or ``control`` if all images of a folder are; else empty."""

@@ -13,9 +13,8 @@ import pytest
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.archives import rows
+from latentcache.sources.archives.kinds import ARROW, PARQUET
 from latentcache.sources.archives.rows import (
-    ARROW,
-    PARQUET,
     close_tables,
     columns_of,
     count_rows,

@@ -1,0 +1,294 @@
+"""The samples in one archive: which members or rows are images, and their captions.
+
+Tar: members belong together if their names are equal up to the first dot of the base name (WebDataset 1.0,
+``webdataset/tariterators.py``, ``base_plus_ext``); what follows the dot, in lower case, is the kind of the member.
+Members of one key need not be neighbors here. Parquet and Arrow: a column holds the images, another one the captions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import SourceAmbiguousError, UnusableSampleError
+from latentcache.fields.table import Rejected
+from latentcache.sources.archives.kinds import ARROW, TAR
+from latentcache.sources.archives.rows import Columns, columns_of, count_rows, spans_of, texts_of
+from latentcache.sources.archives.tars import Member, tar_members
+from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_fault, caption_of, unusable_caption
+from latentcache.sources.causes import as_rejected, rejected
+from latentcache.sources.lines import listed
+from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
+from latentcache.sources.table import CAPTION_COLUMNS
+from latentcache.sources.walk import IMAGE_EXTENSIONS
+
+_CAPTIONS = ("txt", "caption", "json")
+_IMAGES = frozenset(ending[1:] for ending in IMAGE_EXTENSIONS)
+#: Members that are looked at to see if a tar holds images.
+_LOOKED_AT = 256
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is read of an archive."""
+
+    image_column: str = ""
+    """Column of the images, or the end of their names in a tar; empty: the only one that can be meant."""
+    caption_column: str = ""
+    """Column of the captions, or their key in the JSON members of a tar; empty: likewise."""
+    captions: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Entries:
+    """The n samples in one archive."""
+
+    names: list[str]
+    """Behind the name of the archive: ``/000123.jpg``, ``:17``."""
+    line: NDArray[np.uint32]
+    """(n,) number of the member or row, from 1."""
+    span: NDArray[np.uint64]
+    """(n, 2) see ``members.SPAN``."""
+    texts: list[str]
+    """Captions; empty: none."""
+    rejected: list[Rejected] = field(default_factory=list)
+    notes: list[Rejected] = field(default_factory=list)
+
+
+def read_archive(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
+    """The samples in one archive; images are not read.
+
+    Args:
+        root: The data folder.
+        name: Of the archive below it.
+        kind: ``tar``, ``parquet`` or ``arrow``.
+        wanted: What is read.
+
+    Raises:
+        UnusableSampleError: It cannot be read at all.
+        SourceAmbiguousError: Several columns may be meant.
+    """
+    return _Tar(root, name, wanted).entries() if kind == TAR else _table(root, name, kind, wanted)
+
+
+def shows_images(path: Path, kind: str) -> bool:
+    """True if an archive holds images, by its first members or its columns.
+
+    Raises:
+        UnusableSampleError: It cannot be read.
+    """
+    if kind != TAR:
+        return bool(columns_of(path, kind).images)
+    with open_source(path) as file:
+        return any(_ending(member.name)[1] in _IMAGES for member in islice(tar_members(file), _LOOKED_AT))
+
+
+class _Tar:
+    """A tar while it is read."""
+
+    def __init__(self, root: Path, name: str, wanted: Wanted) -> None:
+        self._path, self._name, self._wanted = root / name, name, wanted
+        asked = wanted.image_column.lower().removeprefix(".")
+        self._image_endings = frozenset((asked,)) if asked else _IMAGES
+        self._images, self._texts = dict[str, list[Member]](), defaultdict[str, dict[str, Member]](dict)
+        self._others = dict[str, tuple[int, str]]()
+        self._rejected, self._notes = list[Rejected](), list[Rejected]()
+
+    def entries(self) -> Entries:
+        with open_source(self._path) as file:
+            head = os.pread(file.fileno(), 6, 0)
+            packed = next((word for magic, word in _PACKED.items() if head.startswith(magic)), "")
+            if packed:
+                raise unusable("compressed", self._path, f"it is compressed with {packed}")
+            try:
+                for member in tar_members(file):
+                    self._sort_in(member)
+            except UnusableSampleError as error:
+                self._rejected.append(as_rejected(self._name, error))
+            chosen = list(self._chosen(file.fileno()))
+        self._note_unused()
+        return Entries(
+            names=[f"/{member.name}" for member, _ in chosen],
+            line=np.array([member.number for member, _ in chosen], dtype=np.uint32),
+            span=np.array([(member.offset, member.size) for member, _ in chosen], dtype=np.uint64).reshape(-1, 2),
+            texts=[text for _, text in chosen],
+            rejected=self._rejected,
+            notes=self._notes,
+        )
+
+    def _sort_in(self, member: Member) -> None:
+        key, ending = _ending(member.name)
+        if not key:
+            self._other(member, "without a key")
+        elif ending in self._image_endings:
+            self._images.setdefault(key, []).append(member)
+        elif ending in _CAPTIONS:
+            self._texts[key][ending] = member
+        else:
+            self._other(member, f"ending in .{ending.rpartition('.')[2]}")
+
+    def _other(self, member: Member, words: str) -> None:
+        count, first = self._others.get(words, (0, member.name))
+        self._others[words] = count + 1, first
+
+    def _chosen(self, descriptor: int) -> Iterator[tuple[Member, str]]:
+        """The image and the caption of each key that has one image."""
+        for key, images in self._images.items():
+            image, texts = images[0], self._texts.pop(key, {})
+            try:
+                self._check(key, images)
+                text = self._caption(descriptor, texts, image) if texts and self._wanted.captions else ""
+            except UnusableSampleError as error:
+                self._rejected.append(as_rejected(f"{self._name}/{image.name}", error))
+                continue
+            yield image, text
+
+    def _check(self, key: str, images: Sequence[Member]) -> None:
+        path = f"{self._path}/{images[0].name}"
+        if len(images) > 1:
+            names = " and ".join(image.name for image in images[:3])
+            raise unusable("two-images", path, f"{names} have one key, {key}: expected one image for each")
+        if not images[0].size:
+            raise unusable("empty", path, "it has 0 bytes")
+        if images[0].size > MAX_SOURCE_BYTES:
+            raise unusable("too-large", path, f"it has {images[0].size} bytes, at most {MAX_SOURCE_BYTES} are read")
+
+    def _caption(self, descriptor: int, texts: dict[str, Member], image: Member) -> str:
+        """The text of the first caption member that has one; a second one that differs is noted."""
+        found, source = "", ""
+        for ending in ("json",) if self._wanted.caption_column else _CAPTIONS:
+            if ending not in texts or (found and ending == "json"):
+                continue
+            member = texts[ending]
+            path = f"{self._path}/{member.name}"
+            if member.size > MAX_CAPTION_BYTES:
+                raise unusable_caption("caption-too-large", path, f"it has {member.size} bytes")
+            data = os.pread(descriptor, member.size, member.offset)
+            text = caption_of(data, path, self._wanted.caption_column)
+            if found and text != found:
+                detail = f"{source} is used; {member.name} says something else"
+                self._notes.append(rejected(f"{self._name}/{member.name}", "caption-conflict", detail))
+            elif text:
+                found, source = text, member.name
+        return found
+
+    def _note_unused(self) -> None:
+        """One note for each kind of member that is not used."""
+        orphans = [one for texts in self._texts.values() for one in texts.values()]
+        if orphans:
+            detail = f"{len(orphans)} caption members have no image of their key, the first is {orphans[0].name}"
+            first = f"{self._name}/{orphans[0].name}"
+            self._notes.append(rejected(first, "caption-unused", detail, count=len(orphans)))
+        for words, (count, name) in self._others.items():
+            detail = f"{count} member{'s' * (count > 1)} {words}, the first is {name}"
+            self._notes.append(rejected(f"{self._name}/{name}", "member-unused", detail, count=count))
+
+
+def _ending(name: str) -> tuple[str, str]:
+    """Key of a member, and what follows the first dot of its base name; no key: it is of no sample."""
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    return (name[:dot], name[dot + 1 :].lower()) if dot > base else ("", "")
+
+
+def _table(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
+    """The rows of a parquet or Arrow file."""
+    path = root / name
+    columns = columns_of(path, kind)
+    image = _image_column(path, columns, wanted.image_column)
+    notes, bad = list[Rejected](), list[Rejected]()
+    caption = _caption_column(path, name, columns, wanted, notes) if wanted.captions else ""
+    count = count_rows(path, kind)
+    if kind == ARROW:
+        span = spans_of(path, image)
+    else:
+        span = np.zeros((count, 2), dtype=np.uint64)
+        span[:, 0] = columns.names.index(image)
+    texts = [""] * count
+    good = np.ones(count, dtype=np.bool_)
+    row = 0
+    for block in texts_of(path, kind, caption) if caption else ():
+        for text in block:
+            fault = caption_fault(text) if text else ""
+            if fault:
+                good[row] = False
+                error = unusable("caption-unicode", path, f"{caption}: {fault}")
+                bad.append(_in_row(name, row, error))
+            else:
+                texts[row] = (text or "").strip().replace("\r\n", "\n")
+            row += 1
+    if kind == ARROW:
+        for empty in np.flatnonzero(good & (span[:, 1] == 0)).tolist():
+            good[empty] = False
+            bad.append(_in_row(name, empty, unusable("no-image", path, "the row holds no bytes of an image")))
+    rows = np.flatnonzero(good)
+    return Entries(
+        names=[f":{number}" for number in (rows + 1).tolist()],
+        line=(rows + 1).astype(np.uint32),
+        span=span[rows],
+        texts=[texts[number] for number in rows.tolist()],
+        rejected=bad,
+        notes=notes,
+    )
+
+
+def _in_row(name: str, row: int, error: UnusableSampleError) -> Rejected:
+    return replace(as_rejected(name, error), line=row + 1)
+
+
+def _image_column(path: Path, columns: Columns, asked: str) -> str:
+    """The column that holds the images.
+
+    Raises:
+        UnusableSampleError: There is none.
+        SourceAmbiguousError: There are several.
+    """
+    if asked:
+        if asked not in columns.binary:
+            raise unusable(
+                "no-image-column", path, f"it has no binary column {asked}; it has {listed(columns.names)}"
+            )
+        return asked
+    if not columns.images:
+        raise unusable("no-image-column", path, f"no column holds images; it has {listed(columns.names)}")
+    if len(columns.images) > 1:
+        raise _ambiguous(path, "images", columns.images, "--image-column")
+    return columns.images[0]
+
+
+def _caption_column(path: Path, name: str, columns: Columns, wanted: Wanted, notes: list[Rejected]) -> str:
+    """The column that holds the captions; empty: there is none.
+
+    Raises:
+        UnusableSampleError: The column that was asked for holds no text.
+        SourceAmbiguousError: There are several.
+    """
+    if wanted.caption_column:
+        if wanted.caption_column not in columns.texts:
+            what = f"it has no column {wanted.caption_column} of texts; it has {listed(columns.names)}"
+            raise unusable("no-caption-column", path, what)
+        return wanted.caption_column
+    found = [column for column in columns.texts if column.strip().lower() in CAPTION_COLUMNS]
+    if len(found) > 1:
+        raise _ambiguous(path, "captions", found, "--caption-column")
+    if not found and columns.texts:
+        detail = f"no column of {name} is called {', '.join(CAPTION_COLUMNS)}; texts are in {listed(columns.texts)}"
+        notes.append(rejected(name, "text-column", detail))
+    return found[0] if found else ""
+
+
+def _ambiguous(path: Path, what: str, found: Sequence[str], flag: str) -> SourceAmbiguousError:
+    return SourceAmbiguousError(
+        f"{len(found)} columns of {path.name} may hold the {what}: {listed(found)}",
+        where=str(path),
+        why="expected one",
+        fix=f"name it: {flag} {found[0]}",
+    )

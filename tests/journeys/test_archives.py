@@ -1,0 +1,266 @@
+"""Images in a folder, in tars, in parquet files and in a saved data set: one behavior."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from commands import acknowledged, build, entries, finished, look, run, start_build, state_of, wait_for
+from made_archives import FORMS, as_folder, as_tars, png, rows_of, some_images, write_tar
+from small_cache import damage_payload
+
+from latentcache import open_cache
+
+COUNT = 6
+
+
+@pytest.fixture(params=list(FORMS))
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def data(form: str, tmp_path: Path) -> Path:
+    FORMS[form](tmp_path / "data", some_images(COUNT))
+    return tmp_path / "data"
+
+
+def age(data: Path) -> None:
+    """Make files old, so that their stat can be trusted."""
+    for path in data.rglob("*"):
+        os.utime(path, (time.time() - 100, time.time() - 100))
+
+
+def counts(done) -> dict[str, int]:
+    found = done.json["counts"]
+    return {name: number for name, number in found.items() if number}
+
+
+def payloads(cache: Path) -> dict[str, str]:
+    return {key: checksum for key, (checksum, _) in entries(cache).items()}
+
+
+def served(cache: Path) -> list[tuple[str, bytes, list[int]]]:
+    """Captions, latents and original sizes of all samples, as a training process sees them."""
+    found = []
+    for batch in open_cache(cache).loader(batch_size=1, seed=0, remainder="partial"):
+        latents = np.asarray(batch["latents"])
+        found.append((batch["captions"][0], latents.tobytes(), np.asarray(batch["original_size"]).tolist()))
+    return sorted(found)
+
+
+def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
+    before, cache = state_of(data), tmp_path / "cache"
+    assert counts(build(data, cache)) == {"samples": COUNT, "encoded": COUNT, "no_caption": 1}
+    as_folder(tmp_path / "folder", some_images(COUNT))
+    build(tmp_path / "folder", tmp_path / "same")
+    assert payloads(cache) == payloads(tmp_path / "same")
+    assert served(cache) == served(tmp_path / "same")
+    assert counts(build(data, cache)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    for mode in ((), ("--full",)):
+        assert counts(look("verify", cache, *mode, "--json")) == {"ok": COUNT}
+    assert look("verify", cache, "--reencode", COUNT, "--json").code == 0
+    assert state_of(data) == before
+
+
+def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> None:
+    """The archives are written again; only what is in them counts."""
+    cache = tmp_path / "cache"
+    assert build(data, cache).code == 0
+    age(data)
+    build(data, cache)
+    images = some_images(COUNT)
+    images["0001"] = (png(200, 64, 96), images["0001"][1])
+    images["0003"] = (images["0003"][0], "another caption")
+    shutil.rmtree(data)
+    FORMS[form](data, images)
+    found = look("verify", cache, "--json")
+    assert found.code == 1
+    left = COUNT - 2
+    assert {name: n for name, n in counts(found).items() if name != "ok"} in (
+        {"stale": 2},
+        {"stale": 2, "touched": left},
+    )
+    reasons = {item["reason"] for item in found.json["items"] if item["category"] == "stale"}
+    assert reasons == {"source-changed", "caption-changed"}
+    assert counts(build(data, cache)) == {"samples": COUNT, "encoded": 1, "cached": COUNT - 1, "no_caption": 1}
+    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
+
+
+def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> None:
+    cache, events = tmp_path / "cache", tmp_path / "events"
+    process = start_build(data, cache, delay_ms=150, events=events)
+    wait_for(lambda: len(acknowledged(events)) >= 2, process)
+    process.kill()
+    finished(process)
+    done = set(acknowledged(events))
+    assert 0 < len(done) < COUNT
+    there = set(entries(cache))
+    last = build(data, cache, events=events)
+    assert counts(last)["encoded"] == COUNT - len(there)
+    assert len(acknowledged(events)) == len(set(acknowledged(events))) == COUNT
+    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
+
+
+def test_parts_are_merged_into_the_whole(form: str, data: Path, tmp_path: Path) -> None:
+    for number in range(2):
+        assert build(data, tmp_path / f"part{number}", "--part", f"{number}/2").code == 0
+    merged = tmp_path / "merged"
+    assert run("merge", tmp_path / "part0", tmp_path / "part1", "--out", merged, "--json").code == 0
+    build(data, tmp_path / "whole")
+    assert payloads(merged) == payloads(tmp_path / "whole")
+    assert served(merged) == served(tmp_path / "whole")
+    assert counts(build(data, merged)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    assert counts(look("verify", merged, "--full", "--json")) == {"ok": COUNT}
+
+
+def test_a_streaming_build_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
+    assert build(data, tmp_path / "cache", "--stream").code == 0
+    build(data, tmp_path / "whole")
+    assert served(tmp_path / "cache") == served(tmp_path / "whole")
+
+
+def test_repair_makes_a_damaged_cache_whole(form: str, data: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    build(data, cache)
+    damage_payload(cache)
+    assert look("verify", cache, "--full", "--repair", "--yes", "--json").code in (0, 1)
+    assert counts(build(data, cache))["encoded"] == 1
+    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
+
+
+def bad_tar(root: Path) -> None:
+    """A shard with two faults, one that is cut short, one that is compressed, and a good one."""
+    images = some_images(5)
+    as_tars(root, images, each=5)
+    write_tar(
+        root / "shard-001.tar",
+        [
+            ("a.png", images["0000"][0]),
+            ("a.webp", images["0001"][0]),
+            ("b.png", b"no image"),
+            ("c.png", images["0002"][0]),
+            ("c.txt", b"\xff\xfe\xfd"),
+            ("d.png", b""),
+            ("e.txt", b"nobody's"),
+            ("f.cls", b"7"),
+            ("g.png", images["0003"][0]),
+            ("g.json", b'{"prompt": "from json"}'),
+        ],
+    )
+    write_tar(root / "shard-002.tar", [(f"{stem}.png", data) for stem, (data, _) in images.items()])
+    whole = (root / "shard-002.tar").read_bytes()
+    (root / "shard-002.tar").write_bytes(whole[:1100])
+    with tarfile.open(root / "shard-003.tar.gz", "w:gz") as tar:
+        tar.add(root / "shard-000.tar", "x.png")
+
+
+def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    bad_tar(data)
+    done = build(data, cache)
+    assert done.code == 1
+    found = {(item["category"], item["path"]): item["reason"] for item in done.json["items"]}
+    assert found == {
+        ("quarantined", "shard-001.tar/a.png"): "two-images",
+        ("quarantined", "shard-001.tar/b.png"): "unknown",
+        ("quarantined", "shard-001.tar/c.png"): "caption-encoding",
+        ("quarantined", "shard-001.tar/d.png"): "empty",
+        ("quarantined", "shard-002.tar"): "tar-truncated",
+        ("quarantined", "shard-003.tar.gz"): "compressed",
+        ("note", "shard-001.tar/e.txt"): "caption-unused",
+        ("note", "shard-001.tar/f.cls"): "member-unused",
+        ("note", "shard-000.tar/0002.png"): "no-caption",
+    }
+    assert all(item["hint"] for item in done.json["items"])
+    assert "from json" in {text for text, *_ in served(cache)}
+    again = build(data, cache)
+    assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
+    assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == found
+    checked = look("verify", cache, "--full", "--json")
+    assert checked.json["counts"]["quarantined"] == 6
+    assert checked.json["counts"]["stale"] == checked.json["counts"]["missing"] == 0
+
+
+def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    table = rows_of(some_images(4))
+    rows = table.to_pylist()
+    rows[1]["image"]["bytes"], rows[2]["image"]["bytes"] = None, b"no image"
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), data / "a.parquet")
+    pq.write_table(table.select(["text"]), data / "b.parquet")
+    (data / "c.parquet").write_bytes((data / "a.parquet").read_bytes()[:100])
+    done = build(data, cache)
+    assert done.code == 1
+    items = [item for item in done.json["items"] if item["category"] == "quarantined"]
+    assert {(item["path"], item.get("line", 0)): item["reason"] for item in items} == {
+        ("a.parquet", 2): "no-image",
+        ("a.parquet", 3): "unknown",
+        ("b.parquet", 0): "no-image-column",
+        ("c.parquet", 0): "rows-damaged",
+    }
+    assert sorted(text for text, *_ in served(cache)) == ["caption 0", "caption 3"]
+    again = build(data, cache)
+    assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
+    assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
+
+
+def test_a_truncated_tar_is_said_by_verify(tmp_path: Path) -> None:
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    as_tars(data, some_images(COUNT), each=COUNT)
+    build(data, cache)
+    tar = data / "shard-000.tar"
+    tar.write_bytes(tar.read_bytes()[:2100])
+    found = look("verify", cache, "--json")
+    assert found.code == 1
+    items = [item for item in found.json["items"] if item["category"] == "stale"]
+    assert {item["reason"] for item in items} == {"source-removed"}
+    assert "tar-truncated" in json.dumps(found.json["items"])
+
+
+def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    table = rows_of(some_images(3))
+    pq.write_table(table.append_column("caption", table["text"]), data / "a.parquet")
+    done = build(data, tmp_path / "cache")
+    assert done.code == 2
+    assert done.json["error"]["slug"] == "source-ambiguous"
+    assert "--caption-column" in done.json["error"]["fix"]
+    assert build(data, tmp_path / "cache", "--caption-column", "caption").code == 0
+    pq.write_table(table.append_column("control", table["image"]), data / "a.parquet")
+    done = build(data, tmp_path / "other")
+    assert "--image-column" in done.json["error"]["fix"]
+    assert counts(build(data, tmp_path / "other", "--image-column", "control"))["encoded"] == 3
+
+
+def test_one_split_of_several_is_read(tmp_path: Path) -> None:
+    data = tmp_path / "hub"
+    (data / "data").mkdir(parents=True)
+    for number, split in enumerate(("train", "test")):
+        images = {f"{split}{n}": (png(10 + 50 * number + n), split) for n in range(2 + number)}
+        pq.write_table(rows_of(images), data / "data" / f"{split}-00000-of-00001.parquet")
+    done = build(data, tmp_path / "cache")
+    assert counts(done)["encoded"] == 2
+    assert [item["reason"] for item in done.json["items"]] == ["split-unused"]
+    assert counts(build(data, tmp_path / "test", "--split", "test"))["encoded"] == 3
+    assert build(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split train"
+
+
+def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    as_tars(data, some_images(3))
+    (data / "loose.png").write_bytes(png(3))
+    done = build(data, tmp_path / "cache")
+    assert (done.code, done.json["error"]["slug"]) == (2, "source-ambiguous")
+    assert counts(build(data, tmp_path / "tars", "--layout", "webdataset"))["encoded"] == 3
+    assert counts(build(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1
