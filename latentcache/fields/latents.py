@@ -34,14 +34,17 @@ from latentcache.fields.protocol import (
 )
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_table, explicit_table
-from latentcache.geometry.placement import place, unusable
+from latentcache.geometry.placement import CROPS, enlarged, unusable
 from latentcache.geometry.sizes import Size, latent_size
+from latentcache.identity.content import checksum
 
 POSTERIORS = ("mode", "sample", "moments")
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
 RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
 ICC_POLICIES = ("srgb", "ignore")
+#: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
+DEFAULT_CROPS, MAX_CROPS = 4, 128
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
@@ -142,6 +145,14 @@ class GeometrySettings:
     buckets: tuple[Size, ...] = ()
     flip: bool = False
     """True if every image is stored a second time, flipped horizontally."""
+    upscale: bool = True
+    """False: an image is never enlarged; a small one goes to a smaller bucket."""
+    min_pixels: int = 0
+    """Images with fewer pixels are rejected."""
+    crop: str = "center"
+    """``center``, ``top`` or ``random``."""
+    crops: int = 1
+    """Random crops that are stored of every image."""
     rule: int = GEOMETRY_RULE
 
     def tables(self) -> tuple[BucketTable, ...]:
@@ -169,7 +180,7 @@ class LatentsRecipe:
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
-        variants = 2 if self.geometry.flip else 1
+        variants = self.geometry.crops * (2 if self.geometry.flip else 1)
         return FieldSpec(dtype=self.encoder.storage_dtype, dims=("C", "h", "w"), variants=variants)
 
     @property
@@ -179,8 +190,15 @@ class LatentsRecipe:
         return ReadSpec(affine=affine, posterior=self.encoder.posterior == "moments", flips=self.geometry.flip)
 
     def identity(self) -> dict[str, Any]:
-        """The part that enters the id, as JSON values without floats."""
-        return {"rule": self.geometry.rule, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
+        """The part that enters the id, as JSON values without floats.
+
+        The rule of the crop moves bytes under one key, and so does the number of random crops: variants from that
+        number on are flips.
+        """
+        geometry = self.geometry
+        centered = (geometry.crop, geometry.crops) == ("center", 1)
+        crop = {} if centered else {"crop": geometry.crop, "crops": geometry.crops}
+        return {"rule": geometry.rule, **crop, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
 
     @cached_property
     def recipe_id(self) -> bytes:
@@ -261,6 +279,12 @@ class LatentsSettings:
     bucket_step: int | None = setting("Make sides multiples of this [default: 64]", metavar="PIXELS")
     min_side: int | None = setting("Shortest side of a bucket.", metavar="PIXELS")
     max_side: int | None = setting("Longest side of a bucket.", metavar="PIXELS")
+    upscale: bool | None = setting("Enlarge images that are smaller than their bucket, or use a smaller bucket.")
+    min_pixels: int | None = setting("Reject images with fewer pixels (height times width).", metavar="N", min=0)
+    crop: str | None = setting("Part of the resized image to keep [default: center]", choices=CROPS)
+    crop_variants: int | None = setting(
+        "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1
+    )
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
     compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=COMPUTE_DTYPES)
     storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=STORAGE_DTYPES)
@@ -286,10 +310,16 @@ class LatentsSettings:
                 why="an explicit list of buckets replaces the resolution",
                 fix="give one of the two",
             )
+        if self.crop_variants is not None and not 1 <= self.crop_variants <= MAX_CROPS:
+            raise UsageError(
+                f"--crop-variants {self.crop_variants}: must be 1 to {MAX_CROPS}",
+                why="every random crop of an image is stored",
+                fix=f"--crop random --crop-variants {DEFAULT_CROPS}",
+            )
 
 
 class Latents(FieldKind):
-    """Latents of images, one item per image, bucket and flip."""
+    """Latents of images, one item per image, bucket, crop and flip."""
 
     name = "latents"
     kind = 0
@@ -314,7 +344,7 @@ class Latents(FieldKind):
         distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
         tables = recipe.geometry.tables()
-        found = [_buckets_of(one, tables) for one in sizes]
+        found = [_buckets_of(one, tables, recipe.geometry) for one in sizes]
         used = sorted({bucket for buckets, _ in found for bucket in buckets}, key=lambda b: (-b.area, b.width))
         number = {bucket: position for position, bucket in enumerate(used)}
         chosen = [sorted(number[bucket] for bucket in buckets) for buckets, _ in found]
@@ -333,6 +363,7 @@ class Latents(FieldKind):
             key=self.keys(content, group, variant, groups, recipe),
             groups=groups,
             rejected=tuple(_rejected(samples, known, which, sizes, found)),
+            notes=tuple(_upscaled(samples, known, which, sizes, found)),
         )
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
@@ -366,11 +397,10 @@ class Latents(FieldKind):
         shape = f"{encoder.channels} channels, f{encoder.factor}, {encoder.storage_dtype}"
         kept = "" if encoder.posterior == "mode" else f", {encoder.posterior} of the posterior"
         demo = "  (demo: not for training)" if encoder.family == "demo" else ""
-        flips = ", with horizontal flips" if recipe.geometry.flip else ""
         return {
             "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
             "model": f"{provenance.get('model', '')}{demo}",
-            "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{flips}",
+            "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{_chosen(recipe.geometry)}",
         }
 
 
@@ -388,9 +418,15 @@ def geometry_of(settings: LatentsSettings, cached: LatentsRecipe | None, model_m
     step = settings.bucket_step if settings.bucket_step is not None else _step(settings, cached, model_multiple)
     if step < 1:
         raise RecipeError(f"--bucket-step {step}: below 1", fix="--bucket-step 64")
-    sides = {name: getattr(settings, name) for name in ("min_side", "max_side", "flip")}
-    given = {name: value for name, value in sides.items() if value is not None}
-    return replace(base, multiple=math.lcm(step, model_multiple), **given)
+    plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
+    given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
+    made = replace(base, multiple=math.lcm(step, model_multiple), **given)
+    return replace(made, crops=_crops(settings, base, made.crop))
+
+
+def crop_draw(content: bytes, number: int) -> int:
+    """64 bits that place random crop ``number`` of a file: xxh3-64 of ``crop``, its content hash and the number."""
+    return checksum(b"crop" + content + bytes([number]))
 
 
 def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
@@ -398,6 +434,23 @@ def pixels_of(settings: LatentsSettings, profile: PixelProfile) -> PixelProfile:
     given = {"icc": settings.icc, "alpha": settings.alpha and settings.alpha.lower(), "resample": settings.resample}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "auto")}
     return replace(profile, **changes)
+
+
+def _crops(settings: LatentsSettings, base: GeometrySettings, crop: str) -> int:
+    """Stored crops of an image.
+
+    Raises:
+        UsageError: There are several places of a crop only with random ones.
+    """
+    if crop == "random":
+        return settings.crop_variants or (base.crops if base.crop == "random" else DEFAULT_CROPS)
+    if settings.crop_variants is not None:
+        raise UsageError(
+            f"--crop-variants {settings.crop_variants}: not with --crop {crop}",
+            why="only random crops differ",
+            fix=f"--crop random --crop-variants {settings.crop_variants}",
+        )
+    return 1
 
 
 def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> int:
@@ -409,10 +462,23 @@ def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multipl
     return cached.geometry.multiple
 
 
-def _buckets_of(size: Size, tables: Sequence[BucketTable]) -> tuple[tuple[Size, ...], str]:
+def _chosen(geometry: GeometrySettings) -> str:
+    """Choices about crops and sizes that are not the default."""
+    crop = {"center": "", "top": ", crops at the top", "random": f", {geometry.crops} random crops"}[geometry.crop]
+    flips = ", with horizontal flips" if geometry.flip else ""
+    upscale = "" if geometry.upscale else ", never enlarged"
+    return f"{crop}{flips}{upscale}{f', {geometry.min_pixels} pixels or more' if geometry.min_pixels else ''}"
+
+
+def _buckets_of(
+    size: Size, tables: Sequence[BucketTable], geometry: GeometrySettings
+) -> tuple[tuple[Size, ...], str]:
     """Buckets of one size, or the reason why it has none: too small or too long for every table."""
-    reasons = [unusable(size, table) for table in tables]
-    fitting = [place(size, table).bucket for table, reason in zip(tables, reasons, strict=True) if not reason]
+    if size.area < geometry.min_pixels:
+        return (), "too-few-pixels"
+    buckets = [table.nearest(size) if geometry.upscale else table.within(size) for table in tables]
+    reasons = ["too-small" if bucket is None else unusable(size, bucket) for bucket in buckets]
+    fitting = [bucket for bucket, reason in zip(buckets, reasons, strict=True) if bucket and not reason]
     return tuple(dict.fromkeys(fitting)), "" if fitting else reasons[0]
 
 
@@ -432,6 +498,36 @@ def _spread(
     first = (np.cumsum(counts) - counts)[which] if len(counts) else each
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
     return np.repeat(samples, each).astype(np.int32), flat[np.repeat(first, each) + within]
+
+
+def _upscaled(
+    samples: SampleTable,
+    known: NDArray[np.intp],
+    which: NDArray[np.intp],
+    sizes: Sequence[Size],
+    found: Sequence[tuple[tuple[Size, ...], str]],
+) -> list[Rejected]:
+    """One note if images are enlarged: how many, the first, and the one that is enlarged most."""
+    factors = [
+        max((enlarged(size, one) for one in buckets), default=0.0)
+        for size, (buckets, _) in zip(sizes, found, strict=True)
+    ]
+    more = np.array([factor > 1 for factor in factors], dtype=np.bool_)
+    rows = np.flatnonzero(more[which] if len(more) else which)
+    if not len(rows):
+        return []
+    most = max(range(len(sizes)), key=lambda number: factors[number])
+    worst = int(known[np.flatnonzero(which == most)[0]])
+    bucket = max(found[most][0], key=lambda one: enlarged(sizes[most], one))
+    detail = (
+        f"{len(rows)} image{'s are' if len(rows) > 1 else ' is'} enlarged, {factors[most]:.3g} times at most:"
+        f" {samples.names[worst]} from {sizes[most]} to cover {bucket} pixels"
+    )
+    hint = "--no-upscale uses smaller buckets, --min-pixels N rejects small images"
+    first = samples.names[int(known[rows[0]])]
+    return [
+        Rejected(name=first, reason="upscaled", detail=detail, hint=hint, count=len(rows), target="latents"),
+    ]
 
 
 def _rejected(

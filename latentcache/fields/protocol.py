@@ -58,7 +58,7 @@ class FieldSpec:
     collate: Literal["stack", "pad", "pack"] = "stack"
     pad_value: int | float = 0
     variants: int = 1
-    """Stored variants per item, such as 2 with horizontal flips."""
+    """Stored variants per item: its crops, and their horizontal flips after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ReadSpec:
     posterior: bool = False
     """True if means and log variances are stored, from which the loader draws."""
     flips: bool = False
-    """True if variant 1 is the horizontal flip of variant 0."""
+    """True if the second half of the variants are the horizontal flips of the first half."""
 
 
 class FieldRecipe(Protocol):

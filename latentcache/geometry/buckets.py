@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import isqrt
 
 from latentcache.errors import RecipeError
 from latentcache.geometry.sizes import Size, floor_to
@@ -29,6 +30,12 @@ class BucketTable:
     """
 
     sizes: tuple[Size, ...]
+    grid: int = 0
+    """Sides of smaller buckets are multiples of this; 0: the list holds all buckets."""
+    area: int = 0
+    """Pixels of a smaller bucket at most."""
+    longest: int = 0
+    """Longest side of a smaller bucket."""
     _distinct: tuple[Size, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -37,6 +44,26 @@ class BucketTable:
         ordered = _canonical(self.sizes)
         object.__setattr__(self, "sizes", ordered)
         object.__setattr__(self, "_distinct", _largest_of_each_aspect(ordered))
+
+    def within(self, image: Size) -> Size | None:
+        """The bucket of an image that must not be enlarged; None: there is none.
+
+        The nearest bucket if it fits inside the image. Else a smaller one: of a list the nearest that fits; of a
+        resolution the sides of the image, each reduced to the grid, as ``bucket_no_upscale`` of sd-scripts has it
+        (``library/train_util.py``, ``BucketManager.select_bucket``). There the image keeps its size and is cropped;
+        here it is resized to cover the bucket, which loses less of it.
+        """
+        best = self.nearest(image)
+        if best.fits(image):
+            return best
+        if not self.grid:
+            fitting = tuple(size for size in self.sizes if size.fits(image))
+            return BucketTable(fitting).nearest(image) if fitting else None
+        short = floor_to(min(image.height, image.width, isqrt(self.area), self.longest), self.grid)
+        if not short:
+            return None
+        long = floor_to(min(max(image.height, image.width), self.area // short, self.longest), self.grid)
+        return Size(short, long) if image.height <= image.width else Size(long, short)
 
     def nearest(self, image: Size) -> Size:
         """The bucket that keeps most of ``image`` under cover-resize and crop.
@@ -86,7 +113,7 @@ def bucket_table(
             why=f"{low}x{low} already has more than {resolution}x{resolution} pixels",
             fix="raise --resolution or lower --min-side",
         )
-    return BucketTable(tuple(sizes))
+    return BucketTable(tuple(sizes), grid=multiple, area=area, longest=high)
 
 
 def explicit_table(sizes: Iterable[Size], *, multiple: int) -> BucketTable:

@@ -1,7 +1,7 @@
 """Place one image in a bucket. Build, verify and loader all ask here, once, and store the answer.
 
-Guarantee: exact integers on every machine; the resized image always covers the bucket; the crop is centered
-and inside the resized image. Two functions that each did this their own way gave SimpleTuner shape mismatches.
+Guarantee: exact integers on every machine; the resized image always covers the bucket; the crop is inside the resized
+image, where its rule says. Two functions that each did this their own way gave SimpleTuner shape mismatches.
 """
 
 from __future__ import annotations
@@ -26,18 +26,33 @@ class Placement:
     crop: Box
 
 
+#: Where the crop is in the resized image. ``random``: a number decides, drawn from the content of the file.
+CROPS = ("center", "top", "random")
+
+
 def place(image: Size, table: BucketTable) -> Placement:
     """Place one image (size after EXIF orientation) in the table's best bucket."""
     return place_in(image, table.nearest(image))
 
 
-def place_in(image: Size, bucket: Size) -> Placement:
-    """Cover-resize to ``bucket`` and crop the middle; the longer overhang loses one pixel more at the end."""
+def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> Placement:
+    """Cover-resize to ``bucket`` and crop.
+
+    Args:
+        image: Size after EXIF orientation.
+        bucket: Size of the crop.
+        crop: ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of
+            the columns. ``random``: any place.
+        draw: 64 bits that decide the place of a random crop.
+    """
     if image.width * bucket.height >= bucket.width * image.height:
         resize = Size(bucket.height, ceil_div(image.width * bucket.height, image.height))
     else:
         resize = Size(ceil_div(image.height * bucket.width, image.width), bucket.width)
-    top, left = (resize.height - bucket.height) // 2, (resize.width - bucket.width) // 2
+    below, right = resize.height - bucket.height, resize.width - bucket.width
+    top, left = (0 if crop == "top" else below // 2), right // 2
+    if crop == "random":
+        top, left = (draw >> 32) % (below + 1), (draw & 0xFFFF_FFFF) % (right + 1)
     return Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
 
 
@@ -52,9 +67,14 @@ def flipped(placement: Placement) -> Placement:
     return Placement(bucket=placement.bucket, resize=resize, crop=Box(top=crop.top, left=left, size=crop.size))
 
 
-def unusable(image: Size, table: BucketTable) -> str:
-    """Reason why an image of this size cannot be used: ``extreme-aspect``, ``too-small``; empty: it can."""
-    numerator, denominator = kept(image, table.nearest(image))
+def enlarged(image: Size, bucket: Size) -> float:
+    """How many times as long a side becomes where an image is enlarged to cover a bucket; 1 or less: it is not."""
+    return max(bucket.height / image.height, bucket.width / image.width)
+
+
+def unusable(image: Size, bucket: Size) -> str:
+    """Reason why an image cannot be used in its bucket: ``extreme-aspect``, ``too-small``; empty: it can."""
+    numerator, denominator = kept(image, bucket)
     if numerator * MIN_KEPT[1] < denominator * MIN_KEPT[0]:
         return "extreme-aspect"
     return "too-small" if min(image.height, image.width) < MIN_SIDE else ""

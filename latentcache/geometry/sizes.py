@@ -25,6 +25,10 @@ class Size:
         """Number of pixels (or cells)."""
         return self.height * self.width
 
+    def fits(self, outer: Size) -> bool:
+        """True if neither side is longer than that of ``outer``."""
+        return self.height <= outer.height and self.width <= outer.width
+
     def __str__(self) -> str:
         return f"{self.height}x{self.width}"
 

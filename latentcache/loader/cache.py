@@ -262,6 +262,7 @@ class Cache:
         scaled: bool = True,
         latents: Draw | None = None,
         flip: bool | None = None,
+        crops: bool = True,
         dtype: torch.dtype | None = None,
         repeats: bool = True,
     ) -> Cache:
@@ -273,6 +274,8 @@ class Cache:
                 key); ``mode`` gives the mean, for validation.
             flip: Serve stored horizontal flips in turn, by (seed, epoch, sample); by default if they are stored.
                 False for validation.
+            crops: Serve stored random crops in turn, by (seed, epoch, sample). False for the first crop of each, for
+                validation.
             dtype: Floating type of the values; by default the type they are stored in.
             repeats: Serve a sample as often in an epoch as its data set says (``10_cats/`` of kohya: ten times).
                 False for once.
@@ -280,7 +283,8 @@ class Cache:
         Raises:
             UsageError: A value is not allowed, the cache does not hold it, or ``repeats`` of a cache with weights.
         """
-        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, dtype=dtype, repeats=bool(repeats))
+        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), dtype=dtype,
+                                repeats=bool(repeats))  # fmt: skip
         if settings.repeats != self._settings.repeats:
             self._refuse_weights("read(repeats=)")
         view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)

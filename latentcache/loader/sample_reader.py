@@ -24,11 +24,12 @@ from latentcache.fields.strings import Strings
 from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import METADATA, check_sample_format, sample_format
-from latentcache.loader.values import TORCH, Affine, ReadSettings, flipped, posterior
+from latentcache.loader.values import TORCH, Affine, ReadSettings, posterior
 from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.plan.variants import drawn_variants
 from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -404,7 +405,16 @@ class SampleReader:
 
     def _variants(self, split: Split, turn: Turn) -> Ints | None:
         """(B,) variant of each sample, one draw for all of its fields; None: the first of all."""
-        return flipped(self._over(split, self._keys, self._flips, None), turn) if self._flips else None
+        if not self._varied:
+            return None
+        keys, occurrence = self._over(split, self._keys, self._varied, None), None
+        if any(self._joined[number].occurrence is not None for number, _, _ in split):
+            occurrence = np.zeros(len(keys), dtype=np.int64)
+            for number, at, local in split:
+                found = self._joined[number].occurrence
+                occurrence[at] = 0 if found is None else found[local]
+        stored, crops, flips = self._choices
+        return drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, occurrence=occurrence)
 
     def _stacked(self, name: str, items: Split, shape: tuple[int, ...], turn: Turn) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn."""
@@ -599,17 +609,20 @@ class SampleReader:
         settings, snapshot = self._settings, self._parts[0].snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
         self._draws = dict.fromkeys(self.fields)
-        self._flips = ""
+        self._varied, self._choices = "", (1, False, False)
         for name in self.fields:
             recipe, stored = snapshot.fields[name].recipe, TORCH[self._specs[name].dtype]
             if recipe is not None:
                 self._draws[name] = settings.draw_of(recipe.read_time, name)
-                if recipe.read_time.flips and settings.flip is not False:
-                    self._flips = self._flips or name
+                flips = recipe.read_time.flips
+                crops = self._specs[name].variants // (2 if flips else 1)
+                choices = crops, crops > 1 and settings.crops, flips and settings.flip is not False
+                if any(choices[1:]) and not self._varied:
+                    self._varied, self._choices = name, choices
             if stored.is_floating_point:
                 spec = recipe.read_time.affine if recipe is not None and settings.scaled else None
                 self._values[name] = (Affine.of(spec), settings.dtype or stored)
-        if settings.flip and not self._flips:
+        if settings.flip and not self._choices[2]:
             raise UsageError(
                 "flip=True: the cache holds no flips",
                 why="latents are never flipped: encoders are not symmetric",

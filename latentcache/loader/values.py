@@ -1,10 +1,9 @@
-"""From stored values to values that a model trains on: posterior draws, scale and shift, types, flips.
+"""From stored values to values that a model trains on: posterior draws, scale and shift, types.
 
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
 ``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once; a draw
-depends on (seed, epoch, key) and a flip on (seed, epoch, content) alone, so both are the same on every rank, in every
-worker, for any batch size and after a resume. Cost: scale and shift are one pass over a batch, in place where the
-type stays.
+depends on (seed, epoch, key) alone, so it is the same on every rank, in every worker, for any batch size and after a
+resume. Cost: scale and shift are one pass over a batch, in place where the type stays.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.protocol import ReadSpec
-from latentcache.identity.content import checksum
 from latentcache.identity.noise import gaussian
 from latentcache.plan.numbers import choice
 
 Draw = Literal["sample", "mode"]
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
 TORCH = {
     "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
     "uint16": torch.uint16, "int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64,
@@ -42,6 +39,8 @@ class ReadSettings:
     """Of a stored posterior: ``sample`` draws again in every epoch (default), ``mode`` gives the mean."""
     flip: bool | None = None
     """Serve stored horizontal flips in turn; None: if they are stored."""
+    crops: bool = True
+    """Serve stored crops in turn; False: the first."""
     dtype: torch.dtype | None = None
     """Floating type of the values; None: as stored."""
     repeats: bool = True
@@ -170,10 +169,3 @@ def posterior(
         deviation = spread.to(torch.float32, copy=True).mul_(0.5)
         np.exp(deviation.numpy(), out=deviation.numpy())
         torch.addcmul(mean.to(torch.float32), deviation, noise.view(made.shape), out=made)
-
-
-def flipped(keys: NDArray[np.uint8], turn: tuple[int, int]) -> NDArray[np.int64]:
-    """(B,) 1 where this epoch serves the horizontal flip, by the content (bytes 8 to 24) of (B, 32) item keys."""
-    seed, epoch = turn
-    name = b"flip" + (seed & _WORD).to_bytes(8, "little") + (epoch & _WORD).to_bytes(8, "little")
-    return np.array([checksum(name + key[8:24].tobytes()) & 1 for key in keys], dtype=np.int64)

@@ -29,6 +29,7 @@ HINTS: Mapping[str, str] = {
     # an image that cannot be trained on as it is
     "float": "scale the values to 0..255 and save it as an 8-bit or 16-bit image",
     "too-small": "use a larger image, or remove it",
+    "too-few-pixels": "use a larger image, or a smaller --min-pixels",
     "extreme-aspect": "crop it nearer to a square, or add a --bucket of its shape",
     "too-many-pixels": "make it smaller, or raise --max-pixels",
     "bomb": "its header claims too many pixels to be trusted: make it smaller, or remove it",

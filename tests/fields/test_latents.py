@@ -24,7 +24,7 @@ from latentcache.fields.protocol import flat_settings
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable
 from latentcache.geometry.buckets import bucket_table
-from latentcache.geometry.placement import place, unusable
+from latentcache.geometry.placement import CROPS, place, unusable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import EntryKey
 
@@ -53,7 +53,7 @@ IDENTITY = {
         "posterior": "moments",
         "tiling": True,
     },
-    "geometry": {"rule": 2},
+    "geometry": {"rule": 2, "crop": "top", "crops": 3},
 }
 READ_TIME = {
     "encoder": {
@@ -68,6 +68,8 @@ READ_TIME = {
         "max_side": 1536,
         "buckets": (Size(704, 1088),),
         "flip": True,
+        "upscale": False,
+        "min_pixels": 4096,
     },
 }
 cases = [(part, name, value) for part, named in IDENTITY.items() for name, value in named.items()]
@@ -86,6 +88,10 @@ recipes = st.builds(
         max_side=st.none() | counts,
         buckets=st.lists(st.builds(Size, counts, counts), max_size=3).map(tuple),
         flip=st.booleans(),
+        upscale=st.booleans(),
+        min_pixels=counts,
+        crop=st.sampled_from(CROPS),
+        crops=counts,
     ),
     pixels=st.builds(PixelProfile, resample=words, icc=words, alpha=words, version=counts),
     encoder=st.builds(
@@ -130,6 +136,10 @@ def test_a_field_that_does_not_move_the_bytes_keeps_the_id(part, name, value):
     other = changed(part, name, value)
     assert other != RECIPE
     assert other.recipe_id == RECIPE.recipe_id
+
+
+def test_the_id_of_centered_crops_is_as_before_there_were_others():
+    assert set(RECIPE.identity()) == {"rule", "pixels", "encoder"}
 
 
 def test_all_changes_give_different_ids():
@@ -234,7 +244,9 @@ def test_the_plan_places_every_sample_like_one_at_a_time(sizes, flip):
     expected, rejected = [], []
     for row, size in enumerate(sizes):
         image = Size(*size)
-        buckets = {place(image, one).bucket for one in recipe.geometry.tables() if not unusable(image, one)}
+        buckets = {
+            place(image, one).bucket for one in recipe.geometry.tables() if not unusable(image, one.nearest(image))
+        }
         expected += [(row, b, v) for b in sorted(buckets, key=lambda b: (-b.area, b.width)) for v in range(1 + flip)]
         rejected += [row] * (not buckets)
     labels = [plan.groups[group].label for group in plan.group]
@@ -256,6 +268,70 @@ def test_unread_headers_and_lacking_images_give_no_item_and_no_rejection():
     assert KIND.plan(table([]), RECIPE).groups == ()
 
 
+def planned(sizes, **geometry):
+    return KIND.plan(table(sizes), replace(RECIPE, geometry=GeometrySettings(**geometry)))
+
+
+def test_images_that_are_enlarged_are_one_note_with_number_first_and_worst():
+    plan = planned([(600, 600), (20, 20), (512, 512), (300, 400), (20, 20)])
+    (note,) = plan.notes
+    assert (note.reason, note.count, note.name, note.target) == ("upscaled", 3, "1.png", "latents")
+    assert note.detail == "3 images are enlarged, 25.6 times at most: 1.png from 20x20 to cover 512x512 pixels"
+    assert "--no-upscale" in note.hint
+    assert planned([(600, 600), (512, 512)]).notes == ()
+    assert planned([(0, 0)]).notes == ()
+
+
+def test_without_upscaling_small_images_go_to_smaller_buckets():
+    plan = planned([(600, 600), (20, 20), (300, 400), (63, 700), (512, 511)], upscale=False)
+    labels = {int(sample): plan.groups[group].label for sample, group in zip(plan.sample, plan.group, strict=True)}
+    assert labels == {0: "512x512", 2: "256x384", 4: "512x448"}
+    assert [(row, one.reason) for row, one in plan.rejected] == [(1, "too-small"), (3, "too-small")]
+    assert plan.notes == ()
+
+
+def test_two_resolutions_of_a_small_image_can_be_one_bucket():
+    plan = planned([(300, 300)], upscale=False, resolutions=(512, 1024))
+    assert [group.label for group in plan.groups] == ["256x256"]
+
+
+def test_images_below_the_smallest_number_of_pixels_are_rejected():
+    plan = planned([(100, 100), (100, 99)], min_pixels=10_000)
+    assert plan.sample.tolist() == [0]
+    assert [(row, one.reason) for row, one in plan.rejected] == [(1, "too-few-pixels")]
+
+
+def test_random_crops_and_flips_are_variants():
+    plan = planned([(600, 700)], crop="random", crops=3, flip=True)
+    assert plan.variant.tolist() == list(range(6))
+    assert len(np.unique(plan.key, axis=0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "cached", "expected"),
+    [
+        ({}, {}, ("center", 1)),
+        ({"crop": "random"}, {}, ("random", 4)),
+        ({"crop": "random", "crop_variants": 2}, {}, ("random", 2)),
+        ({}, {"crop": "random", "crops": 7}, ("random", 7)),
+        ({"crop_variants": 2}, {"crop": "random", "crops": 7}, ("random", 2)),
+        ({"crop": "top"}, {"crop": "random", "crops": 7}, ("top", 1)),
+    ],
+)
+def test_crops_that_were_not_given_follow_the_cache(settings, cached, expected):
+    found = geometry_of(LatentsSettings(**settings), replace(RECIPE, geometry=GeometrySettings(**cached)), 8)
+    assert (found.crop, found.crops) == expected
+
+
+@pytest.mark.parametrize("settings", [{"crop_variants": 2}, {"crop": "top", "crop_variants": 2}])
+def test_several_crops_must_be_random(settings):
+    with pytest.raises(UsageError, match=r"--crop-variants 2: not with --crop (center|top)") as caught:
+        geometry_of(LatentsSettings(**settings), None, 8)
+    assert caught.value.fix == "--crop random --crop-variants 2"
+    with pytest.raises(UsageError, match="must be 1 to 128"):
+        LatentsSettings(crop="random", crop_variants=129)
+
+
 def test_keys_are_zeros_while_the_content_is_unknown():
     samples = table([(512, 512), (512, 512)])
     samples.inputs["image"].content[0] = 0
@@ -265,7 +341,8 @@ def test_keys_are_zeros_while_the_content_is_unknown():
 def test_a_million_samples_of_few_sizes_are_planned_in_seconds():
     sizes = np.random.default_rng(0).integers(256, 356, (1_000_000, 2)).astype(np.uint32)
     image = Input(content=np.zeros((len(sizes), 16), np.uint8), file=np.zeros(len(sizes), np.int32))
-    samples = replace(table([]), inputs={"image": image}, columns={"original_size": sizes})
+    names = Strings(np.full(len(sizes), ord("a"), np.uint8), np.arange(1, len(sizes) + 1))
+    samples = replace(table([]), names=names, inputs={"image": image}, columns={"original_size": sizes})
     began = time.process_time()
     assert len(KIND.plan(samples, RECIPE).sample) == len(sizes)
     assert time.process_time() - began < 8

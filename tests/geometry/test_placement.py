@@ -57,6 +57,54 @@ def test_a_image_of_the_buckets_size_is_taken_as_it_is():
     assert placement.crop == Box(top=0, left=0, size=size)
 
 
+@given(sizes, sizes, st.sampled_from(["top", "random"]), st.integers(0, 2**64 - 1))
+def test_other_crops_differ_in_their_place_alone(image, bucket, crop, draw):
+    centered, found = place_in(image, bucket), place_in(image, bucket, crop, draw)
+    assert (found.resize, found.crop.size) == (centered.resize, bucket)
+    assert found.crop.fits(found.resize)
+    if crop == "top":
+        assert (found.crop.top, found.crop.left) == (0, centered.crop.left)
+
+
+def test_random_crops_reach_every_place():
+    image, bucket = Size(64, 80), Size(64, 64)
+    lefts = {place_in(image, bucket, "random", draw).crop.left for draw in range(200)}
+    assert lefts == set(range(17))
+    tops = {place_in(Size(80, 64), bucket, "random", draw << 32).crop.top for draw in range(200)}
+    assert tops == set(range(17))
+
+
+SMALL_TABLES = [
+    TABLE,
+    bucket_table(resolution=512, multiple=64, max_side=640),
+    bucket_table(resolution=256, multiple=8),
+]
+
+
+@given(sizes, st.sampled_from(SMALL_TABLES))
+def test_an_image_that_must_not_be_enlarged_is_not(image, table):
+    bucket = table.within(image)
+    if bucket is None:
+        assert min(image.height, image.width) < table.grid
+        return
+    resize = place_in(image, bucket).resize
+    assert resize.fits(image)
+    assert (bucket.height % table.grid, bucket.width % table.grid) == (0, 0)
+    assert bucket.area <= table.area
+    assert max(bucket.height, bucket.width) <= table.longest
+    if table.nearest(image).fits(image):
+        assert bucket == table.nearest(image)
+    elif max(image.height, image.width) <= min(table.longest, table.area // min(image.height, image.width)):
+        assert (image.height - bucket.height, image.width - bucket.width) < (table.grid, table.grid)
+
+
+def test_a_list_of_buckets_has_no_smaller_ones():
+    table = explicit_table([Size(512, 512), Size(256, 512), Size(128, 128)], multiple=64)
+    assert table.within(Size(300, 600)) == Size(256, 512)
+    assert table.within(Size(500, 500)) == Size(128, 128)
+    assert table.within(Size(100, 500)) is None
+
+
 def test_an_odd_overhang_loses_one_pixel_more_at_the_end():
     placement = place_in(Size(100, 105), Size(100, 100))
     assert placement.crop.left == 2
@@ -79,18 +127,18 @@ def test_place_is_place_in_the_nearest_bucket(image):
     ],
 )
 def test_reason_names_the_cause(image, word):
-    assert unusable(image, TABLE) == word
+    assert unusable(image, TABLE.nearest(image)) == word
 
 
 def test_a_quarter_kept_is_enough_and_less_is_not():
     table = explicit_table([Size(64, 64)], multiple=64)
-    assert unusable(Size(100, 400), table) == ""
-    assert unusable(Size(100, 401), table) == "extreme-aspect"
+    assert unusable(Size(100, 400), table.nearest(Size(100, 400))) == ""
+    assert unusable(Size(100, 401), table.nearest(Size(100, 401))) == "extreme-aspect"
 
 
 @given(sizes)
 def test_what_is_not_rejected_has_something_to_learn_from(image):
-    if not unusable(image, TABLE):
+    if not unusable(image, TABLE.nearest(image)):
         bucket = TABLE.nearest(image)
         visible_height = min(image.height, image.width * bucket.height / bucket.width)
         visible_width = min(image.width, image.height * bucket.width / bucket.height)

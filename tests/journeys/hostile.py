@@ -312,7 +312,7 @@ def read_all(folder):
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # SIGVTALRM ends the process
         try:
             data, _ = read_source(path)
-            found[name] = unusable(image_size(data), table) or None
+            found[name] = unusable(image_size(data), table.nearest(image_size(data))) or None
             if found[name] is None:
                 decode(data, profile)
         except UnusableSampleError as error:

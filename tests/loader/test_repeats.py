@@ -126,6 +126,22 @@ def test_documents_are_repeated_in_rows_too(tmp_path):
     assert len(cache.documents()) == 6
 
 
+def test_each_occurrence_of_a_repeated_sample_is_flipped_or_not_by_itself(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 8, flip=True, repeats=[8] * 8))
+
+    def of_epoch():
+        found = {name: [] for name in cache.snapshots[0].samples.names}
+        for batch in cache.loader(batch_size=4):
+            for name, key in zip(batch["names"], batch["keys"]["latents"].tolist(), strict=True):
+                found[name].append(key[1])
+        return {name: sorted(variants) for name, variants in found.items()}
+
+    first = of_epoch()
+    assert first == of_epoch()
+    assert all(len(variants) == 8 for variants in first.values())
+    assert sum(len(set(variants)) == 2 for variants in first.values()) >= 6
+
+
 def test_the_command_shows_repeats_and_turns_them_off(folder, capsys):
     def planned(*words):
         capsys.readouterr()

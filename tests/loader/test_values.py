@@ -13,7 +13,7 @@ from made_caches import images, latents_of, opened
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
 from latentcache.loader.prefetch import compute_alone
-from latentcache.loader.values import Affine, flipped, posterior
+from latentcache.loader.values import Affine, posterior
 
 KEYS = np.arange(96, dtype=np.uint8).reshape(3, 32)
 KINDS = [
@@ -196,11 +196,6 @@ def test_flips_take_turns_by_seed_epoch_and_content(tmp_path):
     for batch in cache.loader(batch_size=8):
         keys = batch["keys"]["latents"]
         assert [int(one) for one in keys[:, 1]] == batch["crop_top_left"][:, 1].tolist()  # the variant's own columns
-
-
-def test_flips_are_drawn_by_content_alone():
-    turns = flipped(np.concatenate([KEYS] * 50), (0, 0)).reshape(50, 3)
-    assert (turns == turns[0]).all()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_nois
 from latentcache.encoders.vae.storage import drawn, encoded_channels, encoded_dtype
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
-from latentcache.fields.latents import MAX_PIXELS, LatentsRecipe
+from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
 from latentcache.fields.protocol import Failure, Group, Job, Made, Output, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.table import stat_numbers
 from latentcache.geometry.placement import Placement, flipped, place_in
@@ -100,7 +100,7 @@ class VaeProducer(Producer):
             image = EncodedImage(data, max_pixels=self._max_pixels)
             self._check_size(job, image.size)
             outputs = self._context.missing(job, content)
-            items = self._items(job, image, outputs) if outputs else []
+            items = self._items(image, outputs, content) if outputs else []
         except UnusableSampleError as error:
             detail = "; ".join(part for part in (error.what, error.why) if part)
             reason, hint = since_listed(error)
@@ -146,18 +146,18 @@ class VaeProducer(Producer):
             detail = f"it was {Size(*planned)} when the build was planned and is {size} now"
             raise UnusableSampleError(detail, fix=hint_for("changing"), slug="changing")
 
-    def _items(self, job: Job, image: EncodedImage, outputs: Sequence[Output]) -> list[Prepared]:
-        """Decode once, crop once for each group, flip the crop for variant 1."""
+    def _items(self, image: EncodedImage, outputs: Sequence[Output], content: bytes) -> list[Prepared]:
+        """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""
         scratch = self._scratch()
         pixels = image.pixels(self._recipe.pixels, scratch)
         crops: dict[Placement, Pixels] = {}
         items = []
         for output in outputs:
-            upright = _placement(output, self._groups[output.group], image.size)
+            upright = _placement(output, self._groups[output.group], image.size, content, self._recipe.geometry)
             if upright not in crops:
                 crops[upright] = own_memory(resize_crop(pixels, upright, self._recipe.pixels.resample), pixels)
             cut, placement = crops[upright], upright
-            if output.variant:
+            if output.variant >= self._recipe.geometry.crops:
                 cut, placement = np.ascontiguousarray(cut[:, ::-1]), flipped(upright)
             items.append(_prepared(output, cut, placement))
         return items
@@ -236,14 +236,14 @@ def _prepared(output: Output, pixels: Pixels, placement: Placement) -> Prepared:
     )
 
 
-def _placement(output: Output, group: Group, size: Size) -> Placement:
+def _placement(output: Output, group: Group, size: Size, content: bytes, geometry: GeometrySettings) -> Placement:
     """Upright placement of an item: as stored if it is made again, else by today's rule."""
-    bucket = Size(*group.dims[1:])
+    bucket, number = Size(*group.dims[1:]), output.variant % geometry.crops
     if not output.columns:
-        return place_in(size, bucket)
+        return place_in(size, bucket, geometry.crop, crop_draw(content, number))
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
     stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), crop=Box(top=top, left=left, size=bucket))
-    return flipped(stored) if output.variant else stored
+    return flipped(stored) if output.variant >= geometry.crops else stored
 
 
 def _check_resample(recipe: LatentsRecipe) -> None:
