@@ -64,6 +64,13 @@ def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:
     return [{"times": times, "samples": count} for times, count in counts.items()]
 
 
+def without_caption(snapshot: Snapshot) -> dict[str, Any]:
+    """Number of samples without a caption, and the first; none if the data has no place for captions."""
+    held = snapshot.samples.inputs.get("caption")
+    count, first = held.text.empty() if held is not None and held.text is not None else (0, -1)
+    return {"count": count, "first": snapshot.samples.names[first] if count else ""}
+
+
 def begun_contents(name: str, recipe: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON form of a field whose first build has not ended."""
     from latentcache.fields.registry import field_kind
@@ -152,6 +159,14 @@ def show_field(name: str, field: Mapping[str, Any], *, demo: bool = False) -> No
     if len(groups) > 1:
         show_table(groups)
     show_lengths(field)
+
+
+def show_captions(without: Mapping[str, Any], samples: int) -> None:
+    """Samples without a caption, if there are any."""
+    if without["count"]:
+        every = without["count"] == samples
+        more = "" if every else f", the first is {without['first']}"
+        out(f"captions: {'none' if every else counted(without['count'], 'sample') + ' without one'}{more}")
 
 
 def show_repeats(repeats: Sequence[Mapping[str, int]]) -> None:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import counted, human_bytes, out, rejected_item
-from latentcache.cli.contents import begun_contents, field_contents, sample_repeats, show_field, show_repeats
+from latentcache.cli.contents import (
+    begun_contents,
+    field_contents,
+    sample_repeats,
+    show_captions,
+    show_field,
+    show_repeats,
+    without_caption,
+)
 from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, LatentcacheError
 
@@ -82,6 +90,8 @@ def _facts(snapshot: Snapshot) -> dict[str, Any]:
         "allow_failed": snapshot.allow_failed,
         "fingerprint": snapshot.fingerprint,
         "repeats": sample_repeats(snapshot),
+        "no_caption": without_caption(snapshot),
+        "notes": [rejected_item("note", one) for one in snapshot.notes if one.target],
         "fields": {name: field_contents(rows, snapshot) for name, rows in snapshot.fields.items()},
     }
 
@@ -193,7 +203,11 @@ def _show(payload: Mapping[str, Any], *, quarantine: bool) -> None:
     if "created" in payload:
         source = payload["source"]
         out(f"made {payload['created']} from {source.get('data') or source.get('root', '')}")
-    show_repeats(payload.get("repeats", ()))
+    if "no_caption" in payload:
+        show_captions(payload["no_caption"], sum(one["samples"] for one in payload["repeats"]))
+        show_repeats(payload["repeats"])
+    for note in payload.get("notes", ()):
+        out(f"note: {note['reason']}: {note['found']}")
     for name, field in payload["fields"].items():
         show_field(name, field, demo=bool(payload.get("demo")))
     if quarantine:

@@ -323,6 +323,7 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
                 "samples": bucket.samples,
                 "batches": bucket.steps,
                 "repeated": bucket.repeated,
+                "copies": bucket.copies,
                 "dropped": bucket.dropped,
                 "efficiency": round(bucket.efficiency, 4),
             }
@@ -333,6 +334,7 @@ def _payload(report: PlanReport, grad_accum: int) -> dict[str, Any]:
         "samples_used": report.samples_used,
         "samples_dropped": report.samples_dropped,
         "samples_repeated": report.samples_repeated,
+        "overfilled": [str(one) for one in report.overfilled],
         "repeated_names": list(report.repeated_names),
         "dropped_names": list(report.dropped_names),
     }
@@ -374,6 +376,10 @@ def _show(payload: dict[str, Any]) -> None:
         f" on {ranks}{accumulation}: {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
         f" {payload['samples_dropped']} dropped"
     )
+    for told in payload["overfilled"][:SHOWN]:
+        out(f"warning: {told}")
+    if payload["overfilled"]:
+        out("  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets")
     for what in ("repeated", "dropped"):
         found = payload[f"{what}_names"]
         if found:

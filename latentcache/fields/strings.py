@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 _SLICE = 1 << 14
 #: Positions looked up together in a column on disk, and strings between two of them that are read with them.
 _NEAR, _GAP_STRINGS = 1 << 12, 32
+#: Strings whose ends are looked at together.
+_EMPTY_SLICE = 1 << 18
 
 
 class Strings(Sequence[str]):
@@ -78,6 +80,20 @@ class Strings(Sequence[str]):
     def select(self, positions: NDArray[np.integer]) -> Strings:
         """A column of the strings at these positions."""
         return Strings.of(self.take(positions))
+
+    def empty(self) -> tuple[int, int]:
+        """How many strings are empty, and the position of the first of them; -1: there is none."""
+        count, first = 0, -1
+        for start in range(0, len(self), _EMPTY_SLICE):
+            bounds = self._bounds_of(start, min(start + _EMPTY_SLICE, len(self)))
+            found = np.flatnonzero(np.diff(bounds) == 0)
+            first = start + int(found[0]) if first < 0 and len(found) else first
+            count += len(found)
+        return count, first
+
+    def _bounds_of(self, low: int, high: int) -> NDArray[np.integer]:
+        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
+        return self._bounds[low : high + 1]
 
     def span(self, start: int, stop: int) -> tuple[NDArray[np.integer], bytes]:
         """Lengths and bytes of the strings from ``start`` to ``stop``, without making strings."""
@@ -158,6 +174,6 @@ class LazyStrings(Strings):
         return np.diff(bounds), self._data[int(bounds[0]) : int(bounds[-1])].tobytes()
 
     def _bounds_of(self, low: int, high: int) -> NDArray[np.int64]:
-        """(high - low + 1,) where the strings from ``low`` up to ``high`` begin and end."""
+        """See :meth:`Strings._bounds_of`."""
         ends: NDArray[np.int64] = self._ends[max(low - 1, 0) : high].astype(np.int64)
         return ends if low else np.concatenate([np.zeros(1, np.int64), ends])

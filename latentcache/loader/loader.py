@@ -37,6 +37,8 @@ from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, plan_report
 from latentcache.store.reader import Place
 
 Turn = tuple[int, int]
+#: Buckets that a warning names.
+_TOLD = 3
 
 
 class Reader(Protocol):
@@ -443,15 +445,11 @@ class Loader:
                 " `latentcache verify` names them",
                 stacklevel=4,
             )
-        for number, plan in enumerate(self.report.buckets):
-            if plan.repeated <= plan.samples or number > 8:
-                continue
-            bucket = self._reader.index.buckets.index(plan.bucket)
-            held = np.flatnonzero(self._reader.index.bucket == bucket)
-            names = ", ".join(self._reader.names_of(held[:5])) + (", ..." if len(held) > 5 else "")
+        found = self.report.overfilled
+        if found:
+            more = f"; {len(found) - _TOLD} more buckets too" if len(found) > _TOLD else ""
             warnings.warn(
-                f"bucket {plan.bucket} has {plan.samples} sample{'s' * (plan.samples != 1)} ({names}) and is filled"
-                f" up with {plan.repeated} repeats in every epoch; use remainder='partial' or 'drop', a smaller"
+                f"{'; '.join(map(str, found[:_TOLD]))}{more}: use remainder='partial' or 'drop', a smaller"
                 " batch_size, or fewer buckets",
                 stacklevel=4,
             )

@@ -279,6 +279,11 @@ class SampleReader:
         self._readers = [EntryReader(one.paths, one, checksum=checksum) for one in snapshots]
         self._open()
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Texts of a batch beside names, such as captions, and the input that each comes from."""
+        return {name: source for name, source, form in self._forms if form == "texts" and source != "names"}
+
     def names_of(self, rows: Ints) -> list[str]:
         """Names of samples."""
         found: list[str] = [""] * len(rows)

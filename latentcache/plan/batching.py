@@ -23,6 +23,9 @@ from latentcache.plan.numbers import choice, real, whole
 #: Samples in one step of all ranks. A typing error beyond it would fill the memory with repeats.
 MAX_STEP = 1 << 24
 
+#: An epoch that serves a sample more often than this to fill a batch is said.
+MAX_COPIES = 4
+
 Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
 """What happens to samples that do not fill a batch.
 
@@ -110,10 +113,35 @@ class BucketPlan:
     """Batches of one rank that hold padding rows only; a mean over their labels is nan."""
 
     @property
+    def copies(self) -> int:
+        """How often an epoch serves one of its samples at most, if it repeats them to fill a batch; else 1."""
+        return -(-(self.samples + self.repeated) // self.samples) if self.samples and self.repeated else 1
+
+    @property
     def efficiency(self) -> float:
         """Fraction of the served samples that are neither repeats nor padding; 0 without a step."""
         used = self.samples - self.dropped
         return used / (used + self.repeated + self.padded) if used else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overfilled:
+    """A bucket whose samples an epoch serves more than ``MAX_COPIES`` times to fill a batch."""
+
+    bucket: Bucket
+    samples: int
+    copies: int
+    """How often an epoch serves one of them at most."""
+    names: tuple[str, ...]
+    """The first of them."""
+
+    def __str__(self) -> str:
+        more = ", ..." if self.samples > len(self.names) else ""
+        named = f" ({', '.join(self.names)}{more})" if self.names else ""
+        return (
+            f"bucket {self.bucket} has {self.samples} sample{'s' * (self.samples != 1)}{named} and repeats"
+            f" {'them' if self.samples > 1 else 'it'} {self.copies} times in an epoch to fill a batch"
+        )
 
 
 class UnevenNames(Protocol):
@@ -137,6 +165,8 @@ class PlanReport:
     mixture: Mixture | None = None
     """How often each source is served, if there are several with weights."""
     names: UnevenNames | None = field(default=None, repr=False, compare=False)
+    overfilled: tuple[Overfilled, ...] = field(default=(), repr=False, compare=False)
+    """Buckets that are mostly repeats, worst first."""
 
     @property
     def repeated_names(self) -> tuple[str, ...]:

@@ -16,12 +16,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.plan.batching import BatchPlan, Bucket, BucketPlan, PlanReport, count_steps, rows_of_last_steps
+from latentcache.plan.batching import (
+    MAX_COPIES,
+    BatchPlan,
+    Bucket,
+    BucketPlan,
+    Overfilled,
+    PlanReport,
+    count_steps,
+    rows_of_last_steps,
+)
 from latentcache.plan.length_buckets import fitting, merged_upward
 from latentcache.plan.mixing import Mixture, mixed_order, occurrences
 from latentcache.plan.shuffle import grouped, shuffled, visit
 
 Ints = NDArray[np.integer]
+#: Samples that a message names.
+_NAMED = 5
 _NO_ROWS = np.empty(0, dtype=np.int32)
 _NO_STEPS = np.empty(0, dtype=np.int64)
 
@@ -119,9 +130,25 @@ def plan_report(index: SampleIndex, batches: BatchPlan, *, seed: int = 0) -> Pla
     """
     space = index.space(seed, 0, batches.global_batch_size)
     report = replace(count_steps(space.bucket, index.buckets, batches, space.mixture), mixture=index.mixture)
+    report = replace(report, overfilled=_overfilled(index, report))
     if index.names_of is None or not (report.samples_repeated or report.samples_dropped):
         return report
     return replace(report, names=FirstEpochNames(index, batches, seed))
+
+
+def _overfilled(index: SampleIndex, report: PlanReport) -> tuple[Overfilled, ...]:
+    """Buckets whose samples are repeated often to fill a batch, with the first names of each; worst first."""
+    found = sorted((plan for plan in report.buckets if plan.copies > MAX_COPIES), key=lambda plan: -plan.copies)
+    numbers = [index.buckets.index(plan.bucket) for plan in found]
+    held = np.flatnonzero(np.isin(index.bucket, numbers)) if found and index.names_of is not None else _NO_ROWS
+    names = [
+        index.names_of(held[index.bucket[held] == number][:_NAMED]) if index.names_of is not None else ()
+        for number in numbers
+    ]
+    return tuple(
+        Overfilled(bucket=plan.bucket, samples=plan.samples, copies=plan.copies, names=tuple(dict.fromkeys(some)))
+        for plan, some in zip(found, names, strict=True)
+    )
 
 
 def plan_epoch(index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:

@@ -9,6 +9,7 @@ from latentcache.store.atomic_io import write_json
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "complete", "snapshot", "counts", "bytes", "created",
     "demo", "source", "part", "allow_failed", "fingerprint", "entries_lost", "fields", "repeats",
+    "no_caption", "notes",
 }  # fmt: skip
 
 
@@ -79,7 +80,8 @@ def test_the_text(run, cache, data):
     assert lines[0] == f"{cache}  snapshot 1, complete"
     assert lines[1].startswith("4 samples, 4 entries, 0 quarantined, ")
     assert f"from {data}" in lines[2]
-    assert lines[3].startswith("latents (recipe ")
+    assert lines[3].startswith("captions: 1 sample without one")
+    assert lines[4].startswith("latents (recipe ")
     assert lines[4].startswith("  encoder   stub ")
     assert "  bucket  items" in lines
 
@@ -107,6 +109,25 @@ def test_files_that_vanish_while_they_are_counted(run, cache, monkeypatch):
 
     monkeypatch.setattr(Path, "lstat", vanishing)
     assert run("info", cache, "--json").json["bytes"] > 0
+
+
+def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
+    assert run("info", cache, "--json").json["no_caption"] == {"count": 1, "first": "p3.png"}
+    assert "captions: 1 sample without one, the first is p3.png\n" in run("info", cache).out
+    (data / "p3.txt").write_text("a caption")
+    run("build", data, "--out", cache)
+    assert "captions" not in run("info", cache).out
+    draw(tmp_path / "bare" / "a.png")
+    run("build", tmp_path / "bare", *SMALL, "--out", tmp_path / "c")
+    assert "captions: none\n" in run("info", tmp_path / "c").out
+
+
+def test_notes_of_fields_are_shown(run, data, cache):
+    draw(data / "small.png", (20, 24), seed=3)
+    run("build", data, "--out", cache)
+    (note,) = run("info", cache, "--json").json["notes"]
+    assert (note["reason"], note["path"]) == ("upscaled", "small.png")
+    assert "note: upscaled: 1 image is enlarged" in run("info", cache).out
 
 
 def test_names_with_control_characters_are_escaped(run, data, tmp_path):

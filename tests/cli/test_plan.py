@@ -8,6 +8,7 @@ KEYS = {
     "schema", "command", "exit_code", "error", "path", "batch_size", "world_size", "grad_accum", "remainder",
     "buckets", "batches_per_epoch", "steps_per_epoch", "samples_used", "samples_dropped", "samples_repeated",
     "quarantined", "seed", "repeated_names", "dropped_names", "sources", "repeats",
+    "overfilled",
 }  # fmt: skip
 
 
@@ -16,7 +17,7 @@ def test_the_keys_of_the_object(run, shared):
     value = run("plan", cache, "--batch-size", "2", "--json").json
     assert set(value) == KEYS
     for bucket in value["buckets"]:
-        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "dropped", "efficiency"}
+        assert set(bucket) == {"height", "width", "samples", "batches", "repeated", "copies", "dropped", "efficiency"}
     assert (value["steps_per_epoch"], value["samples_used"], value["samples_repeated"]) == (3, 4, 2)
 
 
@@ -119,6 +120,20 @@ def test_left_over_samples_are_named(run, shared):
     dropped = run("plan", shared[1], "--batch-size", "2", "--remainder", "drop", "--seed", "5", "--json").json
     assert len(dropped["dropped_names"]) == dropped["samples_dropped"] == 2
     assert f"dropped in the first epoch of seed 5: {', '.join(dropped['dropped_names'])}\n" in done.out
+
+
+def test_one_image_that_fills_a_batch_is_said(run, shared):
+    cache = shared[1]
+    done = run("plan", cache, "--batch-size", 8)
+    assert (
+        "warning: bucket 80x48 has 1 sample (p1.png) and repeats it 8 times in an epoch to fill a batch" in done.out
+    )
+    assert "  fix: --remainder partial or drop, a smaller --batch-size, or fewer buckets" in done.out
+    value = run("plan", cache, "--batch-size", 8, "--json").json
+    assert sorted(bucket["copies"] for bucket in value["buckets"]) == [4, 8, 8]
+    assert len(value["overfilled"]) == 2
+    assert run("plan", cache, "--batch-size", 4, "--json").json["overfilled"] == []
+    assert "warning" not in run("plan", cache, "--batch-size", 8, "--remainder", "partial").out
 
 
 # several

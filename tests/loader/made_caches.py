@@ -105,7 +105,7 @@ def as_stored(values, dtype):
 
 def images(
     root, sizes, *, captions=True, names=None, field=None, edges=None, resolutions=1, seed=0, seal_every=7,
-    repeats=None, **more
+    repeats=None, texts=None, **more
 ):  # fmt: skip
     """A cache of latents: ``sizes`` are (height, width) in pixels, one per image; values are seeded normal numbers.
 
@@ -117,6 +117,7 @@ def images(
     kinds = sorted(
         {(h * by, w * by) for h, w in sizes for by in range(1, resolutions + 1)}, key=lambda one: -one[0] * one[1]
     )
+    told = texts or [f"caption of {name}" for name in names]
     stored = made.encoder.stored_channels
     groups = [Group(label=f"{h}x{w}", shape=(stored, h // 8, w // 8), dims=(1, h, w)) for h, w in kinds]
     variants = made.spec.variants
@@ -126,7 +127,7 @@ def images(
         inputs={
             "image": Input(content=contents([(seed, name) for name in names]), file=np.arange(count, dtype=np.int32)),
             **({"caption": Input(content=contents(names), file=np.full(count, -1, np.int32),
-                                 text=Strings.of([f"caption of {name}" for name in names]))} if captions else {}),
+                                 text=Strings.of(told))} if captions else {}),
         },
         columns={"original_size": np.array([(h + 3, w + 5) for h, w in sizes], np.uint32).reshape(-1, 2),
                  **({"repeats": np.array(repeats, np.uint16)} if repeats else {})},

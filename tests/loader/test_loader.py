@@ -427,11 +427,43 @@ def test_a_shard_that_is_gone_is_named(tmp_path):
 
 def test_buckets_that_are_mostly_repeats_are_said_with_names(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 64 + [(64, 96)]))
-    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and is filled up with 63 repeats"):
+    with pytest.warns(UserWarning, match=r"bucket 64x96 has 1 sample \(64.png\) and repeats it 64 times") as said:
         cache.loader(batch_size=64)
+    assert len(said) == 1
+    assert "remainder='partial' or 'drop', a smaller batch_size" in str(said[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cache.loader(batch_size=64, remainder="partial")
+        cache.loader(batch_size=4)  # at most four times
+
+
+def test_many_buckets_that_are_mostly_repeats_are_one_warning(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64 + 8 * number) for number in range(6) for _ in range(number + 1)]))
+    with pytest.warns(UserWarning, match="to fill a batch") as said:
+        cache.loader(batch_size=32)
+    (message,) = [str(one.message) for one in said]
+    assert message.startswith(
+        "bucket 64x64 has 1 sample (00.png) and repeats it 32 times in an epoch to fill a batch;"
+    )
+    assert "bucket 64x72 has 2 samples (01.png, 02.png) and repeats them 16 times" in message
+    assert "; 3 more buckets too: use remainder=" in message
+
+
+def test_samples_without_captions_are_said_once_for_each_cache(tmp_path):
+    def loaded(root, **more):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            opened(root).loader(batch_size=1, **more)
+        return [str(one.message) for one in said]
+
+    first = images(tmp_path / "first", [(64, 64)] * 3, texts=["a", "", ""])
+    assert loaded(first, fields=["latents"]) == []
+    (message,) = loaded(first)
+    assert message.startswith("2 of 3 samples of first are without captions, the first is 01.png: batches have ''")
+    assert loaded(first) == []
+    assert "all samples of second" in loaded(images(tmp_path / "second", [(64, 64)], texts=[""]))[0]
+    assert loaded(images(tmp_path / "third", [(64, 64)])) == []
+    assert loaded(images(tmp_path / "fourth", [(64, 64)], captions=False)) == []
 
 
 @pytest.mark.parametrize(

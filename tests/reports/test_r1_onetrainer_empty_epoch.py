@@ -12,7 +12,7 @@ from small_cache import SMALL, draw
 from latentcache import open_cache
 from latentcache.errors import EmptyPlanError
 
-pytestmark = pytest.mark.filterwarnings("ignore:bucket .* is filled up with")
+pytestmark = pytest.mark.filterwarnings("ignore:bucket .* in an epoch to fill a batch")
 SHAPES = [(96, 64), (64, 96), (80, 80), (128, 40), (40, 128)]
 
 

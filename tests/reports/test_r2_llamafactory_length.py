@@ -10,7 +10,7 @@ from small_cache import of_three_sizes
 
 from latentcache import open_cache
 
-pytestmark = pytest.mark.filterwarnings("ignore:bucket .* is filled up with")
+pytestmark = pytest.mark.filterwarnings("ignore:bucket .* in an epoch to fill a batch")
 
 
 @pytest.fixture(scope="module")
