@@ -82,7 +82,7 @@ def test_the_text(run, cache, data):
     assert f"from {data}" in lines[2]
     assert lines[3].startswith("captions: 1 sample without one")
     assert lines[4].startswith("latents (recipe ")
-    assert lines[4].startswith("  encoder   stub ")
+    assert lines[5].startswith("  encoder   stub ")
     assert "  bucket  items" in lines
 
 
