@@ -25,6 +25,8 @@ Batch = dict[str, Any]
 METADATA = {"captions": "caption", "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
 #: Label where nothing is learned (``torch.nn.CrossEntropyLoss(ignore_index=)``, also of transformers).
 IGNORED = -100
+#: Scales and shifts that differ by less are the same number, rounded otherwise.
+_CLOSE = 1e-3
 _ROW_FORMATS = ("plain", "transformers", "flat", "torchtitan")
 
 
@@ -36,12 +38,16 @@ class Format:
     """Name in the trainer -> name in the loader's batch; other columns are left out."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Name in the trainer -> function of the loader's batch."""
-    affine: tuple[str, ...] = ()
-    """Kinds of scaling that a VAE of this model has; empty: any."""
-    shift: bool | None = None
-    """True if such a VAE has a shift, False if it has none; None: any."""
-    channels: tuple[int, ...] = ()
-    """Channels of latents that this model trains on; empty: any."""
+    channels: int
+    """Channels of latents that this model trains on."""
+    scale: float
+    """``scaling_factor`` of its VAE, which names the latent space: the ``vae/config.json`` of the model."""
+    shift: float = 0.0
+    """``shift_factor`` of its VAE."""
+    unscaled: bool = False
+    """True if latents without scaling fit too: those of the demo and stub encoders."""
+    patch: int = 1
+    """Cells of a patch on each side: height and width of latents are multiples of it."""
 
 
 def time_ids(batch: Mapping[str, Any]) -> torch.Tensor:
@@ -68,10 +74,12 @@ _SD = {"latents": "latents", "prompts": "captions", "keys": "keys", "names": "na
 _TEXT = {name: name for name in ("prompt_embeds", "pooled_prompt_embeds", "mask", "conditioning")}
 _SIZES = {"original_sizes": "original_size", "crop_top_lefts": "crop_top_left", "target_sizes": "target_size"}
 FORMATS: Mapping[str, Format] = {
-    "diffusers-sd": Format(names=_SD | _TEXT, channels=(4,)),
-    "diffusers-sdxl": Format(names=_SD | _TEXT | _SIZES, derived={"time_ids": time_ids}, channels=(4,)),
+    "diffusers-sd": Format(names=_SD | _TEXT, channels=4, scale=0.18215, unscaled=True),
+    "diffusers-sdxl": Format(
+        names=_SD | _TEXT | _SIZES, derived={"time_ids": time_ids}, channels=4, scale=0.13025, unscaled=True
+    ),
     "diffusers-flux": Format(
-        names=_SD | _TEXT, derived={"img_ids": image_ids}, affine=("scale-shift",), shift=True, channels=(16,)
+        names=_SD | _TEXT, derived={"img_ids": image_ids}, channels=16, scale=0.3611, shift=0.1159, patch=2
     ),
 }
 
@@ -79,14 +87,14 @@ FORMATS: Mapping[str, Format] = {
 def check_sample_format(
     name: str | None,
     columns: Sequence[str],
-    served: Mapping[str, tuple[FieldRecipe | None, tuple[int, ...] | None]],
+    served: Mapping[str, tuple[FieldRecipe | None, Sequence[tuple[int, ...]]]],
 ) -> str | None:
     """The name of a format that these samples can be given in; None for plain.
 
     Args:
         name: As asked for.
         columns: What a batch holds.
-        served: Field -> its recipe (None: the kind is not installed) and the stored shape of an item (None: unknown).
+        served: Field -> its recipe (None: the kind is not installed) and the stored shapes of items.
 
     Raises:
         UsageError: There is no such format, or it is for latents of another model.
@@ -96,28 +104,62 @@ def check_sample_format(
     wanted = FORMATS[name]
     if "latents" not in columns:
         raise UsageError(f"format={name!r}: the batch has no latents", fix="add latents to fields, or format='plain'")
-    recipe, shape = served.get("latents", (None, None))
-    affine = (recipe.read_time.affine if recipe is not None else None) or {}
-    channels = None if shape is None else shape[0] // (2 if recipe is not None and recipe.read_time.posterior else 1)
-    kind, shift = str(affine.get("kind", "none")), float(affine.get("shift") or 0.0)
-    wrong = []
-    if wanted.channels and channels not in wanted.channels:
-        wrong.append(f"{channels} channels, not {wanted.channels[0]}")
-    if wanted.affine and kind not in wanted.affine:
-        wrong.append(f"scaling {kind!r}, not {wanted.affine[0]!r}")
-    if wanted.shift and not shift:
-        wrong.append("no shift")
+    found = _latents(*served.get("latents", (None, ())))
+    wrong = _misfits(wanted, found)
     if wrong:
+        fitting = [other for other, one in FORMATS.items() if not _misfits(one, found)]
+        formats = " or ".join(f"format={other!r}" for other in [*fitting, "plain"])
         raise UsageError(
             f"format={name!r}: the latents are of another model",
             why="they have " + " and ".join(wrong),
-            fix="format='plain', or build the cache with the VAE of the model you train",
+            fix=f"{formats}, or build the cache with the VAE of the model you train",
         )
     needed = set(_SIZES.values()) if "time_ids" in wanted.derived else set()
     missing = sorted(needed - set(columns))
     if missing:
         raise UsageError(f"format={name!r}: needs {', '.join(missing)}", fix="leave fields out, or add these columns")
     return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Latents:
+    """Facts about stored latents that decide which model can train on them."""
+
+    channels: int | None
+    scaling: str
+    scale: float
+    shift: float
+    shapes: Sequence[tuple[int, ...]]
+
+
+def _latents(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> _Latents:
+    affine = (recipe.read_time.affine if recipe is not None else None) or {}
+    halves = 2 if recipe is not None and recipe.read_time.posterior else 1
+    return _Latents(
+        channels=shapes[0][0] // halves if shapes else None,
+        scaling=str(affine.get("kind", "none")),
+        scale=float(affine.get("scale") or 1.0),
+        shift=float(affine.get("shift") or 0.0),
+        shapes=shapes,
+    )
+
+
+def _misfits(wanted: Format, found: _Latents) -> list[str]:
+    """Why a model cannot train on these latents; empty: it can."""
+    wrong = [] if found.channels == wanted.channels else [f"{found.channels} channels, not {wanted.channels}"]
+    if found.scaling != "scale-shift":
+        wrong += (
+            [] if found.scaling == "none" and wanted.unscaled else [f"scaling {found.scaling!r}, not 'scale-shift'"]
+        )
+    elif abs(found.scale / wanted.scale - 1) > _CLOSE:
+        wrong.append(f"a scale of {found.scale:g}, not {wanted.scale:g}")
+    elif abs(found.shift - wanted.shift) > _CLOSE:
+        wrong.append(f"a shift of {found.shift:g}, not {wanted.shift:g}")
+    odd = next((shape for shape in found.shapes if any(side % wanted.patch for side in shape[-2:])), None)
+    if odd is not None:
+        sides = f"{odd[-2]}x{odd[-1]}"
+        wrong.append(f"a size of {sides} cells, which patches of {wanted.patch}x{wanted.patch} do not fill")
+    return wrong
 
 
 def sample_format(batch: Batch, name: str | None) -> Batch:

@@ -300,8 +300,8 @@ class SampleReader:
     def check_format(self, name: str | None) -> str | None:
         """The format, if it fits; see ``formats.check_sample_format``."""
         fields = self._parts[0].snapshot.fields
-        shapes = dict(self._shapes[0].shapes) if self._shapes else {}
-        served = {one: (fields[one].recipe, shapes.get(one)) for one in self.fields}
+        shapes = [dict(shape.shapes) for shape in self._shapes]
+        served = {one: (fields[one].recipe, [found[one] for found in shapes if one in found]) for one in self.fields}
         return check_sample_format(name, [*self.fields, *self.metadata], served)
 
     def formatted(self, batch: Batch, name: str | None) -> Batch:

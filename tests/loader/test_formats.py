@@ -39,7 +39,7 @@ def test_flux_has_positions_of_patches(flux):
 @pytest.mark.parametrize(
     ("name", "which", "why"),
     [
-        ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none'"),
+        ("diffusers-flux", "many", "4 channels, not 16 and scaling 'none', not 'scale-shift'"),
         ("diffusers-sd", "flux", "16 channels, not 4"),
         ("diffusers-sdxl", "flux", "16 channels, not 4"),
     ],
@@ -49,6 +49,38 @@ def test_latents_of_another_model_are_refused(many, flux, name, which, why):
         {"many": many, "flux": flux}[which].loader(batch_size=2, format=name)
     assert why in caught.value.why
     assert caught.value.fix
+
+
+SPACES = {
+    "sd": {"channels": 4, "kind": "scale-shift", "scale": 0.18215},
+    "sdxl": {"channels": 4, "kind": "scale-shift", "scale": 0.13025},
+    "flux": {"channels": 16} | FLUX,
+    "sd3": {"channels": 16, "kind": "scale-shift", "scale": 1.5305, "shift": 0.0609},
+    "no shift": {"channels": 16, "kind": "scale-shift", "scale": 0.3611},
+    "wan": {"channels": 16, "kind": "mean-std", "mean": (0.0,) * 16, "std": (1.0,) * 16},
+}
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_path, space):
+    cache = opened(images(tmp_path / "c", [(64, 96)] * 4, **SPACES[space]))
+    for name in ("sd", "sdxl", "flux"):
+        if name == space:
+            next(iter(cache.loader(batch_size=2, format=f"diffusers-{name}")))
+            continue
+        with pytest.raises(UsageError, match="the latents are of another model") as caught:
+            cache.loader(batch_size=2, format=f"diffusers-{name}")
+        fits = f"format='diffusers-{space}' or " if space in ("sd", "sdxl", "flux") else ""
+        assert caught.value.fix.startswith(f"{fits}format='plain', or build")
+        words = {"sd": "scale of 0.18215", "sdxl": "scale of 0.13025", "sd3": "channels", "wan": "scaling 'mean-std'"}
+        assert words.get(space, "a s") in caught.value.why or "channels" in caught.value.why
+
+
+def test_patches_must_fill_every_bucket(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 96)] * 4 + [(64, 88)], channels=16, **FLUX))
+    with pytest.raises(UsageError) as caught:
+        cache.loader(batch_size=1, format="diffusers-flux")
+    assert caught.value.why == "they have a size of 8x11 cells, which patches of 2x2 do not fill"
 
 
 def test_unknown_formats(many):
