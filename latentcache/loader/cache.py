@@ -7,7 +7,7 @@ import shlex
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,8 @@ from latentcache.loader.documents import Documents, content_of, file_of
 from latentcache.loader.loader import Loader
 from latentcache.loader.row_reader import PendingRowReader, RowReader
 from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
-from latentcache.loader.sample_reader import Part, SampleReader
+from latentcache.loader.sample_reader import SampleReader
+from latentcache.loader.samples import Part, warn_of_empty
 from latentcache.loader.substitute import OnError
 from latentcache.loader.values import Draw, ReadSettings
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
@@ -48,8 +49,6 @@ from latentcache.store.snapshot import Snapshot
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
 _WARM_BYTES = 4 << 20
-#: Warnings about empty texts that were given in this process: cache, snapshot, column.
-_SAID: set[tuple[Path, int, str]] = set()
 #: Seconds between two looks for a build that ended without being seen.
 _LOOK_S = 0.5
 
@@ -465,7 +464,7 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         reader = self._reader if fields is None else self._made(fields)
-        _warn_of_empty(reader.texts, self.snapshots)
+        warn_of_empty(reader.texts, self.snapshots)
         loader = Loader(
             reader,
             batch_size=batch_size,
@@ -636,26 +635,6 @@ def open_cache(
             stacklevel=2,
         )
     return Cache([Part(snapshot)], checksum=checksum)
-
-
-def _warn_of_empty(texts: Mapping[str, str], snapshots: Sequence[Snapshot]) -> None:
-    """Say once in a process for each snapshot that texts of a batch are empty, such as captions."""
-    for snapshot in snapshots:
-        for name, source in texts.items():
-            about = snapshot.paths.root, snapshot.number, name
-            text = snapshot.samples.inputs[source].text if source in snapshot.samples.inputs else None
-            if text is None or about in _SAID:
-                continue
-            _SAID.add(about)
-            count, first = text.empty()
-            if count:
-                every = "all" if count == len(text) else f"{count} of {len(text)}"
-                warnings.warn(
-                    f"{every} samples of {snapshot.paths.root.name} are without {name}, the first is"
-                    f" {snapshot.samples.names[first]}: batches have '' for them; add {name} to the data and build"
-                    f" again, or leave {name} out of fields=",
-                    stacklevel=3,
-                )
 
 
 def _pending(root: Path, timeout_s: float) -> Snapshot | None:
