@@ -36,6 +36,7 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         "items": len(rows),
         "entries": rows.entries,
         "bytes": int(np.asarray(rows.bytes).sum(dtype=np.int64)),
+        "shared": _shared(rows),
         "groups": [
             {"label": group.label, "shape": list(group.shape), "items": count}
             for group, count in zip(rows.groups, counts, strict=True)
@@ -51,6 +52,17 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         if rows.spec.collate == "pack":
             found["rows"] = [_rows_of(lengths, length) for length in ROW_LENGTHS]
     return found
+
+
+def _shared(rows: FieldRows) -> dict[str, int]:
+    """Items that share the entry of an equal one, and the bytes this saves; not counted where items are packed."""
+    import numpy as np
+
+    shared = len(rows) - rows.entries
+    if rows.packing == "block" or shared <= 0:
+        return {"items": 0, "bytes": 0}
+    sizes = np.asarray(rows.bytes).astype(np.int64)
+    return {"items": shared, "bytes": int(sizes[np.asarray(rows.entry)].sum() - sizes.sum())}
 
 
 def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:
@@ -155,6 +167,9 @@ def show_field(name: str, field: Mapping[str, Any], *, demo: bool = False) -> No
     out(f"{name}{f' (recipe {recipe})' if recipe else ''}{size}{state}{'  (demo: not for training)' if demo else ''}")
     for label, text in field.get("about", {}).items():
         out(f"  {label:9} {text}")
+    if field.get("shared", {}).get("items"):
+        shared = field["shared"]
+        out(f"  shared    {counted(shared['items'], 'item')} of equal inputs, {human_bytes(shared['bytes'])} saved")
     groups = [("bucket", "items"), *((one["label"], one["items"]) for one in field.get("groups", ()) if one["label"])]
     if len(groups) > 1:
         show_table(groups)

@@ -122,6 +122,15 @@ def test_samples_without_a_caption_are_counted(run, cache, data, tmp_path):
     assert "captions: none\n" in run("info", tmp_path / "c").out
 
 
+def test_what_equal_inputs_save_is_counted(run, data, cache):
+    assert run("info", cache, "--json").json["fields"]["latents"]["shared"] == {"items": 0, "bytes": 0}
+    (data / "again.png").write_bytes((data / "p0.png").read_bytes())
+    run("build", data, "--out", cache)
+    field = run("info", cache, "--json").json["fields"]["latents"]
+    assert field["shared"] == {"items": 1, "bytes": field["bytes"] // 4}
+    assert "  shared    1 item of equal inputs, " in run("info", cache).out
+
+
 def test_notes_of_fields_are_shown(run, data, cache):
     draw(data / "small.png", (20, 24), seed=3)
     run("build", data, "--out", cache)
