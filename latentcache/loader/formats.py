@@ -104,7 +104,7 @@ def check_sample_format(
     wanted = FORMATS[name]
     if "latents" not in columns:
         raise UsageError(f"format={name!r}: the batch has no latents", fix="add latents to fields, or format='plain'")
-    found = _latents(*served.get("latents", (None, ())))
+    found = _stored_as(*served.get("latents", (None, ())))
     wrong = _misfits(wanted, found)
     if wrong:
         fitting = [other for other, one in FORMATS.items() if not _misfits(one, found)]
@@ -122,7 +122,7 @@ def check_sample_format(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Latents:
+class _Stored:
     """Facts about stored latents that decide which model can train on them."""
 
     channels: int | None
@@ -132,10 +132,10 @@ class _Latents:
     shapes: Sequence[tuple[int, ...]]
 
 
-def _latents(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> _Latents:
+def _stored_as(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> _Stored:
     affine = (recipe.read_time.affine if recipe is not None else None) or {}
     halves = 2 if recipe is not None and recipe.read_time.posterior else 1
-    return _Latents(
+    return _Stored(
         channels=shapes[0][0] // halves if shapes else None,
         scaling=str(affine.get("kind", "none")),
         scale=float(affine.get("scale") or 1.0),
@@ -144,7 +144,7 @@ def _latents(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) -> _
     )
 
 
-def _misfits(wanted: Format, found: _Latents) -> list[str]:
+def _misfits(wanted: Format, found: _Stored) -> list[str]:
     """Why a model cannot train on these latents; empty: it can."""
     wrong = [] if found.channels == wanted.channels else [f"{found.channels} channels, not {wanted.channels}"]
     if found.scaling != "scale-shift":
