@@ -274,9 +274,9 @@ class _Build:
                     self.base(listing, known), self.paths, listing.root, samples, works, seed=seed, batch=batch
                 )
             samples, outcomes = self.encode(listing, samples, works, catalog)
-            catalog = load_catalog(self.paths)
+            before, catalog = catalog, load_catalog(self.paths)
             for outcome in outcomes:
-                outcome.place = find_items(outcome.work, samples, catalog)
+                outcome.place = find_items(outcome.work, samples, before, catalog)
         else:
             outcomes = [Outcome(work=work, place=work.place) for work in works]
         draft = draft_snapshot(self.base(listing, listing.rejected), samples, outcomes, catalog, root=listing.root)

@@ -198,12 +198,22 @@ def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
     return replace(plan, **columns)
 
 
-def find_items(work: FieldWork, samples: SampleTable, catalog: Catalog) -> NDArray[np.int64]:
-    """(P,) places of all items after a run, with the contents that it found by reading."""
+def find_items(work: FieldWork, samples: SampleTable, before: Catalog, catalog: Catalog) -> NDArray[np.int64]:
+    """(P,) places of all items after a run, with the contents that it found by reading.
+
+    Args:
+        work: With places in ``before``.
+        samples: With the contents.
+        before: The committed items before the run.
+        catalog: Those after it.
+    """
     plan, content, recipe = work.plan, work.kind.content(samples), work.described.recipe
-    place = np.full(len(plan.sample), -1, dtype=np.int64)
-    for start in range(0, len(place), SLICE):
-        part = slice(start, start + SLICE)
+    place, moved = np.full(len(plan.sample), -1, dtype=np.int64), catalog.moved(before, work.place)
+    if moved is not None:
+        place = np.where(work.place >= 0, moved, -1)
+    lacking = np.flatnonzero(place < 0)
+    for start in range(0, len(lacking), SLICE):
+        part = lacking[start : start + SLICE]
         contents = np.asarray(content[plan.sample[part]])
         keys = work.kind.keys(contents, plan.group[part], plan.variant[part], plan.groups, recipe)
         place[part] = _find(catalog, keys)

@@ -175,7 +175,7 @@ class _Files:
     def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
         """Of each name of a folder: position of the image, of its caption (-1: none); and the names it takes."""
         names, prefix = level.names, level.prefix
-        endings = {ending.lower() for ending in {name[name.rfind(".") :] for name in names}}
+        endings = {ending.lower() for ending in level.endings}
         if endings <= IMAGE_EXTENSIONS:
             is_image = np.ones(len(names), dtype=np.bool_)
         else:

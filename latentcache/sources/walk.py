@@ -8,16 +8,17 @@ wanted file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
 import stat
-from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
+_IDENTITY = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
 
 
 class Notes:
@@ -83,6 +85,8 @@ class Level:
     """(n, 5) size, mtime_ns, ctime_ns, inode, device; times before 1970 wrap into 64 bits."""
     links_out: AbstractSet[str]
     """Of ``names``, those that lead out of the root; only of ``loose`` endings."""
+    endings: AbstractSet[str]
+    """Of ``names``, with their dots."""
     mark: Any = None
     """The consumer's own."""
 
@@ -103,6 +107,7 @@ class _Listed:
     odd: dict[str, os.stat_result] = field(default_factory=dict)
     """Of links: the state of what they lead to."""
     links_out: set[str] = field(default_factory=set)
+    endings: set[str] = field(default_factory=set)
     folders: list[_Folder] = field(default_factory=list)
 
 
@@ -190,36 +195,35 @@ class Walk:
 
     def _stated(self, found: _Listed) -> Level:
         """The files of a folder in byte order with their stats."""
-        names = found.names
+        names, path, prefix = found.names, found.folder.path + "/", found.folder.prefix
         names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
-        path, lstat, numbers = found.folder.path + "/", os.lstat, array("Q")
-        odd, gone = found.odd, set()
+        if not found.odd:
+            # All in C. A file that is gone, or older than 1970, has the folder looked at again, name by name.
+            states = map(os.lstat, map(path.__add__, names))
+            with contextlib.suppress(OSError, OverflowError):
+                numbers = np.fromiter(chain.from_iterable(map(_IDENTITY, states)), np.uint64, 5 * len(names))
+                return Level(prefix, names, numbers.reshape(-1, 5), found.links_out, found.endings)
+        stats, kept = list[tuple[int, ...]](), list[str]()
         for name in names:
             try:
-                state = (odd and odd.get(name)) or lstat(path + name)
+                stats.append(pack_identity(found.odd.get(name) or os.lstat(path + name)))
+                kept.append(name)
             except OSError as error:
-                gone.add(name)
-                self.rejected.append(_stateless(found.folder.prefix + name, error))
-                continue
-            try:
-                numbers.extend((state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev))
-            except OverflowError:  # a time before 1970
-                del numbers[5 * (len(numbers) // 5) :]
-                numbers.extend(pack_identity(state))
-        if gone:
-            names = [name for name in names if name not in gone]
-        stats = np.frombuffer(numbers, dtype=np.uint64).reshape(-1, 5)
-        return Level(found.folder.prefix, names, stats, found.links_out)
+                self.rejected.append(_stateless(prefix + name, error))
+        memos = np.array(stats, dtype=np.uint64).reshape(-1, 5)
+        return Level(prefix, kept, memos, found.links_out, found.endings)
 
     def _listed(self, folder: _Folder) -> _Listed:
         found, rest, plain = _Listed(folder), list[os.DirEntry[str]](), self._plain
-        names = found.names
+        take, endings = found.names.append, found.endings
         try:
             with os.scandir(folder.path) as listing:
                 for entry in listing:
                     name = entry.name
-                    if name[name.rfind(".") :] in plain and name[0] != "." and _is_file(entry):
-                        names.append(name)
+                    ending = name[name.rfind(".") :]
+                    if ending in plain and name[0] != "." and _is_file(entry):
+                        take(name)
+                        endings.add(ending)
                     else:
                         rest.append(entry)
         except OSError as error:
@@ -299,6 +303,7 @@ class Walk:
         """A wanted name that is a regular file; of loose endings, anything."""
         if stat.S_ISREG(state.st_mode) or extension in self._loose:
             found.names.append(own)
+            found.endings.add(own[own.rfind(".") :])
             found.odd[own] = state
         else:
             detail = f"it is {kind_of(state.st_mode)}, not a regular file"
@@ -308,6 +313,7 @@ class Walk:
         """A link that leads nowhere: rejected if a file is meant, a note if it could be a folder."""
         if extension in self._loose:
             found.names.append(entry.name)
+            found.endings.add(entry.name[entry.name.rfind(".") :])
             found.odd[entry.name] = entry.stat(follow_symlinks=False)
             return
         item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
@@ -371,8 +377,7 @@ def in_order(items: Sequence[Rejected]) -> tuple[Rejected, ...]:
 
 def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     """Size, mtime, ctime, inode and device as unsigned 64-bit numbers."""
-    values = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
-    return tuple([value & _WORD for value in values])
+    return tuple([value & _WORD for value in _IDENTITY(state)])
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -104,6 +104,17 @@ class Catalog:
 
         return self._search(columns["mixed"], mixed, right)
 
+    def moved(self, before: Catalog, place: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up."""
+        row, bases = self._columns["row"], self._columns["bases"]
+        added = np.zeros(len(self), dtype=np.bool_)
+        for number in np.flatnonzero(~np.isin(self.shards, before.shards)).tolist():
+            added |= (row >= bases[number]) & (row < bases[number + 1])
+        fresh = np.flatnonzero(added)
+        if len(self) - len(fresh) != len(before) or not set(before.shards) <= set(self.shards):
+            return None
+        return place + np.searchsorted(fresh - np.arange(len(fresh)), place, "right")
+
     def find_same(self, same: NDArray[np.uint8], keys: NDArray[np.uint8]) -> NDArray[np.int64]:
         """(n,) place of an item with the same-hash (n, 16) whose key differs from the key (n, 32) in content only."""
         hashes, places = self._same_columns()

@@ -429,19 +429,29 @@ def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArra
     number = {name: position for position, name in enumerate(catalog.shards)}
     shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int32)[np.asarray(known.shard)]
     entry = np.asarray(known.entry)
-    theirs = shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)
-    mine = rows.shard, rows.offset, rows.start
-    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = list(zip(theirs, mine, strict=True))
-    if all(np.array_equal(one, other) for one, other in pairs):
-        return np.arange(len(rows.shard))
-    if not len(entry):
-        return np.full(len(rows.shard), -1, dtype=np.int64)
+    theirs = [shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)]
+    mine = [rows.shard, rows.offset, rows.start]
+    count, others = len(rows.shard), len(entry)
+    found = np.full(count, -1, dtype=np.int64)
+    front = _alike(theirs, mine)
+    back = min(_alike([one[::-1] for one in theirs], [one[::-1] for one in mine]), min(count, others) - front)
+    found[:front], found[count - back :] = np.arange(front), np.arange(others - back, others)
+    theirs, mine = ([one[front : len(one) - back] for one in part] for part in (theirs, mine))
+    if not len(theirs[0]) or not len(mine[0]):
+        return found
     mixed = _mixed(*theirs)
     order = np.argsort(mixed, kind="stable")
-    at = np.minimum(np.searchsorted(mixed[order], _mixed(*mine)), len(order) - 1)
-    found = order[at]
-    same = np.logical_and.reduce([one[found] == other for one, other in pairs])
-    return np.where(same, found, -1)
+    at = order[np.minimum(np.searchsorted(mixed[order], _mixed(*mine)), len(order) - 1)]
+    same = np.logical_and.reduce([one[at] == other for one, other in zip(theirs, mine, strict=True)])
+    found[front : count - back] = np.where(same, front + at, -1)
+    return found
+
+
+def _alike(some: Sequence[NDArray[Any]], others: Sequence[NDArray[Any]]) -> int:
+    """Number of rows from the first on that are the same in all columns."""
+    least = min(len(some[0]), len(others[0]))
+    same = np.logical_and.reduce([one[:least] == other[:least] for one, other in zip(some, others, strict=True)])
+    return least if same.all() else int(np.argmin(same))
 
 
 def _mixed(shard: NDArray[Any], offset: NDArray[Any], start: NDArray[Any]) -> NDArray[np.uint64]:
