@@ -429,14 +429,15 @@ def _known_rows(catalog: Catalog, rows: CatalogRows, known: FieldRows) -> NDArra
     number = {name: position for position, name in enumerate(catalog.shards)}
     shard = np.array([number.get(name, -1) for name in known.shards], dtype=np.int32)[np.asarray(known.shard)]
     entry = np.asarray(known.entry)
-    theirs = [shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)]
-    mine = [rows.shard, rows.offset, rows.start]
+    theirs: list[NDArray[Any]] = [shard[entry], np.asarray(known.offset)[entry], np.asarray(known.start)]
+    mine: list[NDArray[Any]] = [rows.shard, rows.offset, rows.start]
     count, others = len(rows.shard), len(entry)
     found = np.full(count, -1, dtype=np.int64)
     front = _alike(theirs, mine)
     back = min(_alike([one[::-1] for one in theirs], [one[::-1] for one in mine]), min(count, others) - front)
     found[:front], found[count - back :] = np.arange(front), np.arange(others - back, others)
-    theirs, mine = ([one[front : len(one) - back] for one in part] for part in (theirs, mine))
+    theirs = [one[front : others - back] for one in theirs]
+    mine = [one[front : count - back] for one in mine]
     if not len(theirs[0]) or not len(mine[0]):
         return found
     mixed = _mixed(*theirs)

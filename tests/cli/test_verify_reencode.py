@@ -1,5 +1,4 @@
 import pytest
-from small_cache import build, draw_four
 
 from latentcache.encoders.protocol import EncodedBatch
 from latentcache.encoders.vae.builtin import StubEncoder
@@ -59,21 +58,6 @@ def test_flags_that_cannot_be(run, shared, flags):
     done = run("verify", shared[1], *flags, "--json")
     assert done.status == 2
     assert done.error["fix"]
-
-
-def test_a_model_that_is_gone(run, tmp_path):
-    from diffusers import AutoencoderKL
-
-    blocks = {"down_block_types": ("DownEncoderBlock2D",), "up_block_types": ("UpDecoderBlock2D",)}
-    model = AutoencoderKL(**blocks, block_out_channels=(8,), norm_num_groups=4)
-    model.save_pretrained(tmp_path / "model")
-    build(draw_four(tmp_path / "data"), tmp_path / "cache", model=str(tmp_path / "model"), device="cpu")
-    (tmp_path / "model").rename(tmp_path / "moved")
-    done = run("verify", tmp_path / "cache", "--reencode", "3", "--json")
-    assert (done.status, done.error["slug"]) == (2, "model-not-found")
-    done = run("verify", tmp_path / "cache", "--reencode", "3", "--model", tmp_path / "moved", "--device", "cpu")
-    assert done.status == 0
-    assert run("verify", tmp_path / "cache").status == 0
 
 
 def test_nothing_is_fine(run, shared):

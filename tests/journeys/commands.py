@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -129,6 +130,18 @@ def entries(cache):
     found = look("info", cache, "--entries", "--json").json["entries"]
     assert len({entry["key"] for entry in found}) == len(found)
     return {entry["key"]: (entry["checksum"], entry["paths"]) for entry in found}
+
+
+@functools.cache
+def undisturbed(count):
+    """The entries of a build of ``draw_folder`` that nothing interrupts; made once."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        done = look(
+            "build", draw_folder(folder / "data", count), "--out", folder / "cache", "--model", "stub", *RECIPE
+        )
+        assert done.code == 0, done.talk
+        return entries(folder / "cache")
 
 
 def acknowledged(events):

@@ -38,10 +38,10 @@ def tortured(folder, *words):
 
 @pytest.mark.parametrize("words", [
     ("failpoints", "first"),
-    ("signals", "4", "1"),
+    ("signals", "2", "1"),
     ("forks",),
-    ("cuts", "12", "1"),
-    ("faults", "6", "1"),
+    ("cuts", "6", "1"),
+    ("faults", "3", "1"),
     pytest.param(("failpoints", "all"), marks=slow),
     pytest.param(("kills", "200", "2"), marks=slow),
     pytest.param(("signals", "100", "2"), marks=slow),

@@ -3,61 +3,59 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_builds import CASES, Talk, arrays_of, built, png_with_text
+from small_builds import CASES, arrays_of, built, png_with_text
 
+from latentcache.cli.app import main
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.merge import merge_caches
 from latentcache.pipeline.reencode import Reencode
 from latentcache.store.snapshot import open_snapshot
 
-MODEL = "import sys; sys.path.insert(0, sys.argv[1]); from tiny_vae import tiny_vae; tiny_vae(sys.argv[2])"
+BUILD = """
+import sys
+from pathlib import Path
+from latentcache.pipeline.build import build_cache
+from latentcache.pipeline.settings import BuildSettings
+said = {"model": sys.argv[2], "resolutions": (64,), "compute_dtype": "float32"}
+report = build_cache(BuildSettings(data=Path(sys.argv[1]), device="cpu", fields={"latents": said}))
+print(report.cache, report.encoded, report.fields["latents"].restarts, "torch" in sys.modules)
+"""
 
 
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
+def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, trusted, monkeypatch, capsys):
     pytest.importorskip("diffusers")
-    folder = tmp_path_factory.mktemp("vae")
-    subprocess.run([sys.executable, "-c", MODEL, __file__.rpartition("/")[0], str(folder)], check=True, timeout=120)
-    return folder
+    from tiny_vae import tiny_vae
 
-
-def test_a_vae_is_loaded_and_hashed_once_and_its_noise_is_recorded(tmp_path, model, trusted, monkeypatch):
-    case, talk = CASES["latents"], Talk()
+    case, model = CASES["latents"], tiny_vae(tmp_path / "model")
     data = case.data(tmp_path / "data", 3)
-    said = {"model": str(model), "resolutions": (64,), "compute_dtype": "float32"}
-    report = built(case, data, recipe=said, talk=talk)
-    assert (report.encoded, report.fields["latents"].restarts) == (3, 0)
-    noise = open_snapshot(report.cache).fields["latents"].noise
+    words = [sys.executable, "-c", BUILD, str(data), str(model)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    cache, *said = done.stdout.split()
+    assert said == ["3", "0", "False"], "the build process never imports torch"
+    noise = open_snapshot(Path(cache)).fields["latents"].noise
     assert noise["devices"]
     assert noise["largest"] >= 0
     case.path(data, 1).write_bytes(png_with_text(case.path(data, 1).read_bytes(), "another comment"))
-    monkeypatch.setattr("latentcache.encoders.vae.weights.fingerprint", None)  # the snapshot remembers it
-    copied = built(case, data, fields={})
+    with monkeypatch.context() as patched:
+        patched.setattr("latentcache.encoders.vae.weights.fingerprint", None)  # the snapshot remembers it
+        copied = built(case, data, fields={}, out=Path(cache))
     assert (copied.encoded, copied.cached) == (0, 3)
-    assert dict(open_snapshot(report.cache).fields["latents"].noise) == dict(noise)
-    snapshot = open_snapshot(report.cache)
+    assert dict(open_snapshot(copied.cache).fields["latents"].noise) == dict(noise)
+    snapshot = open_snapshot(copied.cache)
     kind, rows = field_kind("latents"), snapshot.fields["latents"]
-    stored = [array for arrays in arrays_of(report.cache, "latents").values() for array in arrays]
+    stored = [array for arrays in arrays_of(copied.cache, "latents").values() for array in arrays]
     again = Reencode(device="cpu")
     for row, made in again.encode(snapshot, data, "latents", [0, 1, 2]):
         assert not kind.compare(stored[row], made.array, {**rows.noise, "device": again.device}, rows.recipe).differs
-
-
-def test_the_build_process_never_imports_torch(tmp_path, model):
-    data = CASES["latents"].data(tmp_path / "data", 1)
-    script = (
-        "import sys; from pathlib import Path; from latentcache.pipeline.build import build_cache;"
-        "from latentcache.pipeline.settings import BuildSettings;"
-        "report = build_cache(BuildSettings(data=Path(sys.argv[1]), device='cpu',"
-        " fields={'latents': {'model': sys.argv[2], 'resolutions': (64,)}}));"
-        "print(report.encoded, 'torch' in sys.modules)"
-    )
-    words = [sys.executable, "-c", script, str(data), str(model)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["1", "False"]
+    model.rename(tmp_path / "moved")
+    assert main(["verify", cache, "--reencode", "3", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["slug"] == "model-not-found"
+    assert main(["verify", cache, "--reencode", "3", "--model", str(tmp_path / "moved"), "--device", "cpu"]) == 0
+    assert main(["verify", cache]) == 0
 
 
 def test_parts_of_a_tokenized_corpus_are_those_of_one_build(tmp_path):
