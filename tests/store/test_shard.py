@@ -229,7 +229,7 @@ def check_kills(root, kills, seed):
 
 
 def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
-    check_kills(tmp_path, kills=20, seed=1)
+    check_kills(tmp_path, kills=6, seed=1)
 
 
 @pytest.mark.slow

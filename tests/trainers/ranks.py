@@ -66,7 +66,13 @@ def train_with_ddp(rank, world_size, cache, state, batch_size):
     return {"length": len(loader), "steps": steps, "states": states, "weights": weights}
 
 
-def train_with_trainer(rank, world_size, cache, in_data_loader, folder):
+def train_with_trainer(rank, world_size, cache, folder):
+    """What :func:`trained` gives for the loader, and for a ``DataLoader`` around it."""
+    ways = {"loader": False, "DataLoader": True}
+    return {name: trained(world_size, cache, around, folder) for name, around in ways.items()}
+
+
+def trained(world_size, cache, in_data_loader, folder):
     """Two epochs of the Trainer of transformers; what the model saw, and the Trainer's own account."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 

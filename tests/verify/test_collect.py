@@ -262,6 +262,7 @@ collect(Path(sys.argv[1]), apply=True, keep=1, grace_s=0)
 """
 
 
+@pytest.mark.parametrize("case", ["lines"], indirect=True)
 @pytest.mark.parametrize("hit", [1, 2, 3, 4, 6])
 def test_killed_at_any_point_nothing_needed_is_lost(case, rebuilt, hit):
     before = everything(case)

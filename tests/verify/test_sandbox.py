@@ -11,6 +11,8 @@ from latentcache.verify.selection import Depth, parse_selection
 from latentcache.verify.verify import verify_cache
 
 FULL = Depth(full=True, untrusted=True)
+#: What a field is makes no difference here: the child runs the check that is tested for every kind.
+pytestmark = pytest.mark.parametrize("case", ["lines"], indirect=True)
 
 
 def check(case, depth=FULL, **more):
