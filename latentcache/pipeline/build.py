@@ -38,11 +38,12 @@ from latentcache.pipeline.report import (
     field_done,
     field_planned,
 )
-from latentcache.pipeline.run import ReadColumns, RunResult, Task, run_jobs, worker_count
+from latentcache.pipeline.run import ReadColumns, RunResult, run_jobs, worker_count
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
+from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.archives.members import Place, is_read_by_workers, places, read_image
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing

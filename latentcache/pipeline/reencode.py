@@ -28,8 +28,9 @@ from latentcache.fields.protocol import (
 )
 from latentcache.fields.registry import load
 from latentcache.pipeline.existing import kind_of
-from latentcache.pipeline.run import Task, make_again
+from latentcache.pipeline.run import make_again
 from latentcache.pipeline.settings import MAX_PIXELS
+from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.scan import Listing, SourceOptions, listing_of, names_root
 from latentcache.store.entry import EntryHeader
 from latentcache.store.reader import EntryReader

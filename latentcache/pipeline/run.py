@@ -7,7 +7,6 @@ was asked to end returns with everything committed that its workers had in hand.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from latentcache.fields.protocol import (
     Failure,
     FieldKind,
-    Group,
     Job,
     Made,
     Output,
@@ -49,7 +47,7 @@ from latentcache.pipeline.workers.process import Launched, WarmWorker, WorkerPro
 from latentcache.pipeline.workers.scheduler import Scheduler, WorkUnit
 from latentcache.pipeline.workers.transport import Message, from_json, to_json
 from latentcache.pipeline.workers.watchdog import deadline_s
-from latentcache.pipeline.workers.worker import Opening
+from latentcache.pipeline.workers.worker import Opening, Task
 from latentcache.store.atomic_io import reading
 from latentcache.store.index import load_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
@@ -63,36 +61,6 @@ _TIED = 4
 _RECENT_KEYS = 4096
 #: One core for each of several CPU workers.
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One field's run: what is made, of what, and where it goes."""
-
-    field: str
-    """Name of the kind."""
-    recipe: Mapping[str, Any]
-    """``FieldRecipe.as_json()``."""
-    producer: Mapping[str, Any]
-    """``Described.producer``."""
-    groups: tuple[Group, ...]
-    root: str
-    """DATA, absolute."""
-    cache: str
-    """CACHE, absolute."""
-    lookup: str = ""
-    """File of ``Catalog.save_lookup``; empty: nothing is committed."""
-    needs_torch: bool = False
-    device: str = "auto"
-    workers: int | None = None
-    """Processes of a CPU kind; 0: a thread of the build; None: by the cost of the work."""
-    batch_size: int | None = None
-    decode_threads: int | None = None
-    host_memory: int | None = None
-    commit_every: int | None = None
-    stream: bool = False
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """``ProducerContext.options``."""
 
 
 @dataclass(slots=True)
@@ -228,19 +196,6 @@ def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
     return 0 if in_thread else len(devices)
 
 
-def ask_worker(
-    target: str,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    device: str = "auto",
-    needs_torch: bool = True,
-    lock_fd: int | None = None,
-) -> Any:
-    """The result of ``module:function(**arguments)`` in a worker process. Raises as :meth:`WarmWorker.ask`."""
-    with WarmWorker(device, needs_torch=needs_torch, lock_fd=lock_fd) as warm:
-        return warm.ask(target, **(arguments or {}))
-
-
 class _Crew:
     """Starts the workers of one run and gathers their results; as in ``scheduler.Crew``."""
 
@@ -321,24 +276,14 @@ class _Crew:
 
     def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
         """As in ``Crew``: a thread only the first time."""
-        task, shard = self._task, secrets.token_hex(8)
+        shard = secrets.token_hex(8)
         opening = Opening(
-            field=task.field,
-            recipe=task.recipe,
-            producer=task.producer,
-            groups=task.groups,
-            root=task.root,
-            cache=task.cache,
+            task=self._task,
             shard=shard,
-            lookup=task.lookup,
             device=device.name,
-            batch_size=task.batch_size,
             threads=self.threads,
             budget_bytes=self._share,
             bounded=self._bounded,
-            commit_every=task.commit_every,
-            stream=task.stream,
-            options=task.options,
             cost=self._cost,
         )
         self._reported[shard] = []

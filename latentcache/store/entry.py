@@ -308,13 +308,6 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 
-def head_length(data: Buffer) -> int:
-    """Bytes of the head, as its fixed part says; 0 if the data is no head."""
-    if len(data) < FIXED_BYTES or bytes(data[:3]) != MAGIC[:3]:
-        return 0
-    return int(_FIXED.unpack_from(data)[5])
-
-
 def head_intact(head: Buffer, key: bytes) -> bool:
     """True if the bytes are a head of this key whose checksum holds; it may still contradict itself."""
     if len(head) <= FIXED_BYTES or bytes(head[:4]) != MAGIC or bytes(head[32 : 32 + KEY_BYTES]) != key:

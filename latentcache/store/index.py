@@ -85,12 +85,8 @@ class Meta:
         }
 
 
-def read_meta(path: Path, *, whole: bool = True) -> Meta:
+def read_meta(path: Path) -> Meta:
     """The newer valid meta page of ``data.mdb``, after checking that the file is as long as it says.
-
-    Args:
-        path: The LMDB file.
-        whole: False if the rest of a file that was cut short is wanted too.
 
     Raises:
         CacheDamagedError: No valid meta page, another format, or the file is shorter than it must be.
@@ -107,7 +103,7 @@ def read_meta(path: Path, *, whole: bool = True) -> Meta:
     if not metas:
         raise CacheDamagedError("a shard is no LMDB 0.9 file", where=str(path), why="no valid meta page")
     meta = max(metas, key=lambda found: found.transaction)
-    if whole and size < meta.file_bytes:
+    if size < meta.file_bytes:
         raise CacheDamagedError(
             "a shard is truncated", where=str(path), why=f"expected {meta.file_bytes} bytes, found {size}"
         )

@@ -186,22 +186,6 @@ class EntryReader:
         self.gather(field, rows, found.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
         return found
 
-    def read_into(self, field: str, row: int, out: NDArray[Any]) -> None:
-        """Read one item into an array of its shape and type.
-
-        Raises:
-            CorruptEntryError: The item has another size or type, or its entry fails its check.
-            MissingEntryError: Its shard is gone.
-            CacheDamagedError: Its shard cannot be read.
-        """
-        one = self._field(field)
-        self.ready(field, np.array([row]))
-        size = int(one.segments(np.array([row])).bytes[0])
-        if out.dtype != one.dtype or out.nbytes != size:
-            why = f"expected {out.dtype} {list(out.shape)}, found {size} bytes"
-            raise self._corrupt(one, one.entry_of(row), why)
-        self.gather(field, np.array([row]), out.reshape(-1).view(np.uint8), np.zeros(1, dtype=np.int64))
-
     def header(self, field: str, row: int) -> EntryHeader:
         """The head of the entry that holds an item, held against the snapshot. Errors as :meth:`gather`."""
         one = self._field(field)
@@ -230,11 +214,6 @@ class EntryReader:
         self._hold(one, entry, data)
         return data
 
-    def check_entry(self, field: str, entry: int) -> EntryHeader:
-        """Read an entry whole and hold head and payload against the snapshot. Errors as :meth:`gather`."""
-        header = self.entry_header(field, entry)
-        self.payload(field, entry)
-        return header
 
     def prove(self, field: str, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""

@@ -20,23 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheFormatError, CorruptEntryError, StoreError
+from latentcache.errors import CacheDamagedError, StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
 from latentcache.store.catalog import Catalog, load_catalog
-from latentcache.store.entry import MAGIC, EntryHeader, NewEntry, head_length, read_header
-from latentcache.store.index import PAGE_HEADER_BYTES, Meta, ShardIndex, is_leaf, leaf_values, load_index, read_meta
+from latentcache.store.entry import NewEntry, read_header
+from latentcache.store.index import ShardIndex, load_index, open_shard_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import ShardWriter, recover_shard
 from latentcache.store.snapshot import PLACE_DTYPE, Snapshot
 
-Found = list[tuple[bytes, int, int]]
 Places = NDArray[Any] | Sequence[tuple[bytes, int, int]]
 _COMMIT_BYTES = 16 << 20
-_SCAN_BYTES = 1 << 20
-#: A head that a scan believes to be one; and how often a scan reads a byte at most, on average.
-_MOST_HEAD_BYTES, _MOST_READS = 16 << 20, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +86,10 @@ def salvage(
         StoreError: The new shard cannot be written. Nothing has changed.
     """
     index = _index(source)
+    places = _NO_PLACES if hints is None else hints
     if index is not None:
         places = np.empty(index.entries, dtype=PLACE_DTYPE)
         places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
-    else:
-        places = np.concatenate([_scanned(source / "data.mdb"), _NO_PLACES if hints is None else hints])
     return copy_entries(paths, source, places, skip=skip)
 
 
@@ -162,13 +157,14 @@ def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
 
 
 def _index(source: Path) -> ShardIndex | None:
-    """The index of a shard if its own file is intact, whatever became of ``data.mdb``."""
-    try:
+    """The index of a shard if its own file is intact, whatever became of ``data.mdb``; else what LMDB's pages say."""
+    with contextlib.suppress(StoreError):
         index = load_index(source, check_data=False)
         index.check()
-    except StoreError:
-        return None
-    return index
+        return index
+    with contextlib.suppress(StoreError, OSError):
+        return open_shard_index(source)
+    return None
 
 
 def _as_places(places: Places) -> NDArray[Any]:
@@ -215,68 +211,6 @@ def _entry_at(descriptor: int, offset: int, head: int, key: bytes) -> NewEntry |
 
 def _keys(entry: NewEntry) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(entry.item_keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
-
-
-def _scanned(data: Path) -> NDArray[Any]:
-    """Where heads are in a file whose index or pages are damaged: one pass, in which no byte is read often."""
-    found: Found = []
-    try:
-        meta = read_meta(data, whole=False)
-    except CacheDamagedError:
-        meta = Meta(page_size=os.sysconf("SC_PAGE_SIZE"), last_page=0, transaction=0, root=0, map_size=0)
-    with contextlib.suppress(OSError), os.fdopen(open_file(data), "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        whole = Meta(
-            page_size=meta.page_size, last_page=max(size // meta.page_size - 1, 0), transaction=0, root=0, map_size=0
-        )
-        budget, page = [_MOST_READS * size], 0
-        while page * meta.page_size < size:
-            step = max(1, _SCAN_BYTES // meta.page_size) * meta.page_size
-            pages = np.frombuffer(os.pread(file.fileno(), step, page * meta.page_size), dtype=np.uint8)
-            pages = pages[: len(pages) // meta.page_size * meta.page_size].reshape(-1, meta.page_size)
-            page = _scan_pages(file.fileno(), whole, page, pages, budget, found)
-            if not len(pages):
-                break
-    return _as_places(found)
-
-
-def _scan_pages(
-    descriptor: int, meta: Meta, first: int, pages: NDArray[np.uint8], budget: list[int], found: Found
-) -> int:
-    """Add the heads that begin in these pages; returns the next page to look at."""
-    begin = PAGE_HEADER_BYTES
-    with_head = (pages[:, begin : begin + 3] == np.frombuffer(MAGIC[:3], dtype=np.uint8)).all(axis=1)
-    following = first
-    for position in np.flatnonzero(with_head | is_leaf(pages)).tolist():
-        number = first + position
-        if number < following:
-            continue
-        if not with_head[position]:
-            with contextlib.suppress(ValueError):
-                values = leaf_values(meta, [number], pages[position : position + 1])
-                inside = values.offsets // meta.page_size == number
-                for offset in values.offsets[inside].tolist():
-                    _add_head(descriptor, offset, budget, found)
-            continue
-        header = _add_head(descriptor, number * meta.page_size + begin, budget, found)
-        if header is not None:
-            following = number + -(-(begin + header.head_bytes + header.payload_bytes) // meta.page_size)
-    return max(first + max(len(pages), 1), following)
-
-
-def _add_head(descriptor: int, place: int, budget: list[int], found: Found) -> EntryHeader | None:
-    with contextlib.suppress(OSError, CorruptEntryError, CacheFormatError):
-        front = os.pread(descriptor, 4096, place)
-        size = head_length(front)
-        if size > _MOST_HEAD_BYTES or budget[0] < 0:
-            return None
-        if size > len(front):
-            budget[0] -= size
-            front = os.pread(descriptor, size, place)
-        header = read_header(front)
-        found.append((header.key, place + header.head_bytes, header.head_bytes))
-        return header
-    return None
 
 
 def _hints(snapshot: Snapshot | None, shard: str) -> NDArray[Any]:

@@ -160,33 +160,10 @@ def _entries_of(rows: FieldRows, samples: NDArray[np.bool_]) -> NDArray[np.bool_
     return chosen
 
 
-def wrong_below(looked: int, total: int) -> float:
-    """Smallest wrong part of ``total`` that ``looked`` drawn ones would show in 95 of 100 draws.
-
-    With D wrong ones the chance to miss all is C(total - D, looked) / C(total, looked). For a large total that is
-    (1 - D/total) ** looked: then the answer is ``1 - 0.05 ** (1 / looked)``, about 3 / looked. 0 if all were looked
-    at, 1 if none was.
-    """
-    if looked >= total:
-        return 0.0
-    low, high = 0, total  # high would have been seen, low not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _missed(looked, total, middle) <= 1 - _CERTAINTY + 1e-9 else (middle, high)
-    return high / total
-
-
 def confidence(looked: int, total: int, unit: str = "samples") -> str:
     """State in one sentence what ``looked`` clean units out of ``total`` say of all of them."""
     if looked >= total:
         return f"{looked} {unit} clean: all of them"
-    percent = 100 * wrong_below(looked, total)
+    # So many wrong ones would be missed in one of twenty draws with replacement; a draw without it misses fewer.
+    percent = 100 * (1 - (1 - _CERTAINTY) ** (1 / looked)) if looked else 100
     return f"{looked} {unit} clean: 95 % sure that less than {percent:.2g} % of the {unit} are wrong"
-
-
-def _missed(looked: int, total: int, wrong: int) -> float:
-    """Chance that ``looked`` drawn ones show none of the wrong ones."""
-    if wrong > total - looked:
-        return 0.0
-    ways = math.lgamma(total - wrong + 1) - math.lgamma(total - wrong - looked + 1)
-    return math.exp(ways - math.lgamma(total + 1) + math.lgamma(total - looked + 1))

@@ -65,14 +65,8 @@ def test_one_item_at_a_time(many, name):
         found = reader.read(name, row)
         assert (found.dtype, found.shape) == (item.array.dtype, item.array.shape)
         assert found.tobytes() == item.array.tobytes()
-        out = np.zeros_like(item.array)
-        reader.read_into(name, row, out)
-        assert out.tobytes() == item.array.tobytes()
-        with pytest.raises(CorruptEntryError):
-            reader.read_into(name, row, np.zeros(3, item.array.dtype))
         header = reader.header(name, row)
         assert item.key in {key.tobytes() for key in header.item_keys()}
-        assert reader.check_entry(name, int(reader.snapshot.fields[name].entry[row])).key == header.key
 
 
 def test_parts_of_ragged_items(many):

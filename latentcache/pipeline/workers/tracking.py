@@ -1,15 +1,15 @@
 """Which outputs of its jobs a worker has to make, and which jobs are settled.
 
 A job is settled when all its outputs are committed or it has failed. Guarantee: two jobs of one worker with the same
-item key share one item: the first one makes it, the others wait for its commit; if the first one fails, the next one
-tries. Jobs of different workers are not compared: files of equal size are given to one worker.
+item key share one item: the first one makes it, the others wait for its commit, or fail as it does. Jobs of different
+workers are not compared: files of equal size are given to one worker.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,8 +69,8 @@ class Tracked:
     read: Read | None = None
     made: bool = False
     settled: bool = False
-    stale: bool = False
-    """True if the job that would have made its items failed while this one was being prepared."""
+    doomed: Failure | None = None
+    """Why the job that would have made its items failed, while this one was being prepared."""
 
 
 class Tracker:
@@ -81,7 +81,6 @@ class Tracker:
         recipe: Of the field.
         groups: Of the field.
         lookup: Committed items; None: there are none.
-        again: Called with jobs that are to be prepared again: the job that would have made their items failed.
     """
 
     def __init__(
@@ -90,9 +89,8 @@ class Tracker:
         recipe: FieldRecipe,
         groups: Sequence[Group],
         lookup: Catalog | None,
-        again: Callable[[Tracked], None],
     ) -> None:
-        self._kind, self._recipe, self._groups, self._lookup, self._again = kind, recipe, groups, lookup, again
+        self._kind, self._recipe, self._groups, self._lookup = kind, recipe, groups, lookup
         self._makers: dict[bytes, list[Tracked]] = {}
         self._committed: set[bytes] = set()
         self._copied: set[bytes] = set()
@@ -182,6 +180,8 @@ class Tracker:
         """Note what reading a job gave."""
         with self._lock:
             tracked.read = read
+            if tracked.doomed is not None:
+                self.fail(tracked, tracked.doomed)
             self._settle_if_done(tracked)
 
     def copied(self, key: bytes) -> None:
@@ -205,32 +205,30 @@ class Tracker:
                     self._settle_if_done(tracked)
 
     def fail(self, tracked: Tracked, failure: Failure) -> None:
-        """Settle a job that gives no item. Jobs that waited for its items are prepared again, each by itself."""
+        """Settle a job that gives no item, and jobs of equal inputs that waited for its items."""
         with self._lock:
             if tracked.settled:
                 return
             tracked.settled = True
             read = tracked.read
+            own = failure
             if read is not None:
-                failure = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
+                own = replace(failure, content=failure.content or read.content, stat=failure.stat or read.stat)
             if not tracked.unit.probe:
-                self._failed.append([tracked.index, to_json(failure)])
+                self._failed.append([tracked.index, to_json(own)])
             waiting: dict[int, Tracked] = {}
             for key in tracked.open:
                 makers = self._makers.pop(key, [])
                 if makers and makers[0] is not tracked:
-                    makers.remove(tracked)
-                    self._makers[key] = makers
+                    self._makers[key] = [one for one in makers if one is not tracked]
                     continue
-                for other in makers[1:]:
-                    other.open.discard(key)
-                    waiting[other.index] = other
+                waiting |= {other.index: other for other in makers[1:]}
             tracked.open.clear()
             for other in waiting.values():
-                other.stale, other.read = other.read is None, None
-        for other in waiting.values():
-            if not other.stale:
-                self._again(other)
+                if other.read is None:
+                    other.doomed = failure
+                else:
+                    self.fail(other, failure)
 
     def take_settled(self) -> dict[str, Any]:
         """What was settled since the last call.

@@ -12,6 +12,7 @@ worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import queue
@@ -67,28 +68,48 @@ Outcome = tuple[Tracked, Read | Failure | BaseException]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """Everything that a worker has to know before it begins."""
+class Task:
+    """One field's run: what is made, of what, and where it goes."""
 
     field: str
-    recipe: Any
-    producer: Any
+    """Name of the kind."""
+    recipe: Mapping[str, Any]
+    """``FieldRecipe.as_json()``."""
+    producer: Mapping[str, Any]
+    """``Described.producer``."""
     groups: tuple[Group, ...]
     root: str
+    """DATA, absolute."""
     cache: str
-    shard: str
-    """Name of the shard to write, without suffix."""
+    """CACHE, absolute."""
     lookup: str = ""
-    device: str = "cpu"
+    """File of ``Catalog.save_lookup``; empty: nothing is committed."""
+    needs_torch: bool = False
+    device: str = "auto"
+    workers: int | None = None
+    """Processes of a CPU kind; 0: a thread of the build; None: by the cost of the work."""
     batch_size: int | None = None
-    threads: int = 1
-    budget_bytes: int = 1 << 30
-    bounded: bool = False
-    """True if the memory of the process is limited: a job that does not fit ends it and is tried with more."""
+    decode_threads: int | None = None
+    host_memory: int | None = None
     commit_every: int | None = None
     stream: bool = False
-    options: Any = None
-    cost: int = 0
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """``ProducerContext.options``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What one worker has to know before it begins."""
+
+    task: Task
+    shard: str
+    """Name of the shard to write, without suffix."""
+    device: str
+    threads: int
+    budget_bytes: int
+    bounded: bool
+    """True if the memory of the process is limited: a job that does not fit ends it and is tried with more."""
+    cost: int
 
 
 class WorkerLoop:
@@ -101,17 +122,17 @@ class WorkerLoop:
     """
 
     def __init__(self, opening: Opening, channel: Channel, board: ActivityBoard) -> None:
-        self.opening, self.channel, self.board = opening, channel, board
-        self.kind = field_kinds()[opening.field]
-        self.recipe = self.kind.recipe_from_json(opening.recipe)
-        paths = CachePaths(Path(opening.cache))
-        self.lookup = open_lookup(Path(opening.lookup), paths) if opening.lookup else None
-        self.jobs = Tracker(self.kind, self.recipe, opening.groups, self.lookup, self._again)
+        self.opening, self.channel, self.board, task = opening, channel, board, opening.task
+        self.kind = field_kinds()[task.field]
+        self.recipe = self.kind.recipe_from_json(task.recipe)
+        paths = CachePaths(Path(task.cache))
+        self.lookup = open_lookup(Path(task.lookup), paths) if task.lookup else None
+        self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
         self.writer = WriterThread(
-            paths.shards, opening.shard, self._committed, commit_every=opening.commit_every, rolling=opening.stream
+            paths.shards, opening.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
         )
         self.budget = ByteBudget(opening.budget_bytes)
-        self.sizes = BatchSizes(self.kind.work, opening.groups, opening.batch_size)
+        self.sizes = BatchSizes(self.kind.work, task.groups, task.batch_size)
         self._most_cost = opening.budget_bytes // (2 * self.kind.work.cost_bytes)
         self.stopping = threading.Event()
         self.waits: dict[str, float] = defaultdict(float)
@@ -148,7 +169,7 @@ class WorkerLoop:
                 producer=producer,
                 kind=self.kind,
                 spec=self.recipe.spec,
-                groups=self.opening.groups,
+                groups=self.opening.task.groups,
                 sizes=self.sizes,
                 warn=self._warn,
             )
@@ -217,17 +238,17 @@ class WorkerLoop:
             self.channel.send("opened", noise=to_json(self.batches.producer.noise))
 
     def _open(self) -> Producer:
-        opening = self.opening
+        opening, task = self.opening, self.opening.task
         context = ProducerContext(
-            root=opening.root,
+            root=task.root,
             device=opening.device,
-            groups=opening.groups,
-            options=opening.options or {},
+            groups=task.groups,
+            options=task.options,
             warn=self._warn,
             cost=opening.cost,
             missing=self._missing,
         )
-        producer: Producer = load(self.kind.producer)(opening.producer, self.recipe, context)
+        producer: Producer = load(self.kind.producer)(task.producer, self.recipe, context)
         return producer
 
     def _loop(self) -> None:
@@ -282,12 +303,6 @@ class WorkerLoop:
 
     def _take(self, tracked: Tracked, outcome: Read | Failure | BaseException) -> None:
         """Queue the items of a prepared job."""
-        if tracked.stale:
-            tracked.stale, tracked.missing = False, None
-            self.budget.release(sum(one.num_bytes for one in outcome.items) if isinstance(outcome, Read) else 0)
-            self._remaining += 1
-            self._to_prepare.put([tracked])
-            return
         if isinstance(outcome, BaseException):
             self.suspects = [tracked.index]
             if isinstance(outcome, LatentcacheError | MemoryError | OSError):
@@ -508,14 +523,6 @@ class WorkerLoop:
             return job.outputs
         tracked.missing = self.jobs.missing(tracked, content)
         return tracked.missing
-
-    def _again(self, tracked: Tracked) -> None:
-        """Prepare a job again, in a unit of its own: the job that would have made its items failed."""
-        self._made(tracked)
-        tracked.made, tracked.missing = False, None
-        tracked.unit = self._units[-1 - tracked.index] = Unit(-1 - tracked.index, 1)
-        self._remaining += 1
-        self._to_prepare.put([tracked])
 
     def _prepare_all(self, producer: Producer, row: int) -> None:
         """One preparing thread."""

@@ -12,14 +12,18 @@ import pytest
 
 from latentcache.errors import EncoderError, WorkerError
 from latentcache.pipeline.devices import devices_for
-from latentcache.pipeline.run import ask_worker
 from latentcache.pipeline.workers.process import WarmWorker, WorkerProcess, import_path
 
 ANSWER = "tests.pipeline.workers.toy_kinds:answer"
 
 
+def asked(target, **arguments):
+    with WarmWorker("cpu") as warm:
+        return warm.ask(target, **arguments)
+
+
 def test_a_question_is_answered_in_another_process():
-    assert ask_worker(ANSWER, {"number": 4}, device="cpu") == {"number": 5, "device": "cpu", "torch": False}
+    assert asked(ANSWER, number=4) == {"number": 5, "device": "cpu", "torch": False}
 
 
 def test_one_process_answers_every_question_and_is_taken_over(squares):
@@ -53,7 +57,7 @@ def test_a_module_in_the_working_directory_is_not_imported(tmp_path, monkeypatch
     tests = str(Path.cwd())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path, tests])
-    assert ask_worker("own:answer", device="cpu") == 7
+    assert asked("own:answer") == 7
 
 
 def test_the_working_directory_is_last(monkeypatch, tmp_path):
