@@ -8,7 +8,7 @@ BIN := .venv/bin
 # pip compiles one file after the other; compileall uses every core.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
-# Benchmarks of a GPU and of ten million entries have targets of their own.
+# Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
 .PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
@@ -79,8 +79,8 @@ bench-gpu: .venv/.stamp  ## measure encoders and builds on one GPU, ten minutes
 bench-read: .venv/.stamp  ## measure reading: limits, loader, other stores
 	@$(BIN)/python tools/bench_read.py
 
-bench-scale: .venv/.stamp  ## measure ten million synthetic entries: time and memory
-	@$(BIN)/python tools/bench_scale.py
+bench-scale: .venv/.stamp  ## measure ROWS=1000000 synthetic entries: time and memory
+	@$(BIN)/python tools/bench_scale.py --rows $(or $(ROWS),1000000)
 
 bench-tokens: .venv/.stamp  ## measure tokens: reading, packing, building
 	@$(BIN)/python tools/bench_tokens.py

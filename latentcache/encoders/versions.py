@@ -1,7 +1,8 @@
-"""Versions of installed libraries, for provenance."""
+"""What this machine has: versions of installed libraries, and CUDA devices. Imports no library."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +11,18 @@ from importlib.metadata import PackageNotFoundError, version
 def installed(names: Iterable[str]) -> dict[str, str]:
     """Library -> version; empty for one that is not installed."""
     return {name: _version(name) for name in names}
+
+
+def cuda_count() -> int:
+    """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+            return count.value
+    except (OSError, AttributeError):
+        pass
+    return 0
 
 
 @cache

@@ -6,13 +6,12 @@ its own CUDA device, so no library can open a context on another one.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from latentcache.encoders.versions import cuda_count
 from latentcache.errors import DeviceError, UsageError
 from latentcache.pipeline.workers.memory import cpu_count
 
@@ -72,23 +71,6 @@ def devices_for(text: str, *, needs_torch: bool) -> list[Device]:
     if on_cuda and needs_torch:
         _check_numbers(on_cuda)
     return [_device(kind, number, len(wanted)) for kind, number in wanted]
-
-
-def cuda_count() -> int:
-    """Number of CUDA devices that this process may use, asked of the driver; 0 if there is no driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    except (OSError, AttributeError):
-        pass
-    return 0
-
-
-def cuda_available() -> bool:
-    """True if this machine seems to have a CUDA device. Never raises, never imports torch."""
-    return Path("/dev/nvidia0").exists() or cuda_count() > 0
 
 
 def _check_numbers(numbers: list[int]) -> None:

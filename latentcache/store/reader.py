@@ -214,7 +214,6 @@ class EntryReader:
         self._hold(one, entry, data)
         return data
 
-
     def prove(self, field: str, rows: Ints) -> None:
         """Read and prove the entries of items that this process has not proven yet. Errors as :meth:`gather`."""
         one = self._field(field)

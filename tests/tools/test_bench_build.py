@@ -39,6 +39,7 @@ def test_a_system_encodes_every_image(system, folder):
     assert len(bench.plan) == sum(map(len, bench.batches)) == 9
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_what_the_references_say(folder):
     latents, levels, share = stored_as_referred(folder).values()
     assert latents < 1e-4

@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from bench_scale import PARTS, main, table
 
 
+@pytest.mark.slow
 def test_every_part_runs_in_a_process_of_its_own(tmp_path, capsys):
     main(["--rows", "300", "--folder", str(tmp_path), "--json", str(tmp_path / "rows.json")])
     rows = json.loads((tmp_path / "rows.json").read_text())

@@ -1,3 +1,4 @@
+import pytest
 from bench_verify import PLAIN, build_settings, in_own_process, made_cache, tables
 
 from latentcache.pipeline.build import build_cache
@@ -12,6 +13,7 @@ def test_the_made_cache_is_one_that_a_build_would_make(tmp_path):
     assert (report.encoded, report.cached, report.published) == (0, 30, False)
 
 
+@pytest.mark.slow
 def test_small_measures():
     many = in_own_process("many", 50, 1)
     assert set(many["rates"]) == {"fast verify", "walk and stat", "headers", "second build"}

@@ -9,7 +9,6 @@ VAE: a fraction of a second); not again while the stat of the files is the one i
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from latentcache.encoders.vae.config_fields import config_hash, normalization_of
 from latentcache.encoders.vae.families import Family, family_of
 from latentcache.encoders.vae.locate import Located, locate
 from latentcache.encoders.vae.storage import require_posterior
-from latentcache.encoders.versions import installed
+from latentcache.encoders.versions import cuda_count, installed
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
@@ -172,14 +171,7 @@ def describe_model(
 
 def cuda_available() -> bool:
     """True if this machine seems to have a usable CUDA device, without asking torch. Never raises."""
-    if Path("/dev/nvidia0").exists():
-        return True
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        count = ctypes.c_int(0)
-        return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-    except (OSError, AttributeError):
-        return False
+    return Path("/dev/nvidia0").exists() or cuda_count() > 0
 
 
 def no_tiling(family: str) -> UnsupportedModelError:

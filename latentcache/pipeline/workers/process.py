@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from latentcache import failpoint
 from latentcache.errors import WorkerError
@@ -37,31 +37,6 @@ _TAIL_BYTES = 2000
 _REAP_S = 10.0
 #: Seconds that a thread gets to end; it may be in the middle of a batch.
 _LAST_S = 1.0
-
-
-class Launched(Protocol):
-    """A worker that was started, and the connection to it."""
-
-    line: Line
-
-    @property
-    def is_thread(self) -> bool:
-        """True for a worker in this process."""
-
-    def board(self, num_preparers: int) -> ActivityBoard | None:
-        """Its activity board, for a worker that prepares in so many threads; None before a thread has one."""
-
-    def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """Give it a unit."""
-
-    def limit(self, num_bytes: int) -> None:
-        """Bound its memory, if possible."""
-
-    def kill(self) -> None:
-        """End it at once. A thread commits its finished work and is left alone."""
-
-    def ended(self) -> tuple[int, str]:
-        """Wait for its end: the signal that ended it (0 if none did), and a description for messages."""
 
 
 class WorkerProcess:
@@ -103,23 +78,23 @@ class WorkerProcess:
         return self._process.pid
 
     def board(self, num_preparers: int) -> ActivityBoard:
-        """As in :class:`Launched`."""
+        """Its activity board, for a worker that prepares in so many threads."""
         return ActivityBoard(num_preparers, self._board)
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """As in :class:`Launched`."""
+        """Give it a unit."""
         self.line.send("work", known, unit=number, probe=probe, jobs=jobs_form(jobs))
 
     def limit(self, num_bytes: int) -> None:
-        """As in :class:`Launched`."""
+        """Bound its memory, if possible."""
         limit_memory(self.pid, num_bytes)
 
     def kill(self) -> None:
-        """As in :class:`Launched`: SIGKILL, which also ends a process that was stopped."""
+        """End it at once with SIGKILL, which also ends a process that was stopped."""
         self._process.kill()
 
     def ended(self) -> tuple[int, str]:
-        """As in :class:`Launched`."""
+        """Wait for its end: the signal that ended it (0 if none did), and a description for messages."""
         try:
             status = self._process.wait(_REAP_S)
         except subprocess.TimeoutExpired:  # it hangs in the system and will never run again
@@ -162,25 +137,25 @@ class WorkerThread:
         self._thread.start()
 
     def board(self, num_preparers: int) -> ActivityBoard | None:
-        """As in :class:`Launched`."""
+        """As in :class:`WorkerProcess`."""
         return None if self._loop is None else self._loop.board
 
     def work(self, number: int, jobs: Mapping[int, Job], *, known: bytes, probe: bool) -> None:
-        """As in :class:`Launched`: the jobs as they are, beside the message."""
+        """As in :class:`WorkerProcess`: the jobs as they are, beside the message."""
         self._jobs[number] = dict(jobs)
         self.line.send("work", known, unit=number, probe=probe)
 
     def limit(self, num_bytes: int) -> None:
-        """As in :class:`Launched`: a thread has no limit of its own."""
+        """As in :class:`WorkerProcess`: a thread has no limit of its own."""
 
     def kill(self) -> None:
-        """As in :class:`Launched`: its finished work is committed, and nothing more is written."""
+        """As in :class:`WorkerProcess`: its finished work is committed, and nothing more is written."""
         last = threading.Thread(target=self._abandon, daemon=True)
         last.start()
         last.join(_LAST_S)
 
     def ended(self) -> tuple[int, str]:
-        """As in :class:`Launched`."""
+        """As in :class:`WorkerProcess`."""
         self._thread.join(_LAST_S)
         return 0, "ended"
 
@@ -199,6 +174,9 @@ class WorkerThread:
                 self._loop.abandon()
         finally:
             self._channel.close()
+
+
+Launched = WorkerProcess | WorkerThread
 
 
 class WarmWorker:
