@@ -127,7 +127,8 @@ def test_what_equal_inputs_save_is_counted(run, data, cache):
     (data / "again.png").write_bytes((data / "p0.png").read_bytes())
     run("build", data, "--out", cache)
     field = run("info", cache, "--json").json["fields"]["latents"]
-    assert field["shared"] == {"items": 1, "bytes": field["bytes"] // 4}
+    assert field["shared"]["items"] == 1
+    assert 0.2 < field["shared"]["bytes"] / field["bytes"] < 0.3
     assert "  shared    1 item of equal inputs, " in run("info", cache).out
 
 

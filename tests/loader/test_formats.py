@@ -72,8 +72,14 @@ def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_pat
             cache.loader(batch_size=2, format=f"diffusers-{name}")
         fits = f"format='diffusers-{space}' or " if space in ("sd", "sdxl", "flux") else ""
         assert caught.value.fix.startswith(f"{fits}format='plain', or build")
-        words = {"sd": "scale of 0.18215", "sdxl": "scale of 0.13025", "sd3": "channels", "wan": "scaling 'mean-std'"}
-        assert words.get(space, "a s") in caught.value.why or "channels" in caught.value.why
+        words = {"sd3": "a scale of 1.5305, not 0.3611", "no shift": "a shift of 0, not 0.1159"} | {
+            "wan": "scaling 'mean-std', not 'scale-shift'"
+        }
+        assert (
+            "channels, not" in caught.value.why
+            or caught.value.why == f"they have {words.get(space)}"
+            or ({space, name} == {"sd", "sdxl"} and "a scale of" in caught.value.why)
+        )
 
 
 def test_patches_must_fill_every_bucket(tmp_path):
