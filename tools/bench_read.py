@@ -1,10 +1,11 @@
 """Measure reading: the loader against plain copies and against other ways to store the same tensors.
 
 The recipe has a scale and a shift; the first row is the loader with its default options. All candidates give whole
-batches and take turns in every round. Ratios to ``memcpy`` are taken round by round; the median is shown. Shuffled
-and in the order of the file (``loader.batch``), with the page cache warm; shuffled from a cold one, in a process of
-its own each time. Then: the wait of a training step for its batch, time to the first batch and memory, and packed
-rows of tokens. Other formats take part if their libraries are installed (``read_peers``).
+batches of scaled values (but the limits, which only copy) and take turns in every round. Ratios to ``memcpy`` are
+taken round by round; the median is shown. Shuffled and in the order of the file (``loader.batch``), with the page
+cache warm; shuffled from a cold one, in a process of its own each time. Then: the wait of a training step for its
+batch, time to the first batch and memory, and packed rows of tokens. Other formats take part if their libraries are
+installed (``read_peers``).
 
     python tools/bench_read.py --json times.json
 """
@@ -29,7 +30,18 @@ import numpy as np
 import torch
 from bench_tokens import bench_packed, packed_table
 from numpy.typing import NDArray
-from read_limits import BATCH, Epoch, limits, others, payloads, sequential, ways, write_caches, write_peers
+from read_limits import (
+    BATCH,
+    Epoch,
+    limits,
+    multiplied,
+    others,
+    payloads,
+    sequential,
+    ways,
+    write_caches,
+    write_peers,
+)
 from read_peers import peers
 
 from latentcache import open_cache
@@ -50,6 +62,7 @@ def candidates(folder: Path, data: NDArray[np.uint8]) -> dict[str, dict[str, Epo
     """Order -> name -> what serves an epoch of batches."""
     plain, other = limits(folder, data), others(folder, (data.shape[0], data.shape[1]))
     other |= peers(folder / "peers", data, BATCH)
+    other = {name: multiplied(epoch) for name, epoch in other.items()}
     in_order = {"loader.batch()": sequential(folder)}
     return {"shuffled": ways(folder) | plain | other, "sequential": in_order | plain | other}
 
@@ -309,13 +322,14 @@ def main(words: Sequence[str] | None = None) -> None:
         said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
+    tokens: dict[str, Any] = {}
     if "tokens" in options.parts.split(","):
         with tempfile.TemporaryDirectory() as name:
             tokens = bench_packed(Path(name), 1600, options.rounds)
         print("\n" + packed_table(tokens))
     if options.json:
         facts = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
-        options.json.write_text(json.dumps({**facts, "kib": results}, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps({**facts, "kib": results, "tokens": tokens}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

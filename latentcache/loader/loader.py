@@ -30,6 +30,7 @@ from latentcache.loader.device import Batch, Sent, Transfer
 from latentcache.loader.prefetch import Readahead, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
+from latentcache.loader.values import without_team
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, Remainder, require_steps
 from latentcache.plan.numbers import is_whole, real, whole
 from latentcache.plan.resume import Position, SamplesSeen
@@ -364,6 +365,10 @@ class Loader:
 
     def _send(self, index: BatchIndex) -> Sent:
         """A batch on its way to the device."""
+        with without_team():
+            return self._made(index)
+
+    def _made(self, index: BatchIndex) -> Sent:
         reader, turn = self._reader, (index.seed, index.epoch)
         _, batch = self._substitutes.read(
             index.rows, lambda rows: reader.read(rows, index.bucket, turn), seed=index.seed, epoch=index.epoch

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import errno
 import fcntl
 import os
@@ -19,8 +18,6 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
-
-import torch
 
 from latentcache.errors import LatentcacheError
 from latentcache.store.reader import Place
@@ -49,7 +46,6 @@ class _Queue(Generic[Item, Made]):
 
     def work(self) -> None:
         """A thread: one result per position, until one fails or the caller leaves."""
-        compute_alone()
         while (position := self.positions.get()) is not None and not self.closed:
             try:
                 self.results.put((position, self.make(self.items[position]), None))
@@ -126,17 +122,6 @@ def read_ahead(
             queue.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # nothing reads any more once the last result was taken
-
-
-def compute_alone() -> None:
-    """Have torch compute in this thread without a team of OpenMP threads; other threads keep theirs.
-
-    A reader thread that had a team would compete with the training process for all cores.
-    ``torch.set_num_threads`` would also hold for threads that start later.
-    """
-    torch.get_num_threads()  # torch applies its own setting to a thread once: now, and not afterwards
-    with contextlib.suppress(AttributeError, OSError):  # a torch without OpenMP has no teams
-        ctypes.CDLL(None).omp_set_num_threads(1)
 
 
 def _started(queue: _Queue[Any, Any]) -> threading.Thread:

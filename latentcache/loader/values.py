@@ -8,7 +8,9 @@ resume. Cost: scale and shift are one pass over a batch, in place where the type
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +25,7 @@ from latentcache.identity.noise import gaussian
 from latentcache.plan.numbers import choice
 
 Draw = Literal["sample", "mode"]
+_set_team: Any = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
 TORCH = {
     "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
     "uint16": torch.uint16, "int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64,
@@ -146,6 +149,24 @@ class Affine:
             z = torch.nn.functional.pixel_unshuffle(z, self.patch)
         factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._factors)
         return z.mul_(factor).add_(term).to(dtype)
+
+
+@contextlib.contextmanager
+def without_team() -> Iterator[None]:
+    """Have torch compute in this thread alone, not in a team of OpenMP threads; other threads keep theirs.
+
+    A team of each reader thread would compete with the training process for all cores, and a team waits for its
+    slowest thread. ``torch.set_num_threads`` would also hold for threads that start later.
+    """
+    before = torch.get_num_threads()  # torch applies its own setting to a thread once: now, and not afterwards
+    if _set_team is None or before == 1:
+        yield
+        return
+    _set_team(1)
+    try:
+        yield
+    finally:
+        _set_team(before)
 
 
 def posterior(

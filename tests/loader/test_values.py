@@ -12,8 +12,7 @@ from made_caches import images, latents_of, opened
 
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
-from latentcache.loader.prefetch import compute_alone
-from latentcache.loader.values import Affine, posterior
+from latentcache.loader.values import Affine, posterior, without_team
 
 KEYS = np.arange(96, dtype=np.uint8).reshape(3, 32)
 KINDS = [
@@ -98,16 +97,16 @@ def test_reader_threads_start_no_team_and_leave_the_setting_alone():
         return len(list(Path("/proc/self/task").iterdir()))
 
     def work():
-        compute_alone()
-        before.append(count())
-        for spec in (
-            {"kind": "scale-shift", "scale": 0.5},
-            {"kind": "mean-std", "mean": [0.0] * 16, "std": [1.0] * 16},
-            {"kind": "batch-norm", "patch": 2, "mean": [0.0] * 64, "std": [1.0] * 64},
-        ):
-            Affine.of(spec).apply(z, torch.empty(z.numel()))
-        posterior(z, KEYS[:2], torch.empty(2, 8, 256, 256), "sample", (0, 0))
-        after.append(count())
+        before.append((count(), torch.get_num_threads()))
+        with without_team():
+            for spec in (
+                {"kind": "scale-shift", "scale": 0.5},
+                {"kind": "mean-std", "mean": [0.0] * 16, "std": [1.0] * 16},
+                {"kind": "batch-norm", "patch": 2, "mean": [0.0] * 64, "std": [1.0] * 64},
+            ):
+                Affine.of(spec).apply(z, torch.empty(z.numel()))
+            posterior(z, KEYS[:2], torch.empty(2, 8, 256, 256), "sample", (0, 0))
+        after.append((count(), torch.get_num_threads()))
 
     z, before, after, later = torch.randn(2, 16, 256, 256).to(torch.float16), [], [], []
     for one in (work, lambda: later.append(torch.get_num_threads())):
