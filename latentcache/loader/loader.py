@@ -533,6 +533,14 @@ class BatchDataset(Dataset[Batch]):
     def __repr__(self) -> str:
         return f"BatchDataset(of {self._loader!r})"
 
+    def set_epoch(self, epoch: int) -> None:
+        """For accelerate, which names the epoch before it starts workers; see ``Loader.set_epoch``.
+
+        Raises:
+            UsageError: It would deal the batches of this rank out to all ranks.
+        """
+        self._loader.set_epoch(epoch)
+
     def __getitem__(self, index: Any) -> Batch:
         """The batch of a :class:`BatchIndex`.
 

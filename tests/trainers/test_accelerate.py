@@ -35,7 +35,7 @@ def test_prepare_leaves_the_loader_alone(two, thirteen):
     assert_whole(two, "given", thirteen)
 
 
-@pytest.mark.parametrize("kind", ["map", "dispatched", "sharded"])
+@pytest.mark.parametrize("kind", ["map", "dispatched", "sharded", "sampler"])
 def test_a_data_loader_around_it_is_refused_on_every_rank_with_the_reason(two, kind):
     """All ways of accelerate would lose samples if they ran, whoever starts the workers; none serves a batch."""
     for result in two:
@@ -43,11 +43,6 @@ def test_a_data_loader_around_it_is_refused_on_every_rank_with_the_reason(two, k
         assert name == "UsageError", words
         assert "lost" in words
         assert "accelerator.prepare" in words
-
-
-def test_a_data_loader_with_the_sampler_serves_nothing_on_several_ranks(two):
-    """accelerate wraps a batch sampler of None: it fails before the first batch."""
-    assert all(result["errors"]["sampler"] for result in two)
 
 
 @pytest.mark.parametrize("way", ["unprepared", "workers"])
