@@ -72,7 +72,7 @@ class Strings(Sequence[str]):
     def take(self, positions: Sequence[int] | NDArray[np.integer]) -> list[str]:
         """The strings at these positions (from 0), several times faster than one by one."""
         chosen, text = np.asarray(positions, dtype=np.intp), self._text
-        spans = zip(self._bounds.take(chosen).tolist(), self._bounds.take(chosen + 1).tolist(), strict=True)
+        spans = zip(self._bounds[chosen].tolist(), self._bounds[chosen + 1].tolist(), strict=True)
         if isinstance(text, str):
             return [text[start:end] for start, end in spans]
         return [text[start:end].decode("utf-8", "surrogateescape") for start, end in spans]

@@ -225,7 +225,8 @@ class SampleReader:
         rows = self._joined[number].rows[name]
         last = rows.shape[1] - 1
         if variant is None or not last:
-            return rows[:, 0].take(local)
+            first: Ints = rows[:, 0][local]
+            return first
         found: Ints = rows[local, np.minimum(variant, last)]
         return found
 
@@ -249,7 +250,9 @@ class SampleReader:
         memory = self._pool.take(shape[0] * size)
         for number, at, rows in items:
             self._readers[number].gather(name, rows, memory, at * size)
-        stored = torch.from_numpy(memory.view(kind).reshape(shape)).view(TORCH[spec.dtype])
+        stored = torch.from_numpy(memory.view(kind).reshape(shape))
+        if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
+            stored = stored.view(TORCH[spec.dtype])
         draw = self._draws[name]
         if draw is None:
             return stored
@@ -326,7 +329,7 @@ class SampleReader:
         parts = []
         for number, at, local in split:
             own = None if variant is None else variant[at]
-            rows = self._items(field, number, local, own) if field else self._joined[number].sample.take(local)
+            rows = self._items(field, number, local, own) if field else self._joined[number].sample[local]
             parts.append(get(field, number, rows))
         if len(parts) == 1:
             return parts[0]
@@ -337,8 +340,7 @@ class SampleReader:
 
     def _values_of(self, source: str, field: str, number: int, rows: Ints) -> NDArray[Any]:
         """(n, 2) of a column."""
-        column = self._column(number, field, source)
-        found: NDArray[Any] = column.take(rows, axis=0) if isinstance(column, np.ndarray) else column[rows]
+        found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
     def _texts(self, source: str, split: Split, count: int) -> list[str]:
@@ -361,7 +363,7 @@ class SampleReader:
             return found.row_keys(rows)
         if (number, f"{field}.key") not in self._columns:
             self._columns[number, f"{field}.key"] = found.row_keys()
-        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"].take(rows, axis=0)
+        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"][rows]
         return keys
 
     def _column(self, number: int, field: str, name: str) -> Any:

@@ -25,7 +25,7 @@ from latentcache.identity.noise import gaussian
 from latentcache.plan.numbers import choice
 
 Draw = Literal["sample", "mode"]
-_set_team: Any = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
+_set_team: Any = getattr(ctypes.PyDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
 TORCH = {
     "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
     "uint16": torch.uint16, "int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64,
@@ -109,45 +109,48 @@ class Affine:
             return self._on_device(stored, out.dtype)
         patch = self.patch if self.kind == "batch-norm" else 1
         if stored.dtype == out.dtype and patch == 1:
-            self._multiply(stored, out.view(stored.shape))
-            return out.view(stored.shape)
-        made = []
+            made = out if out is stored else out.view(stored.shape)
+            self._multiply(stored, made)
+            return made
+        shape: list[int] = []
         for item, target in zip(stored, out.view(len(stored), -1), strict=True):
             exact = torch.nn.functional.pixel_unshuffle(item, patch) if patch > 1 else item
             exact = exact.to(torch.float32, copy=True, memory_format=torch.contiguous_format)[None]
             self._multiply(exact, exact)
-            made = list(exact.shape[1:])
+            shape = list(exact.shape[1:])
             target.copy_(exact.view(-1))
-        return out.view(len(stored), *made)
+        return out.view(len(stored), *shape)
 
     @cached_property
-    def _factors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """``z * factor + term``, of each channel or of all: (C,) or (1,) float32 both, rounded once from float64."""
+    def _statistics(self) -> tuple[torch.Tensor, ...]:
+        """As batch norm takes them: factor, term, mean 0 and variance 1 of each channel, or of all.
+
+        ``z * factor + term``: (C,) or (1,) float32, rounded once from float64.
+        """
         if self.kind in ("mean-std", "batch-norm"):
             mean, std = (torch.tensor(part, dtype=torch.float64) for part in (self.mean, self.std))
         else:
             mean, std = (torch.tensor([part], dtype=torch.float64) for part in (self.shift, 1.0))
         factor = self.scale / std if self.changes else torch.ones_like(std)
-        return factor.float(), (-mean * factor).float()
+        return factor.float(), (-mean * factor).float(), torch.zeros(len(std)), torch.ones(len(std))
 
     def _multiply(self, z: torch.Tensor, out: torch.Tensor) -> None:
         """One pass of torch's batch norm: it computes values of 16 bits in float32 and needs no other memory.
 
         (``torch.add`` with ``alpha=`` would round the term to 16 bits first: every sixth value differs.)
         """
-        factor, term = self._factors
-        flat, none = (len(z), len(factor), -1), torch.empty(0)
-        torch.native_batch_norm(
-            z.view(flat), factor, term, torch.zeros_like(factor), torch.ones_like(factor), False, 0.0, 0.0,
-            out=(out.view(flat), none, torch.empty(0)),
-        )  # fmt: skip
+        factor, term, zero, one = self._statistics
+        flat = z.view(len(z), len(factor), -1)
+        target = flat if out is z else out.view(flat.shape)
+        unused = torch.empty(0), torch.empty(0)
+        torch.native_batch_norm(flat, factor, term, zero, one, False, 0.0, 0.0, out=(target, *unused))
 
     def _on_device(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The same in float32 on another device."""
         z = stored.to(torch.float32, copy=True)
         if self.kind == "batch-norm" and self.patch > 1:
             z = torch.nn.functional.pixel_unshuffle(z, self.patch)
-        factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._factors)
+        factor, term = (part.to(z.device).view(1, -1, *(1,) * (z.dim() - 2)) for part in self._statistics[:2])
         return z.mul_(factor).add_(term).to(dtype)
 
 

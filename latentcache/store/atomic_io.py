@@ -258,8 +258,8 @@ _REQUEST = np.dtype(
 _RESULT = np.dtype({"names": ["size", "bytes"], "formats": ["<u8", "<i8"], "offsets": [0, 16], "itemsize": 32})
 #: Reads of one call.
 _MOST = 256
-_call = ctypes.CDLL(None, use_errno=True).syscall
-_call.restype = ctypes.c_long
+_call, _call_at_once = ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None, use_errno=True).syscall
+_call.restype = _call_at_once.restype = ctypes.c_long  # the second keeps the interpreter's lock
 
 
 class _Queue:
@@ -283,10 +283,11 @@ class _Queue:
         count, ended = len(files), 0
         for column, values in zip(self._columns, (size, files, address, size, offset), strict=True):
             column[:count] = values
-        begun = _call(_SUBMIT, self._context, ctypes.c_long(count), self._first)
+        begun, wait, least = _call(_SUBMIT, self._context, ctypes.c_long(count), self._first), _call_at_once, 0
         while ended < begun:
-            left = ctypes.c_long(begun - ended)
-            found = _call(_WAIT, self._context, left, left, ctypes.c_void_p(self._found + 32 * ended), None)
+            left, place = ctypes.c_long(begun - ended), ctypes.c_void_p(self._found + 32 * ended)
+            found = wait(_WAIT, self._context, ctypes.c_long(least), left, place, None)
+            wait, least = _call, 1  # a file system that reads on its own after all
             if found < 0 and ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), "io_getevents")
             ended += max(found, 0)

@@ -68,7 +68,7 @@ class _Field:
 
     def entries_of(self, rows: Ints) -> Ints:
         """(n,) entries of items; the numbers of the items if each has its own, in order."""
-        return rows if self.entry is None else self.entry.take(rows)
+        return rows if self.entry is None else self.entry[rows]
 
     def entry_of(self, row: int) -> int:
         """The entry of an item."""
@@ -76,22 +76,22 @@ class _Field:
 
     def widths(self, rows: Ints) -> Any:
         """(n,) bytes of one element of the first axis (of a whole item if the field is not ragged)."""
-        return self.width[self.group.take(rows)] if self.group is not None else self.width[0]
+        return self.width[self.group[rows]] if self.group is not None else self.width[0]
 
     def segments(self, rows: Ints, start: Ints | None = None, length: Ints | None = None) -> Segments:
         """Where items are, or elements of them from ``start`` on."""
         entry, width = self.entries_of(rows), self.widths(rows)
-        first: Any = _FRONT if self.start is None else self.start.take(rows).astype(np.int64)
-        count: Any = 1 if self.length is None else self.length.take(rows).astype(np.int64)
+        first: Any = _FRONT if self.start is None else self.start[rows].astype(np.int64)
+        count: Any = 1 if self.length is None else self.length[rows].astype(np.int64)
         if start is not None:
             first, count = first + start, count - start if length is None else length
         size: Any = count * width
         if not isinstance(size, np.ndarray):
             size = np.full(len(entry), size, dtype=np.int64)
-        offset = self.offset.take(entry)
+        offset = self.offset[entry]
         if first is not _FRONT:
             offset += first * width
-        return Segments(shard=self.shard.take(entry), offset=offset, bytes=size)
+        return Segments(shard=self.shard[entry], offset=offset, bytes=size)
 
 
 class EntryReader:
@@ -291,7 +291,7 @@ class EntryReader:
         """Positions in ``rows`` of items whose entries have to be proven."""
         if self.checksum == "always":
             return np.arange(len(rows))
-        return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven.take(one.entries_of(rows)))
+        return _NO_ROWS if one.all_proven else np.flatnonzero(~one.proven[one.entries_of(rows)])
 
     def _remember(self, one: _Field, entries: Ints) -> None:
         one.proven[entries] = True
