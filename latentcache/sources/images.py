@@ -425,12 +425,18 @@ def _beside(
 
 
 def _of_folders(layout: Layout, files: _Files) -> Chosen:
-    """Samples of sets that are folders; those of several sets count for each of them."""
+    """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
     folder_of, times = dict[int, int](), dict[int, int]()
     for owners, number in files.owners.items():
         own = [one for one in owners if not layout.sets[one].captions.table]
         folder_of[number] = own[0] if own else -1
         times[number] = sum(layout.sets[one].repeats for one in own)
+        other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
+        images = files.images[files.owner == number] if other >= 0 else ()
+        if len(images):
+            first, used, left = files.names[int(images[0])], layout.sets[own[0]].label, layout.sets[other].label
+            words = f"{len(images)} images, the first is {first}, have the captions of {used}, not those of {left}"
+            files.walk.notes.add(rejected(first, "in-two-sets", words, count=len(images)))
     owner = _mapped(files.owner, folder_of)
     chosen = Chosen(
         image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=_mapped(files.owner, times)

@@ -76,10 +76,12 @@ def test_kohya_dataset_toml(tmp_path):
     ]
     assert sets[0]["settings"] == {"shuffle_caption": "true"}
     assert {reason for _, reason in reasons(found)} == {
-        "config", "config-asks", "config-ignored", "control", "no-caption", "outside-sets",
+        "config", "config-asks", "config-ignored", "control", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
     said = {note.reason: note.detail for note in reversed(found.notes)}
     assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
+    two = "2 images, the first is cats/a.jpg, have the captions of 0:cats, not those of 1:cats"
+    assert said["in-two-sets"] == two
     assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
     assert "flip_aug = true (--flip), resolution = 768 (--resolution)" in said["config-asks"]
     assert rows(scan(tmp_path)) == rows(found)

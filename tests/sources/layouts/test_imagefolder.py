@@ -57,6 +57,22 @@ def test_tables_above_each_other(tmp_path):
     ]
 
 
+def test_a_parquet_table(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    put(tmp_path, {"sub/a.jpg": "x", "sub/b.jpg": "x"})
+    pq.write_table(
+        pa.table({"file_name": ["b.jpg", "a.jpg"], "text": ["b", None]}), tmp_path / "sub/metadata.parquet"
+    )
+    found = scan(tmp_path)
+    assert rows(found) == [("sub/b.jpg", "b")]
+    assert [(item.name, item.reason) for item in found.rejected] == [("sub/a.jpg", "table-row")]
+    (tmp_path / "sub/metadata.parquet").write_text("no parquet")
+    with pytest.raises(TableError, match="it is no parquet file"):
+        scan(tmp_path)
+
+
 def test_two_tables_in_one_folder(tmp_path):
     put(tmp_path, {"metadata.csv": "", "metadata.jsonl": ""})
     with pytest.raises(TableError) as caught:
