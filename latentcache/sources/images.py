@@ -432,7 +432,7 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         folder_of[number] = own[0] if own else -1
         times[number] = sum(layout.sets[one].repeats for one in own)
         other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
-        images = files.images[files.owner == number] if other >= 0 else ()
+        images = files.images[files.owner == number] if other >= 0 else files.images[:0]
         if len(images):
             first, used, left = files.names[int(images[0])], layout.sets[own[0]].label, layout.sets[other].label
             words = f"{len(images)} images, the first is {first}, have the captions of {used}, not those of {left}"
