@@ -242,8 +242,8 @@ def nothing_in(root: Path) -> str:
 
 def test_folders_without_images(tmp_path):
     assert nothing_in(tmp_path) == "found no files"
-    put(tmp_path, a_txt="x", sub__b_txt="x", c_tar="x", train_parquet="x", README="x")
-    files = "found 5 other files (2 .txt, 1 without ending, 1 .parquet, 1 .tar)"
+    put(tmp_path, a_txt="x", sub__b_txt="x", c_zip="x", train_npz="x", README="x")
+    files = "found 5 other files (2 .txt, 1 without ending, 1 .npz, 1 .zip)"
     assert nothing_in(tmp_path) == files
     (tmp_path / "._a.jpg").touch()
     assert nothing_in(tmp_path).endswith("; 1 with names that begin with a dot are not used")
