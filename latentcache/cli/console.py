@@ -93,7 +93,8 @@ def path_fields(name: str) -> dict[str, str]:
 def rejected_item(category: str, rejected: Rejected) -> dict[str, Any]:
     """A rejected input or a note as an item."""
     hint = rejected.hint or ("check the record" if rejected.line else "check the file")
-    more = {"line": rejected.line, "field": rejected.field or getattr(rejected, "target", "")}
+    more: dict[str, Any] = {"line": rejected.line, "field": rejected.field or getattr(rejected, "target", "")}
+    more |= {"count": rejected.count} if rejected.count > 1 else {}
     return item(category, rejected.reason, rejected.name, hint=hint, found=rejected.detail, **more)
 
 

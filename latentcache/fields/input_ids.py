@@ -38,6 +38,12 @@ TOKEN_RULE = 2
 #: Which tokens carry loss. ``all``: every one. ``assistant``: the assistant's turns, with the token that ends a turn.
 LOSSES = ("all", "assistant")
 
+#: Kinds of content that a chat template may leave out -> bit in the column ``not_rendered``.
+NOT_RENDERED = (
+    *("system turn", "developer turn", "user turn", "assistant turn", "tool turn"),
+    *("reasoning", "text beside tool calls", "tool calls", "tools"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputIdsRecipe:
@@ -159,7 +165,7 @@ class InputIds(FieldKind):
     packing = "block"
     device = "cpu"
     makes_jobs = True
-    columns = {"control": ("<u4", ())}  # noqa: RUF012 - never written
+    columns = {"control": ("<u4", ()), "not_rendered": ("<u2", ())}  # noqa: RUF012 - never written
     ragged_columns = {"spans": ("<u4", (2,))}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 20, unit_jobs=1024, cost_bytes=320, batch_items=1024)
     reasons = {  # noqa: RUF012 - never written
@@ -240,6 +246,14 @@ class InputIds(FieldKind):
         template = f", chat template {recipe.chat_template[:8]}" if recipe.chat_template else ""
         name = provenance.get("tokenizer", "")
         return {"tokenizer": f"{name} ({recipe.tokenizer[:8]}{template}), loss on {recipe.loss}"}
+
+    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
+        """Content that the chat template leaves out, by its kind."""
+        bits = np.asarray(columns["not_rendered"])
+        rows = [(kind, np.flatnonzero(bits & (1 << number))) for number, kind in enumerate(NOT_RENDERED)]
+        return [
+            ("not-rendered", f"the chat template leaves out: {kind}", found) for kind, found in rows if len(found)
+        ]
 
     def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
         """Tokens, tokens with loss, and special-token text in content.

@@ -557,6 +557,10 @@ class FieldKind:
         """What ``info`` prints about the field: label -> text, in order."""
         return {}
 
+    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
+        """What a user should know of items that are made: (reason, sentence, rows), from the field's own columns."""
+        return []
+
     def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
         """What ``info`` and ``build`` count beside items, from the field's own columns of a snapshot."""
         return {}

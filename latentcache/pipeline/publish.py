@@ -6,7 +6,7 @@ everything there publishes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from latentcache.pipeline.diff import SLICE, FieldWork
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.run import RunResult
 from latentcache.sources.archives.members import Place, places, read_image
+from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
 from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft
@@ -122,7 +123,11 @@ def draft_snapshot(
         fields=fields,
         shards=catalog.shards,
         rejected=sorted(rejected, key=_order),
-        notes=[*base.notes, *(note for outcome in outcomes for note in outcome.work.plan.notes)],
+        notes=[
+            *(note for note in base.notes if not note.target),
+            *(note for outcome in outcomes for note in outcome.work.plan.notes),
+            *(note for one in zip(fields, outcomes, items, strict=True) for note in _remarks(samples, *one)),
+        ],
         demo=any(outcome.work.described.demo for outcome in outcomes),
     )
 
@@ -147,6 +152,22 @@ def _field(outcome: Outcome, items: NDArray[np.intp], numbers: NDArray[np.int32]
         noise=join_noise(noise, outcome.result.noise) if outcome.result else noise,
         known=before if same else None,
     )
+
+
+def _remarks(
+    samples: SampleTable, draft: FieldDraft, outcome: Outcome, items: NDArray[np.intp]
+) -> Iterator[Rejected]:
+    """What the kind has to say of its items, each with the first sample that it holds for."""
+    for reason, detail, rows in outcome.work.kind.remarks(draft.columns):
+        sample = int(outcome.work.plan.sample[items[rows[0]]])
+        own = samples.inputs[outcome.work.kind.inputs[0]]
+        note = rejected(
+            str(samples.files.names[int(own.file[sample])]),
+            reason,
+            f"{detail} (samples: {len(rows)})",
+            count=len(rows),
+        )
+        yield replace(note, line=0 if own.line is None else int(own.line[sample]), target=draft.name)
 
 
 def groups_in_use(plan: FieldPlan, group: NDArray[np.int32]) -> tuple[tuple[Group, ...], NDArray[np.int32]]:

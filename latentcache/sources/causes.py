@@ -91,6 +91,7 @@ HINTS: Mapping[str, str] = {
     "encoder-crash": "it ends the process that encodes it: remove it; --retry-failed tries it once more",
     "decoder-error": "the decoder failed on it: open it in an editor and save it again",
     # notes: nothing is rejected
+    "not-rendered": "give a template that writes it: --chat-template FILE; the tokens lack it",
     "hidden": "names that begin with a dot are not used: rename it to use it",
     "cache-folder": "a cache inside the data folder is not read as data",
     "nested-link": "links inside a linked folder are not followed: the files are used under their own names",

@@ -1,5 +1,8 @@
+import json
+
 import pytest
-from made_tokenizers import save, unigram
+from made_templates import CHATML, untagged
+from made_tokenizers import byte_level, save, unigram
 from small_cache import SMALL, counts, draw_four
 from small_tokens import write_texts
 
@@ -171,3 +174,26 @@ def test_a_part_that_does_not_exist(run, data, part):
     found = run("build", data, "--tokenizer", "stub", "--part", part, "--json")
     assert (found.status, found.error["slug"]) == (2, "usage")
     assert not (data.parent / "a.jsonl.latentcache").exists()
+
+
+def test_content_that_the_template_leaves_out_is_counted(run, tmp_path):
+    save(byte_level(), tmp_path / "tok", template=untagged(CHATML), roles={"eos_token": "<|im_end|>"})
+    thought = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
+    plain = {"role": "assistant", "content": "b"}
+    user = {"role": "user", "content": "a"}
+    data = write_lines(tmp_path / "a.jsonl", [[user, plain], [user, thought], [user, plain, user, thought]])
+    words = ("build", data, "--tokenizer", tmp_path / "tok", "--workers", "0")
+    found = run(*words, "--json")
+    (item,) = found.json["items"]
+    about = {name: item[name] for name in ("category", "reason", "path", "line", "count")}
+    assert about == {"category": "note", "reason": "not-rendered", "path": "a.jsonl", "line": 2, "count": 2}
+    assert found.status == 0
+    again = run(*words)
+    assert "note a.jsonl:2 [not-rendered]" in again.err + again.out
+    assert "the chat template leaves out: reasoning (samples: 2)" in again.err + again.out
+    assert "nothing to encode: 3 entries reused" in again.out
+
+
+def write_lines(path, conversations):
+    path.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in conversations))
+    return path

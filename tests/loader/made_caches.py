@@ -204,7 +204,8 @@ def documents(
     given = [[(0, len(one))] for one in ids] if spans is None else spans
     field = Field(
         InputIds(), made, [Group(label="", shape=(-1,))], range(count), [0] * count,
-        [np.array(one, made.spec.dtype) for one in ids], columns={"control": np.zeros(count, np.uint32)},
+        [np.array(one, made.spec.dtype) for one in ids],
+        columns={"control": np.zeros(count, np.uint32), "not_rendered": np.zeros(count, np.uint16)},
         ragged={"spans": [np.array(one, np.uint32).reshape(-1, 2) for one in given]},
     )  # fmt: skip
     return publish(root, table, [field], seal_every=seal_every)

@@ -20,6 +20,7 @@ from typing import Any
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from latentcache.encoders.text.dropped import DroppedContent
 from latentcache.encoders.text.special import CLOSE, RenderedChat, SpecialTokens
 from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.sources.lines import fault
@@ -88,6 +89,7 @@ class ChatRenderer:
         self.has_generation = bool(_GENERATION.search(template))
         self._as_parts = False
         self._as_parts = self._needs_parts()
+        self._dropped = DroppedContent(lambda *given: self._run(*given)[0], self._said)
         self._style = _Style() if self.has_generation else self._probed_style()
 
     def render(self, record: Record) -> RenderedChat:
@@ -106,7 +108,8 @@ class ChatRenderer:
             spans = self._tagged(record.messages or (), messages, tools, options, tagged)
         else:
             spans = [self._ended(text, *self._turn(messages, tools, options, text, number)) for number in learned]
-        return RenderedChat(text=text, spans=tuple((begin, end) for begin, end in spans if begin < end))
+        kept = tuple((begin, end) for begin, end in spans if begin < end)
+        return RenderedChat(text=text, spans=kept, not_rendered=self._dropped(record, options))
 
     def _tagged(
         self,

@@ -74,4 +74,5 @@ def _made(document: TokenizedDocument | Failure) -> Made | Failure:
     if not len(document.ids):
         hint = "remove the record, or let every text end with a token (--add-eos)"
         return Failure(reason="no-tokens", detail="the tokenizer gives no token for it", hint=hint)
-    return Made(array=document.ids, columns={"control": document.control, "spans": document.spans})
+    columns = {"control": document.control, "not_rendered": document.not_rendered, "spans": document.spans}
+    return Made(array=document.ids, columns=columns)

@@ -25,6 +25,8 @@ class TokenizedDocument:
     """(r, 2) first token and number of tokens of each loss span; rising, not touching."""
     control: int = 0
     """Occurrences of special-token text in the content."""
+    not_rendered: int = 0
+    """Bits of ``fields.input_ids.NOT_RENDERED``: content that the template leaves out."""
 
 
 class RecordTokenizer(Protocol):

@@ -25,6 +25,8 @@ class RenderedChat:
     text: str
     spans: tuple[tuple[int, int], ...]
     """(begin, end) of the parts with loss, in characters; rising, not overlapping."""
+    not_rendered: int = 0
+    """Bits of ``fields.input_ids.NOT_RENDERED``."""
 
 
 class SpecialTokens:

@@ -38,6 +38,7 @@ class _Prepared:
     spans: Spans | None
     """Parts with loss, in characters; None: everything."""
     controls: int
+    not_rendered: int = 0
 
 
 class FastEngine(Engine, Protocol):
@@ -119,7 +120,8 @@ class TextTokenizer:
         if self._recipe.split_control:
             text, places = self._control.rewrite(text, places)
         spans = list(zip(places[::2], places[1::2], strict=True))
-        return _Prepared(record, text, None if self._recipe.loss == "all" else spans, controls)
+        loss = None if self._recipe.loss == "all" else spans
+        return _Prepared(record, text, loss, controls, rendered.not_rendered)
 
     def _documents(self, prepared: Sequence[_Prepared]) -> list[TokenizedDocument]:
         """Ids and loss spans, each kind of text together: the engine works on batches."""
@@ -153,7 +155,9 @@ class TextTokenizer:
                 loss = np.array([(first, len(ids) - first)], dtype=np.uint32)
         if loss is None:
             loss = np.array([(0, len(ids))], dtype=np.uint32)
-        return TokenizedDocument(ids=ids, spans=loss[loss[:, 1] > 0], control=item.controls)
+        return TokenizedDocument(
+            ids=ids, spans=loss[loss[:, 1] > 0], control=item.controls, not_rendered=item.not_rendered
+        )
 
     def _check_reserved(self, text: str) -> None:
         if OPEN in text or CLOSE in text or MARK in text:

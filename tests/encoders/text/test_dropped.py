@@ -1,0 +1,73 @@
+"""What templates leave out; those of real models are in the folder of TRL."""
+
+import json
+
+import pytest
+from test_trl_templates import CALL, CONVERSATIONS, record_of, renderer, said
+
+from latentcache.encoders.text.chat import ChatRenderer
+from latentcache.encoders.text.special import SpecialTokens
+from latentcache.fields.input_ids import NOT_RENDERED
+from latentcache.sources.records import CHAT, map_record
+
+
+def dropped(renders, conversation, **more):
+    record = map_record({"messages": conversation, **more}, CHAT, source="a", line=1)
+    bits = renders.render(record).not_rendered
+    return [kind for number, kind in enumerate(NOT_RENDERED) if bits & (1 << number)]
+
+
+DEVELOPER = said(("developer", "Be kind."), ("user", "Hi"), ("assistant", "Hello"))
+THOUGHT = {"reasoning_content": "hm"}
+EARLIER = said(("user", "a"), ("assistant", "b", THOUGHT), ("user", "c"), ("assistant", "d", THOUGHT))
+LAST = said(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d", THOUGHT))
+IN_CONTENT = CONVERSATIONS["thoughts in the content"]
+BESIDE = said(("user", "a"), ("assistant", "I see.", CALL), ("tool", "6", {"name": "multiply"}), ("assistant", "b"))
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "kinds"),
+    [
+        ("qwen3", DEVELOPER, ["developer turn"]),
+        ("gptoss", DEVELOPER, []),
+        ("qwen3", EARLIER, ["reasoning"]),
+        ("qwen3", IN_CONTENT, ["reasoning"]),
+        ("qwen3", LAST, []),
+        ("qwen3_training", EARLIER, []),
+        ("qwen2_5", LAST, ["reasoning"]),
+        ("qwen2_5", BESIDE, []),
+        ("llama3_1", BESIDE, ["text beside tool calls"]),
+        ("lfm2", BESIDE, ["tool calls"]),
+        ("phi3", BESIDE, ["tool turn", "tool calls"]),
+        ("idefics3", LAST, ["reasoning"]),
+    ],
+)
+def test_content_that_a_template_leaves_out(template, conversation, kinds):
+    renders = renderer(template)
+    for _ in range(2):  # looked at, and remembered
+        assert dropped(renders, conversation) == kinds
+
+
+def test_tools_that_a_template_leaves_out():
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {}}}]
+    turns = said(("user", "a"), ("assistant", "b"))
+    assert dropped(renderer("qwen3"), turns, tools=tools) == []
+    assert dropped(renderer("phi3"), turns, tools=tools) == ["tools"]
+
+
+def test_a_record_like_an_earlier_one_is_not_rendered_again():
+    calls = []
+
+    class Counted(ChatRenderer):
+        def _run(self, *given, **more):
+            calls.append(given)
+            return super()._run(*given, **more)
+
+    control = SpecialTokens({"added_tokens": []})
+    template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    renders = Counted(template, control, special=(), options=(), split_control=True)
+    before = len(calls)
+    for number in range(5):
+        renders.render(record_of(said(("user", f"a{number}"), ("assistant", "b"))))
+    assert len(calls) - before == 5 + 1
+    assert "qcontent0q" in json.dumps(calls[before + 1][0])
