@@ -97,7 +97,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
             f"--split {split}: DATA has no such split",
             where=str(layout.root),
             why=f"it has {has}",
-            fix=f"--split {splits[0]}" if any(splits) else "leave --split out",
+            fix=f"--split {max(splits, key=lambda one: one == _DEFAULT)}" if any(splits) else "leave --split out",
         )
     chosen = split or _DEFAULT
     if chosen not in splits:
