@@ -59,6 +59,8 @@ class FieldSpec:
     pad_value: int | float = 0
     variants: int = 1
     """Stored variants per item: its crops, and their horizontal flips after them."""
+    length: int = 0
+    """Elements that ragged items are padded to; 0: those of the longest item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,6 +459,15 @@ class FieldKind:
     build process, must not import torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
+
+    def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
+        """Settings of this field in a build, or None if the build was not asked for it.
+
+        Args:
+            fields: Field -> settings, as they were given.
+            samples: Of DATA.
+        """
+        return fields.get(self.name)
 
     def recipe_from_json(self, data: Mapping[str, Any]) -> FieldRecipe:
         """Inverse of ``recipe.as_json()``.

@@ -16,7 +16,12 @@ from latentcache.fields.protocol import FieldKind
 GROUP = "latentcache.fields"
 #: Environment variable that carries ``--field module:name`` to worker processes; separated by commas.
 VARIABLE = "LATENTCACHE_FIELDS"
-_OWN = {"latents": "latentcache.fields.latents:Latents", "input_ids": "latentcache.fields.input_ids:InputIds"}
+_OWN = (
+    "latentcache.fields.latents:Latents",
+    "latentcache.fields.input_ids:InputIds",
+    "latentcache.fields.prompt_embeds:PromptEmbeds",
+    "latentcache.fields.prompt_embeds:PooledPromptEmbeds",
+)
 
 
 def load(target: str) -> Any:
@@ -50,7 +55,7 @@ def register(targets: Iterable[str]) -> None:
 @cache
 def field_kinds() -> dict[str, FieldKind]:
     """All kinds that are known, by field name; this package's own first."""
-    targets = [*_OWN.values(), *(point.value for point in entry_points(group=GROUP))]
+    targets = [*_OWN, *(point.value for point in entry_points(group=GROUP))]
     targets += [one for one in os.environ.get(VARIABLE, "").split(",") if one]
     kinds: dict[str, FieldKind] = {}
     for target in dict.fromkeys(targets):

@@ -423,7 +423,9 @@ class SampleReader:
         return Shape(labels[0] if labels else "all", (height, width), shapes)
 
     def _longest(self, name: str) -> int:
-        """The fixed length of a ragged field: that of its longest item; 0 while a build still makes items."""
+        """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""
+        if self._specs[name].length:
+            return self._specs[name].length
         if any(part.snapshot.pending is not None for part in self._parts):
             return 0
         found = 1

@@ -84,6 +84,7 @@ class _Build:
             check_damage(self.existing, self.settings)
             self.options = self.existing.options(self.settings)
             listing = self.scan()
+            self.settings = replace(self.settings, fields=self.asked(listing))
             kinds = self.kinds(listing)
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
             described = {kind.name: self.describe(kind, listing) for kind in kinds}
@@ -116,6 +117,13 @@ class _Build:
                 hash_known=True,
                 stopping=lambda: self.stop.requested,
             )
+
+    def asked(self, listing: Listing) -> dict[str, Any]:
+        """Settings of the fields that were named, and of those that a named one brings with it."""
+        known = field_kinds()
+        found = {name: kind.asked(self.settings.fields, listing.samples) for name, kind in known.items()}
+        others = {name: said for name, said in self.settings.fields.items() if name not in known}
+        return others | {name: said for name, said in found.items() if said is not None}
 
     def kinds(self, listing: Listing) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.

@@ -1,0 +1,211 @@
+"""Describe the text encoders of a pipeline without loading them: the recipe of the embeddings they make.
+
+Identity: the weights of the text encoders in use, their configurations, the files of their tokenizers, and everything
+that ``encode_prompt`` gets beside the text. Cost: reading the weights once at disk speed; not again while the stat of
+the files is the one in the provenance of the last build.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latentcache.encoders.prompt.locate import STUB, Part, Pipeline, locate_pipeline
+from latentcache.encoders.prompt.pipelines import FROM_CALL
+from latentcache.encoders.vae import weights
+from latentcache.encoders.vae.describe import cuda_available, fingerprint_memo
+from latentcache.encoders.versions import installed
+from latentcache.errors import UsageError
+from latentcache.fields.prompt_embeds import PooledSettings, PromptRecipe, PromptSettings
+from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.identity.content import content_hash, json_hash
+
+Settings = PromptSettings | PooledSettings
+_LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
+_PROBE = "latentcache.encoders.prompt.producer:call_default"
+#: Fields of a configuration that say who wrote it and not what it computes.
+_IRRELEVANT = frozenset(
+    ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache")
+)
+_TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+_STUB_WIDTH, _STUB_LENGTH = 8, 77
+
+
+def describe_sequence(settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+    """Description of ``prompt_embeds``; see :func:`_describe`."""
+    return _describe("prompt_embeds", settings, cached, context)
+
+
+def describe_vector(settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+    """Description of ``pooled_prompt_embeds``; see :func:`_describe`."""
+    return _describe("pooled_prompt_embeds", settings, cached, context)
+
+
+def _describe(name: str, settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+    """The recipe that settings, pipeline and cache give. Settings that were not given follow the cache.
+
+    Raises:
+        UsageError: No pipeline was named, or a length that it does not take.
+        ModelNotFoundError: There is no such pipeline.
+        UnsupportedModelError: It cannot be used.
+    """
+    before = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None
+    made = cached.provenance
+    if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
+        recipe = _changed(before, settings)
+        return Described(recipe=recipe, label=str(made.get("text_encoder", "")), provenance=made)
+    model = settings.text_encoder or str(made.get("text_encoder") or "")
+    if not model:
+        raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
+    if model.partition(":")[0] == STUB:
+        return _stub(name, model, settings, before)
+    revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
+    found = locate_pipeline(model, name, revision=revision)
+    recipe, memo = _recipe(name, found, settings, before, made.get("weights") or {}, context)
+    path = Path(model).expanduser()
+    missing = [library for library in found.output.libraries if not installed((library,))[library]]
+    notes = tuple(
+        f"{library} is not installed, so captions are cleaned less than {found.cls} does; pip install {library}"
+        for library in missing
+    )
+    return Described(
+        recipe=recipe,
+        label=model,
+        producer={"pipeline": _as_json(found), "output": name},
+        provenance={
+            "text_encoder": str(path.resolve()) if path.exists() else model,
+            "revision": found.revision,
+            "weights": memo,
+            "libraries": installed(_LIBRARIES),
+        },
+        notes=notes,
+        needs_torch=True,
+    )
+
+
+def _changed(before: PromptRecipe, settings: Settings) -> PromptRecipe:
+    """The recipe of the cache with the settings that were given."""
+    given = {
+        "length": settings.text_length,
+        "compute_dtype": None if settings.text_compute_dtype == "auto" else settings.text_compute_dtype,
+        "storage_dtype": settings.text_storage_dtype,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    return PromptRecipe.from_json(before.as_json() | changes)
+
+
+def _recipe(
+    name: str,
+    found: Pipeline,
+    settings: Settings,
+    before: PromptRecipe | None,
+    known: Mapping[str, Any],
+    context: DescribeContext,
+) -> tuple[PromptRecipe, dict[str, Any]]:
+    """The recipe of one output, and the memos of the fingerprints."""
+    output = found.output
+    if settings.text_length is not None and (output.fixed or name != "prompt_embeds") and name == "prompt_embeds":
+        raise UsageError(
+            f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
+            fix="leave --text-length out",
+        )
+    memos = {part.name: _memo(part, known.get(part.name)) for part in found.parts}
+    same = before is not None and before.pipeline == found.cls
+    identity: dict[str, Any] = {
+        "fingerprint": json_hash([memos[part.name]["fingerprint"] for part in found.parts]).hex(),
+        "config": json_hash([_config(part) for part in found.parts]).hex(),
+        "tokenizer": json_hash([_tokenizer(part.tokenizer) for part in found.parts]).hex(),
+    }
+    same_model = before is not None and {one: getattr(before, one) for one in identity} == identity
+    compute = settings.text_compute_dtype or "auto"
+    if compute == "auto":
+        on_cuda = context.device.startswith("cuda") or (context.device == "auto" and cuda_available())
+        best = ("float16" if output.clip else "bfloat16") if on_cuda and not context.check else "float32"
+        compute = before.compute_dtype if before is not None and same_model else best
+    storage = settings.text_storage_dtype or (before.storage_dtype if before is not None and same else "")
+    length = settings.text_length or (before.length if before is not None and same else output.length)
+    recipe = PromptRecipe(
+        output=name,
+        pipeline=found.cls,
+        **identity,
+        width=output.width({part.name: part.config for part in found.parts}),
+        length=length if name == "prompt_embeds" else 1,
+        trimmed=output.trim,
+        arguments=_arguments(found, before if same else None, context),
+        compute_dtype=compute,
+        storage_dtype=storage or ("float16" if output.clip else "bfloat16"),
+    )
+    return recipe, memos
+
+
+def _arguments(found: Pipeline, before: PromptRecipe | None, context: DescribeContext) -> tuple[tuple[str, str], ...]:
+    """What ``encode_prompt`` gets, and which libraries clean the text, as canonical JSON."""
+    values: dict[str, Any] = {}
+    known = dict(before.arguments) if before else {}
+    for name, value in found.output.arguments.items():
+        if value != FROM_CALL:
+            values[name] = value
+        elif context.ask is not None:
+            values[name] = context.ask(_PROBE, pipeline=found.cls, name=name)
+        else:
+            values[name] = json.loads(known.get(name, "null"))
+    values |= {f"has {library}": bool(installed((library,))[library]) for library in found.output.libraries}
+    return tuple(sorted((name, json.dumps(value, sort_keys=True)) for name, value in values.items()))
+
+
+def _memo(part: Part, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fingerprint of the weights of one text encoder, with the stats that let the next build trust it."""
+    tensors = weights.read_headers(part.weights)
+    return fingerprint_memo({name: name for name in sorted(tensors)}, tensors, part.weights, known)
+
+
+def _config(part: Part) -> dict[str, Any]:
+    return {"class": part.cls, "config": _relevant(part.config)}
+
+
+def _relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that the model computes with, also of the models inside."""
+    kept = {name: value for name, value in config.items() if name not in _IRRELEVANT}
+    return {name: _relevant(value) if isinstance(value, dict) else repr(value) for name, value in kept.items()}
+
+
+def _tokenizer(folder: Path) -> list[list[str]]:
+    """(File, hash) of everything that decides the ids of a text."""
+    files = sorted({path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)})
+    return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
+
+
+def _stub(name: str, model: str, settings: Settings, before: PromptRecipe | None) -> Described:
+    """Description of the stub: numpy, one token per word."""
+    delay = model.partition(":delay_ms=")[2]
+    if (delay or model != STUB) and not (delay.isascii() and delay.isdigit()):
+        raise UsageError(
+            f"--text-encoder={model}: unknown option of the stub",
+            fix="use --text-encoder stub or --text-encoder stub:delay_ms=20",
+        )
+    length = settings.text_length or (before.length if before is not None else _STUB_LENGTH)
+    recipe = PromptRecipe(
+        output=name,
+        pipeline=STUB,
+        fingerprint=json_hash({"stub": name}).hex(),
+        config="",
+        tokenizer="",
+        width=_STUB_WIDTH,
+        length=length if name == "prompt_embeds" else 1,
+        trimmed=name == "prompt_embeds",
+        storage_dtype=settings.text_storage_dtype or "float16",
+    )
+    producer = {"stub": int(delay or 0), "output": name}
+    return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})
+
+
+def _as_json(found: Pipeline) -> dict[str, Any]:
+    """What a worker needs to load the parts."""
+    parts = [
+        {"name": one.name, "folder": str(one.folder), "cls": one.cls, "tokenizer": str(one.tokenizer)}
+        | {"tokenizer_cls": one.tokenizer_cls}
+        for one in found.parts
+    ]
+    return {"cls": found.cls, "folder": str(found.folder), "parts": parts}

@@ -1,0 +1,200 @@
+"""From the name of a pipeline to the files of its text encoders.
+
+Guarantee: a path that does not exist is never looked up on the network; pickle weights are never chosen; classes come
+from the table of pipelines and from transformers, never from the folder. No torch; huggingface_hub only for a hub id.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
+from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.encoders.vae.weights import shards_of
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.fields.prompt_embeds import PooledSettings, PromptSettings
+
+INDEX = "model_index.json"
+STUB = "stub"
+_WEIGHTS = "model.safetensors"
+_PATTERNS = [INDEX, *(f"{part}*/{name}" for part in ("text_encoder", "tokenizer")
+                      for name in ("*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"))]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One text encoder with its tokenizer."""
+
+    name: str
+    """Folder in the pipeline: ``text_encoder``, ``text_encoder_2``, ..."""
+    folder: Path
+    cls: str
+    """Class in transformers."""
+    config: Mapping[str, Any]
+    weights: tuple[Path, ...]
+    tokenizer: Path
+    tokenizer_cls: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """The files of a pipeline that make one output."""
+
+    cls: str
+    folder: Path
+    output: Output
+    parts: tuple[Part, ...]
+    revision: str = ""
+    """Commit, for a folder of the local hub cache."""
+
+
+def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings | PooledSettings | None:
+    """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named.
+
+    Args:
+        name: ``prompt_embeds`` or ``pooled_prompt_embeds``.
+        model: The pipeline, or the model of another field.
+        said: What was given for ``prompt_embeds``.
+
+    Raises:
+        ModelNotFoundError: A pipeline was named that is not there.
+        UnsupportedModelError: Its class has no row in the table.
+    """
+    if model.partition(":")[0] != STUB or said.text_encoder is not None:
+        named = said.text_encoder is not None
+        if not named and not (expanded(model) / INDEX).is_file():
+            return None
+        if model.partition(":")[0] != STUB and name not in _row(pipeline_folder(model)[0]):
+            return None
+        make = PromptSettings if name == "prompt_embeds" else PooledSettings
+        given = {one: getattr(said, one) for one in PromptSettings.__dataclass_fields__ if one != "text_encoder"}
+        return make(text_encoder=model, **given)
+    return None
+
+
+def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
+    """Folder of a pipeline, and its commit if it is one of the local hub cache.
+
+    Raises:
+        ModelNotFoundError: Nothing at this path, or no such model on the hub.
+        UnsupportedModelError: A folder without ``model_index.json``.
+    """
+    path = expanded(model)
+    if not path.exists() and is_hub_id(model):
+        found = hub_folder(model, _PATTERNS, _is_complete, what="pipeline", flag="--text-encoder", revision=revision)
+        return found, revision_of(found)
+    if not path.exists():
+        raise ModelNotFoundError(
+            f"--text-encoder {model}: no such folder",
+            where=str(path.absolute()),
+            fix="check the path; --text-encoder takes a pipeline folder, a hub id, stub or none",
+        )
+    if not (path / INDEX).is_file():
+        raise UnsupportedModelError(
+            f"--text-encoder {model}: not a pipeline",
+            where=str(path),
+            why=f"it lacks {INDEX}, which names the text encoders and the class that uses them",
+            fix="give the folder that DiffusionPipeline.save_pretrained wrote, or --text-encoder none",
+        )
+    return path, ""
+
+
+def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
+    """Files of a pipeline that make one output.
+
+    Args:
+        model: A folder or a hub id.
+        name: Of the output: ``prompt_embeds`` or ``pooled_prompt_embeds``.
+        revision: Commit of a hub id that an earlier build used.
+
+    Raises:
+        ModelNotFoundError: Nothing at this path, or no such model on the hub.
+        UnsupportedModelError: A class without a row, or a part is missing or has no safetensors weights.
+    """
+    folder, commit = pipeline_folder(model, revision=revision)
+    index, row = _read(folder / INDEX), _row(folder)
+    if name not in row:
+        raise UnsupportedModelError(
+            f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of --fields"
+        )
+    parts = tuple(_part(folder, index, part) for part in row[name].parts)
+    return Pipeline(cls=index["_class_name"], folder=folder, output=row[name], parts=parts, revision=commit)
+
+
+def _row(folder: Path) -> Mapping[str, Output]:
+    """The outputs of the class of a pipeline."""
+    index = _read(folder / INDEX)
+    name = index.get("_class_name")
+    if not isinstance(name, str) or name not in PIPELINES:
+        raise UnsupportedModelError(
+            f"the prompts of {name} cannot be encoded",
+            where=str(folder / INDEX),
+            why=f"known pipelines: {', '.join(sorted(PIPELINES))}",
+            fix="build latents alone: --text-encoder none",
+        )
+    return PIPELINES[name]
+
+
+def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
+    """One text encoder of a pipeline, with its tokenizer."""
+    tokenizer = tokenizer_of(name)
+    for part in (name, tokenizer):
+        library, cls = (index.get(part) or (None, None))[:2]
+        if library != "transformers" or not (folder / part).is_dir():
+            raise UnsupportedModelError(
+                f"the pipeline has no {part}",
+                where=str(folder / INDEX),
+                why=f"{INDEX} says {library}.{cls}" if cls else f"{INDEX} names none",
+                fix=f"download {part}/ of this pipeline as well, or build latents alone: --text-encoder none",
+            )
+    return Part(
+        name=name,
+        folder=folder / name,
+        cls=index[name][1],
+        config=_read(folder / name / "config.json"),
+        weights=_weights(folder / name),
+        tokenizer=folder / tokenizer,
+        tokenizer_cls=index[tokenizer][1],
+    )
+
+
+def _weights(folder: Path) -> tuple[Path, ...]:
+    if (folder / _WEIGHTS).is_file():
+        return (folder / _WEIGHTS,)
+    if (folder / f"{_WEIGHTS}.index.json").is_file():
+        return shards_of(folder / f"{_WEIGHTS}.index.json")
+    found = sorted(path.name for path in folder.iterdir())
+    pickles = any(name.endswith((".bin", ".ckpt", ".pt", ".pth")) for name in found)
+    raise UnsupportedModelError(
+        f"{folder} has {'only pickle weights' if pickles else f'no {_WEIGHTS}'}",
+        where=str(folder),
+        why="pickle files can run code when they are opened" if pickles else f"found {', '.join(found[:5])}",
+        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(
+            f"{path.name} cannot be read", where=str(path), why=str(error), fix="download the pipeline again"
+        ) from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path.name} is not a JSON object", where=str(path), fix="download it again")
+    return value
+
+
+def _is_complete(folder: Path) -> bool:
+    """True if a folder of the local hub cache holds every file that decides a recipe."""
+    try:
+        for output in _row(folder).values():
+            for part in output.parts:
+                _part(folder, _read(folder / INDEX), part)
+    except UnsupportedModelError:
+        return False
+    return True

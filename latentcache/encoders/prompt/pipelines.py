@@ -1,0 +1,253 @@
+"""The table of pipelines: which parts of each encode a prompt, and how to ask its own code for the values.
+
+A row is facts about one class of diffusers 0.42, read in its ``encode_prompt`` and ``__call__``. Lengths are the
+defaults of ``__call__``, which a user of the pipeline gets. No torch here: the functions call methods of a pipeline.
+
+``masked``: the text encoder gets the attention mask, so shorter padding gives the same values for the tokens of the
+text. ``trim``: the model ignores padding, or gets zeros in its place, so padding need not be stored. Flux, Stable
+Diffusion 1 to 3 and Flux.2 attend to the embeddings of padding: their sequences are stored at full length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Configs = Mapping[str, Mapping[str, Any]]
+"""Part of a pipeline -> its configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a pipeline makes one output of a prompt."""
+
+    parts: tuple[str, ...]
+    """Text encoders that are loaded; each has its tokenizer."""
+    run: Callable[[Any, list[str], Any, int, Mapping[str, Any]], Any]
+    """``(pipeline, texts, device, length, arguments)`` -> (B, ...) tensor, or a list of tensors without padding."""
+    width: Callable[[Configs], int]
+    """Values of one vector."""
+    length: int
+    """Tokens by default; 1 for a vector."""
+    fixed: bool = False
+    """True: the length is a property of the model and no option."""
+    masked: bool = False
+    pads: bool = True
+    """True: the tokenizer pads to the length; False: to the longest text of a call."""
+    drop: int = 0
+    """Tokens of a template in front, which are encoded and not kept."""
+    trim: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of ``encode_prompt`` whose defaults ``__call__`` replaces."""
+    libraries: tuple[str, ...] = ()
+    """Optional libraries that clean the text before it is encoded, if they are installed."""
+    clip: bool = False
+    """True if all text encoders are CLIP's, whose values float16 holds."""
+
+
+_ONE = ("text_encoder",)
+_TWO = ("text_encoder", "text_encoder_2")
+_THREE = (*_TWO, "text_encoder_3")
+_PLAIN = {"do_classifier_free_guidance": False}
+#: ``complex_human_instruction`` of ``SanaPipeline.__call__`` is read from the installed class when it is opened.
+FROM_CALL = "default of __call__"
+
+
+def _encode(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+    """First result of ``encode_prompt`` for a class that takes ``max_sequence_length``."""
+    return pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)[0]
+
+
+def _fixed(place: int) -> Callable[..., Any]:
+    """One result of ``encode_prompt`` for a class with one length."""
+
+    def run(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+        return pipe.encode_prompt(texts, device=device, num_images_per_prompt=1, **arguments)[place]
+
+    return run
+
+
+def _stable_diffusion_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+    tokens = length - pipe.tokenizer_max_length
+    return pipe.encode_prompt(texts, None, None, device=device, max_sequence_length=tokens, **arguments)[0]
+
+
+def _pooled_3(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+    """Both vectors of CLIP, as ``encode_prompt`` joins them; the T5 encoder is not needed."""
+    import torch
+
+    both = [pipe._get_clip_prompt_embeds(texts, device=device, clip_model_index=number)[1] for number in (0, 1)]
+    return torch.cat(both, dim=-1)
+
+
+def _flux(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+    dtype = pipe.text_encoder_2.dtype
+    return pipe._get_t5_prompt_embeds(texts, max_sequence_length=length, device=device, dtype=dtype)
+
+
+def _flux_pooled(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> Any:
+    return pipe._get_clip_prompt_embeds(texts, device=device)
+
+
+def _with_mask(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> list[Any]:
+    """Sequences without padding, by the mask that ``encode_prompt`` gives as its second result."""
+    embeds, mask, *_ = pipe.encode_prompt(texts, device=device, max_sequence_length=length, **arguments)
+    if mask is None:  # Qwen-Image: no sequence has padding
+        return list(embeds)
+    return [one[own.bool()] for one, own in zip(embeds, mask, strict=True)]
+
+
+def _list(pipe: Any, texts: list[str], device: Any, length: int, arguments: Mapping[str, Any]) -> list[Any]:
+    return list(pipe.encode_prompt(list(texts), device=device, max_sequence_length=length, **arguments)[0])
+
+
+def _hidden(part: str, name: str = "hidden_size", times: int = 1) -> Callable[[Configs], int]:
+    """A size in the configuration of a part; of its text model if it has several."""
+
+    def width(configs: Configs) -> int:
+        config = configs[part]
+        return int(config[name] if name in config else config["text_config"][name]) * times
+
+    return width
+
+
+def _sum(*widths: Callable[[Configs], int]) -> Callable[[Configs], int]:
+    return lambda configs: sum(width(configs) for width in widths)
+
+
+PIPELINES: Mapping[str, Mapping[str, Output]] = {
+    "StableDiffusionPipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_fixed(0),
+            width=_hidden("text_encoder"),
+            length=77,
+            fixed=True,
+            arguments=_PLAIN,
+            clip=True,
+        )
+    },
+    "StableDiffusionXLPipeline": {
+        "prompt_embeds": Output(
+            parts=_TWO,
+            run=_fixed(0),
+            width=_sum(_hidden("text_encoder"), _hidden("text_encoder_2")),
+            length=77,
+            fixed=True,
+            arguments=_PLAIN,
+            clip=True,
+        ),
+        # Without the first text encoder ``encode_prompt`` runs the second one alone, which gives this vector.
+        "pooled_prompt_embeds": Output(
+            parts=("text_encoder_2",),
+            run=_fixed(2),
+            width=_hidden("text_encoder_2", "projection_dim"),
+            length=1,
+            arguments=_PLAIN,
+            clip=True,
+        ),
+    },
+    "StableDiffusion3Pipeline": {
+        "prompt_embeds": Output(
+            parts=_THREE,
+            run=_stable_diffusion_3,
+            width=_hidden("text_encoder_3", "d_model"),
+            length=77 + 256,
+            arguments=_PLAIN,
+        ),
+        "pooled_prompt_embeds": Output(
+            parts=_TWO,
+            run=_pooled_3,
+            width=_sum(_hidden("text_encoder", "projection_dim"), _hidden("text_encoder_2", "projection_dim")),
+            length=1,
+            clip=True,
+        ),
+    },
+    "FluxPipeline": {
+        "prompt_embeds": Output(
+            parts=("text_encoder_2",), run=_flux, width=_hidden("text_encoder_2", "d_model"), length=512
+        ),
+        "pooled_prompt_embeds": Output(
+            parts=_ONE, run=_flux_pooled, width=_hidden("text_encoder"), length=1, clip=True
+        ),
+    },
+    # Three layers of the language model side by side: ``text_encoder_out_layers``.
+    "Flux2KleinPipeline": {
+        "prompt_embeds": Output(parts=_ONE, run=_encode, width=_hidden("text_encoder", times=3), length=512)
+    },
+    "QwenImagePipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_with_mask,
+            width=_hidden("text_encoder"),
+            length=512,
+            masked=True,
+            pads=False,
+            drop=34,
+            trim=True,
+        )
+    },
+    "SanaPipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_with_mask,
+            width=_hidden("text_encoder"),
+            length=300,
+            masked=True,
+            trim=True,
+            arguments=_PLAIN | {"complex_human_instruction": FROM_CALL},
+        )
+    },
+    "PixArtSigmaPipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_with_mask,
+            width=_hidden("text_encoder", "d_model"),
+            length=300,
+            masked=True,
+            trim=True,
+            arguments=_PLAIN | {"clean_caption": True},
+            libraries=("ftfy", "beautifulsoup4"),
+        )
+    },
+    # Zeros take the place of padding, and the model attends to them: the loader pads with zeros to the full length.
+    "WanPipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_encode,
+            width=_hidden("text_encoder", "d_model"),
+            length=512,
+            masked=True,
+            trim=True,
+            arguments=_PLAIN,
+            libraries=("ftfy",),
+        )
+    },
+    # T5 gets no mask, so its values depend on the full length; the transformer gets the mask.
+    "LTXPipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE,
+            run=_with_mask,
+            width=_hidden("text_encoder", "d_model"),
+            length=128,
+            trim=True,
+            arguments=_PLAIN,
+        )
+    },
+    "ZImagePipeline": {
+        "prompt_embeds": Output(
+            parts=_ONE, run=_list, width=_hidden("text_encoder"), length=512, masked=True, trim=True, arguments=_PLAIN
+        )
+    },
+}
+
+
+def tokenizer_of(part: str) -> str:
+    """Folder of the tokenizer of a text encoder: ``text_encoder_2`` has ``tokenizer_2``."""
+    return part.replace("text_encoder", "tokenizer")
+
+
+def outputs(pipelines: Sequence[str] | None = None) -> list[tuple[str, str]]:
+    """(Pipeline, output) of every row."""
+    return [(name, output) for name in pipelines or PIPELINES for output in PIPELINES[name]]

@@ -1,0 +1,300 @@
+"""Make the embeddings of captions in a worker, with the code of the pipeline itself.
+
+Guarantee: the values are those of the class's own ``encode_prompt`` for the same text; a long caption is truncated as
+the pipeline does it, and the tokens beyond its length are counted. Only the text encoders of the output are loaded,
+from safetensors, straight to the device. If the text encoder gets the mask, captions of similar length are encoded
+together, padded to the longest of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.fields.dtypes import numpy_dtype
+from latentcache.fields.noise import as_floats, is_finite, measured
+from latentcache.fields.prompt_embeds import PromptRecipe
+from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
+
+#: Tokens of one call of the text encoders, padding included.
+_TOKENS = 8192
+#: Padded lengths are multiples of this number of tokens.
+_STEP = 8
+#: Words whose embeddings alone and beside others show the noise.
+_PROBES = ("a photo of a red bicycle", "a very long caption, " * 12)
+
+
+class PromptProducer(Producer):
+    """Embeddings of captions.
+
+    Args:
+        producer: ``pipeline``: class and parts; or ``stub``: milliseconds per caption. ``output``: of the field.
+        recipe: Of the cache.
+        context: Of the worker.
+    """
+
+    def __init__(self, producer: Mapping[str, Any], recipe: PromptRecipe, context: ProducerContext) -> None:
+        self._about, self._recipe, self._context = producer, recipe, context
+        self._encoder: _Stub | _PipelineEncoder | None = None
+
+    def open(self) -> None:
+        """See :class:`Producer`.
+
+        Raises:
+            EncoderError: The pipeline cannot be used.
+            DeviceError: The device does not exist or failed.
+        """
+        if self._encoder is not None:
+            return
+        if "stub" in self._about:
+            self._encoder = _Stub(self._about["stub"], self._recipe)
+            self.noise = {"devices": ["cpu"], "largest": 0.0, "mean": 0.0}
+            return
+        self._encoder = _PipelineEncoder(self._about["pipeline"], self._recipe, self._context.device)
+        self.device = self._encoder.device
+        alone = self._encoder.encode(_PROBES[:1])[0][0]
+        beside = self._encoder.encode(_PROBES)[0][0]
+        self.noise = {"devices": [self.device], **measured(as_floats(alone), as_floats(beside))}
+
+    def prepare(self, job: Job) -> Read | Failure:
+        """See :class:`Producer`. The text is at hand."""
+        outputs = self._context.missing(job, job.content)
+        text = str(job.inputs["caption"]["text"])
+        items = [Prepared(output=one, value=text, num_bytes=len(text)) for one in outputs]
+        return Read(content=job.content, items=items)
+
+    def encode(self, batch: Sequence[Prepared]) -> Finished:
+        """See :class:`Producer`."""
+        self.open()
+        assert self._encoder is not None
+        made = self._encoder.encode([item.value for item in batch])
+        return Finished([self._made(array, cut) for array, cut in made])
+
+    def host_bytes(self, job: Job) -> int:
+        """The embeddings of one caption, twice: as they come and as they are stored."""
+        return 2 * self._recipe.length * self._recipe.width * numpy_dtype(self._recipe.storage_dtype).itemsize
+
+    def close(self) -> None:
+        """Free the memory of the device."""
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+
+    def _made(self, array: NDArray[Any], cut: int) -> Made | Failure:
+        if is_finite(array):
+            return Made(array=array, columns={"cut": cut})
+        storage, compute = self._recipe.storage_dtype, self._recipe.compute_dtype
+        return Failure(
+            reason="non-finite",
+            detail=f"the text encoder gives NaN or infinity for it, computed in {compute}, stored as {storage}",
+            hint="build with --text-compute-dtype float32 or --text-storage-dtype bfloat16",
+        )
+
+
+class _Stub:
+    """Documented stand-in: one token per word, whose values follow from the word. NumPy only."""
+
+    def __init__(self, delay_ms: int, recipe: PromptRecipe) -> None:
+        self._delay_s, self._recipe = delay_ms / 1000, recipe
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], int]]:
+        """The values of each caption, and how many words are beyond the length."""
+        time.sleep(self._delay_s * len(texts))
+        return [self._one(text) for text in texts]
+
+    def _one(self, text: str) -> tuple[NDArray[Any], int]:
+        recipe = self._recipe
+        words = [text] if not recipe.is_sequence else ["", *text.split()]
+        kept = words[: recipe.length]
+        rows = np.stack([_word(word, recipe.width) for word in kept])
+        array = np.ascontiguousarray(rows if recipe.is_sequence else rows[0])
+        return _stored(array, recipe.storage_dtype), len(words) - len(kept)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _word(word: str, width: int) -> NDArray[np.float32]:
+    """Whole numbers from -128 to 127, over 64: every storage type holds them."""
+    seed = xxhash.xxh3_128_digest(word.encode()) * (width // 16 + 1)
+    return (np.frombuffer(seed[:width], dtype=np.int8) / 64).astype(np.float32)
+
+
+def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """In the storage type; bfloat16 as uint16, for values that it holds exactly."""
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(numpy_dtype(dtype))
+
+
+class _Stop(Exception):  # noqa: N818 - not an error
+    """The text encoder would run now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """Tokens of one text."""
+
+    tokens: int
+    padded: int
+    cut: int
+    """Tokens beyond the length of the pipeline."""
+
+
+class _PipelineEncoder:
+    """The text encoders of a pipeline, and its class without everything else."""
+
+    def __init__(self, about: Mapping[str, Any], recipe: PromptRecipe, device: str) -> None:
+        import torch
+
+        from latentcache.encoders.faults import Guard
+        from latentcache.encoders.vae.encoder import choose_device
+
+        self._torch, self._recipe = torch, recipe
+        self._output: Output = PIPELINES[recipe.pipeline][recipe.output]
+        self._device = choose_device(device)
+        cuda = self._device.type == "cuda"
+        self.device = f"cuda {torch.cuda.get_device_name(self._device)}" if cuda else self._device.type
+        self._guard = Guard(device=self._device, name=recipe.pipeline, label=about["folder"])
+        self._seen: list[_Length] = []
+        self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
+        self._pipe = self._guard.run(lambda: self._opened(about), "its text encoders")
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], int]]:
+        """The values of each caption in the storage type, and how many of its tokens are beyond the length."""
+        output, longest, lengths = self._output, self._recipe.length, self._measured(texts)
+        order = list(range(len(texts)))
+        if output.masked:
+            order.sort(key=lambda place: lengths[place].tokens)
+        found = {}
+        for part in _parts([lengths[place].tokens if output.masked else longest for place in order]):
+            places = order[part]
+            spare = min(lengths[place].padded - lengths[place].tokens for place in places)
+            spare = spare // _STEP * _STEP if output.masked and output.pads else 0
+            values = self._run([texts[place] for place in places], longest - spare)
+            for place, value in zip(places, values, strict=True):
+                if output.trim and not isinstance(values, list):
+                    value = value[: lengths[place].tokens]
+                dropped = 0 if output.pads else max(lengths[place].tokens - output.drop - longest, 0)
+                found[place] = self._stored(value), lengths[place].cut + dropped
+        return [found[place] for place in range(len(texts))]
+
+    def close(self) -> None:
+        """Free the memory of the device."""
+        self._pipe = None
+        gc.collect()
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def _run(self, texts: list[str], length: int) -> Any:
+        """What the pipeline makes of texts that are padded to a length: a tensor, or sequences without padding."""
+
+        def encoded() -> Any:
+            with self._torch.inference_mode():
+                return self._output.run(self._pipe, list(texts), self._device, length, self._arguments)
+
+        return self._guard.run(encoded, f"{len(texts)} captions")
+
+    def _measured(self, texts: Sequence[str]) -> list[_Length]:
+        """The length of each text; nothing is encoded."""
+        self._seen.clear()
+        with self._stopped(), suppress(_Stop):
+            self._run(list(texts), self._recipe.length)
+        seen = self._seen[: len(texts)]
+        if len(seen) < len(texts):
+            return [_Length(self._recipe.length, self._recipe.length, 0)] * len(texts)
+        return list(seen)
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Text encoders that stop before they run."""
+
+        def stop(*_: Any) -> None:
+            raise _Stop
+
+        encoders = [getattr(self._pipe, part) for part in self._output.parts]
+        hooks = [encoder.register_forward_pre_hook(stop) for encoder in encoders]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _stored(self, value: Any) -> NDArray[Any]:
+        kept = value.float().to(getattr(self._torch, self._recipe.storage_dtype)).contiguous().cpu()
+        bits = kept.view(self._torch.uint16) if kept.dtype == self._torch.bfloat16 else kept
+        array: NDArray[Any] = bits.numpy()
+        return array
+
+    def _opened(self, about: Mapping[str, Any]) -> Any:
+        """The pipeline with the text encoders of this output, and None for every other part."""
+        import diffusers
+        import transformers
+
+        # Both warn of each caption that is too long, with its text; the column "cut" counts them.
+        diffusers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        dtype = getattr(self._torch, self._recipe.compute_dtype)
+        given: dict[str, Any] = {}
+        for part in about["parts"]:
+            model = getattr(transformers, part["cls"]).from_pretrained(
+                part["folder"], dtype=dtype, use_safetensors=True, local_files_only=True, device_map=str(self._device)
+            )
+            tokenizer = getattr(transformers, part["tokenizer_cls"]).from_pretrained(
+                part["tokenizer"], local_files_only=True
+            )
+            given[part["name"]] = model.eval().requires_grad_(False)
+            given[tokenizer_of(part["name"])] = self._watched(tokenizer)
+        cls = getattr(diffusers, about["cls"])
+        parameters = inspect.signature(cls.__init__).parameters
+        wanted = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
+        given = {name: None for name in wanted if name != "self"} | given
+        if "requires_safety_checker" in parameters:
+            given["requires_safety_checker"] = False
+        return cls(**given)
+
+    def _watched(self, tokenizer: Any) -> Any:
+        """The tokenizer, which also tells how long each text is and how much of it is cut."""
+        seen, base = self._seen, type(tokenizer)
+
+        def call(own: Any, text: Any = None, *args: Any, **options: Any) -> Any:
+            result = base.__call__(own, text, *args, **options)
+            if options.get("truncation"):
+                whole = base.__call__(own, [text] if isinstance(text, str) else list(text))["input_ids"]
+                for ids, mask, full in zip(result["input_ids"], result["attention_mask"], whole, strict=True):
+                    used = int(sum(mask))
+                    seen.append(_Length(used, len(ids), max(len(full) - used, 0)))
+            return result
+
+        tokenizer.__class__ = type(base.__name__, (base,), {"__call__": call, "__module__": base.__module__})
+        return tokenizer
+
+
+def _parts(tokens: Sequence[int]) -> Iterator[slice]:
+    """Captions in order, in parts of at most so many tokens when padded to the longest."""
+    start = longest = 0
+    for number, own in enumerate(tokens):
+        longest = max(longest, own)
+        if number > start and longest * (number + 1 - start) > _TOKENS:
+            yield slice(start, number)
+            start, longest = number, own
+    yield slice(start, len(tokens))
+
+
+def call_default(pipeline: str, name: str) -> Any:
+    """Default of an argument of a pipeline's ``__call__``; for a worker, because it imports diffusers."""
+    import diffusers
+
+    return inspect.signature(getattr(diffusers, pipeline).__call__).parameters[name].default
