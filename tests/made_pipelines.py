@@ -66,7 +66,7 @@ def t5(cls=transformers.T5EncoderModel, config=transformers.T5Config, width=32):
 
 
 def qwen3(layers=3):
-    config = transformers.Qwen3Config(
+    return transformers.Qwen3Config(
         vocab_size=300,
         hidden_size=16,
         intermediate_size=32,
@@ -76,7 +76,6 @@ def qwen3(layers=3):
         head_dim=8,
         max_position_embeddings=2048,
     )
-    return config
 
 
 def qwen_vl():

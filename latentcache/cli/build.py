@@ -120,6 +120,7 @@ def build(
         data=data,
         out=out_folder,
         fields=requested.fields,
+        related=not requested.exact,
         source=source if source != SourceOptions() else None,
         part=part,
         device=device,

@@ -76,6 +76,8 @@ class Requested:
     """Field name -> settings of its kind; None in an attribute: not given."""
     kinds: tuple[str, ...] = ()
     """Values of ``--field``."""
+    exact: bool = False
+    """True: ``--fields`` names every field."""
 
     @property
     def given(self) -> bool:
@@ -213,7 +215,7 @@ def _requested(
             attribute = option.targets[field]
             settings.setdefault(field, {})[attribute.name] = _value(option.flag, attribute, values[name])
     made = {name: known[name].settings(**given) for name, given in settings.items()}
-    return Requested(fields=made, kinds=kinds)
+    return Requested(fields=made, kinds=kinds, exact=wanted is not None)
 
 
 def _target(kind: FieldKind) -> str:

@@ -238,7 +238,7 @@ def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
     from latentcache.plan.batching import Bucket
     from latentcache.plan.samples import SampleIndex, times_counted
 
-    planned = plan_build(BuildSettings(data=path, fields=requested.fields))
+    planned = plan_build(BuildSettings(data=path, fields=requested.fields, related=not requested.exact))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         cache = shlex.quote(f"{path}.latentcache")

@@ -176,13 +176,14 @@ class PromptEmbeds(FieldKind):
     def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
         """As given; else the text encoders of the pipeline that encodes the images, if there are captions."""
         said = fields.get("prompt_embeds") or PromptSettings()
-        caption = samples.inputs.get("caption")
-        if caption is None or said.text_encoder == NONE:
+        if said.text_encoder == NONE:
             return None
         model = said.text_encoder or getattr(fields.get("latents"), "model", None)
-        if model is None or (said.text_encoder is None and not _has_text(samples)):
+        if model is None or "caption" not in samples.inputs:
             return fields.get(self.name)
-        return load(_FOLLOWED)(self.name, model, said)
+        if said.text_encoder is None and not _has_text(samples):
+            return fields.get(self.name)
+        return load(_FOLLOWED)(self.name, model, said) or fields.get(self.name)
 
     def recipe_from_json(self, data: Mapping[str, Any]) -> PromptRecipe:
         """See :meth:`FieldKind.recipe_from_json`."""

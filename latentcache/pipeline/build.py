@@ -120,10 +120,12 @@ class _Build:
 
     def asked(self, listing: Listing) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
-        known = field_kinds()
-        found = {name: kind.asked(self.settings.fields, listing.samples) for name, kind in known.items()}
-        others = {name: said for name, said in self.settings.fields.items() if name not in known}
-        return others | {name: said for name, said in found.items() if said is not None}
+        fields, known = self.settings.fields, field_kinds()
+        names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
+        found = {
+            name: known[name].asked(fields, listing.samples) if name in known else fields[name] for name in names
+        }
+        return {name: said for name, said in found.items() if said is not None}
 
     def kinds(self, listing: Listing) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.

@@ -42,6 +42,8 @@ class BuildSettings:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Field name -> settings dataclass of its kind, or a mapping such as ``{"model": "stub"}``. Fields of the current
     snapshot that are not named stay."""
+    related: bool = False
+    """Build also the fields that a named one brings with it: a pipeline has text encoders beside its VAE."""
     source: SourceOptions | None = None
     """How DATA is read."""
     part: str | None = None

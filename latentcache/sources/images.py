@@ -352,6 +352,8 @@ class ImageScan:
         """Hash images of unknown content if asked for; (F,) True for those that there was no time for."""
         unread = np.zeros(len(names), dtype=np.bool_)
         touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
+        if held.table is not None:  # the images of a cache of captions were never read
+            touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
         unknown = images[~held.content[images].any(axis=1)] if self.hash_all else touched
 
         def read(file: int) -> None:

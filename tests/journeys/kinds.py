@@ -37,12 +37,18 @@ class Kind:
     delay_ms: int
     """Pause per sample that makes a build of ``many`` take about two seconds."""
     suffix: str = ".png"
+    captions: bool = False
+    """True: a sample is its caption, a file of text beside an image."""
     variables: dict = field(default_factory=dict)
 
     def write(self, folder, number, seed=None, *, size=40):
         """Sample ``number``, a file of its own."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
-        if self.suffix == ".png":
+        if self.captions:
+            path.write_bytes(noise(number, 48, 48))
+            path = path.with_suffix(".txt")
+            path.write_text(f"{seed} ".ljust(min(size, BLOCK), "abcdefgh"[seed % 8]))
+        elif self.suffix == ".png":
             path.write_bytes(noise(seed, 48 + seed % 31, 48))
         else:
             text = f"{seed} ".ljust(size, "abcdefgh"[seed % 8])
@@ -59,7 +65,9 @@ class Kind:
     def spoil(self, folder, number):
         """A sample that cannot be used; gives its name."""
         path = self.write(folder, number)
-        path.write_bytes(path.read_bytes()[:-20])
+        path.write_bytes(b"\xff" if self.captions else path.read_bytes()[:-20])
+        if self.captions:
+            path = path.with_suffix(".png")
         return path.name if self.suffix == ".png" else f"{path.name}:1"
 
     def build_words(self, data, cache, *more, delay_ms=0):
@@ -114,6 +122,15 @@ KINDS = {
         many=10,
         delay_ms=250,
         suffix=".jsonl",
+    ),
+    "prompt_embeds": Kind(
+        field="prompt_embeds",
+        words=(),
+        recipe="--fields prompt_embeds --text-encoder stub:delay_ms={delay} --batch-size 2",
+        two=("--device", "cpu*2"),
+        many=24,
+        delay_ms=80,
+        captions=True,
     ),
     "edge_map": Kind(
         field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=250, delay_ms=12

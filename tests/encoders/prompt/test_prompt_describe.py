@@ -1,0 +1,150 @@
+"""A recipe says which text encoders made an item; what makes a pipeline unusable is said before torch is loaded."""
+
+import json
+import shutil
+
+import pytest
+
+from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
+from latentcache.encoders.prompt.locate import locate_pipeline, text_settings
+from latentcache.encoders.prompt.producer import call_default
+from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from latentcache.fields.prompt_embeds import PooledSettings, PromptSettings
+from latentcache.fields.protocol import Cached, DescribeContext
+
+CONTEXT = DescribeContext(ask=lambda _, **given: call_default(**given))
+
+
+def recipe_of(folder, cached=None, **said):
+    return describe_sequence(PromptSettings(text_encoder=str(folder), **said), cached or Cached(), CONTEXT).recipe
+
+
+@pytest.fixture
+def flux(pipelines, tmp_path):
+    """A pipeline of its own for each test."""
+    return shutil.copytree(pipelines("FluxPipeline")[1], tmp_path / "flux")
+
+
+def test_a_recipe_depends_on_the_encoders_in_use_alone(flux, tmp_path):
+    before = recipe_of(flux)
+    moved = shutil.copytree(flux, tmp_path / "moved")
+    for name in ("text_encoder", "tokenizer"):  # CLIP gives only the pooled vector
+        config = next((moved / name).glob("*config.json"))
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"surprise": 1}))
+    assert recipe_of(moved).recipe_id == before.recipe_id
+    pooled = [
+        describe_vector(PooledSettings(text_encoder=str(one)), Cached(), CONTEXT).recipe for one in (flux, moved)
+    ]
+    assert pooled[0].recipe_id != pooled[1].recipe_id
+
+
+@pytest.mark.parametrize(
+    ("file", "part"),
+    [
+        ("text_encoder_2/model.safetensors", "fingerprint"),
+        ("text_encoder_2/config.json", "config"),
+        ("tokenizer_2/tokenizer.json", "tokenizer"),
+    ],
+)
+def test_each_part_of_an_encoder_is_in_the_recipe(flux, file, part):
+    before, path = recipe_of(flux), flux / file
+    data = bytearray(path.read_bytes())
+    if path.suffix == ".json":
+        data = json.dumps(json.loads(data) | {"surprise": 1}).encode()
+    else:
+        data[-1] ^= 1
+    path.write_bytes(data)
+    after = recipe_of(flux)
+    assert {name for name, value in after.as_json().items() if value != before.as_json()[name]} == {part}
+
+
+def test_who_wrote_a_configuration_is_not_in_the_recipe(flux):
+    before, path = recipe_of(flux), flux / "text_encoder_2" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_version": "9", "dtype": "float16"}))
+    assert recipe_of(flux).recipe_id == before.recipe_id
+
+
+def test_unsaid_settings_follow_the_cache(flux):
+    found = describe_sequence(
+        PromptSettings(text_encoder=str(flux), text_length=64, text_storage_dtype="float32"), Cached(), CONTEXT
+    )
+    cached = Cached(recipe=found.recipe, provenance=found.provenance)
+    assert describe_sequence(PromptSettings(), cached, CONTEXT).recipe == found.recipe
+    assert recipe_of(flux, cached, text_length=32).length == 32
+
+
+def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
+    said = PromptSettings(text_length=64)
+    assert text_settings("prompt_embeds", str(flux), said) == PromptSettings(text_encoder=str(flux), text_length=64)
+    assert isinstance(text_settings("pooled_prompt_embeds", str(flux), said), PooledSettings)
+    assert text_settings("pooled_prompt_embeds", str(pipelines("SanaPipeline")[1]), said) is None
+    assert text_settings("prompt_embeds", str(flux / "text_encoder"), said) is None, "the model of another field"
+    assert text_settings("prompt_embeds", "stub", said) is None, "the model of another field"
+
+
+def remove(*names):
+    return lambda folder: [shutil.rmtree(folder / name) for name in names]
+
+
+def pickled(folder):
+    path = folder / "text_encoder_2" / "model.safetensors"
+    path.rename(path.with_name("pytorch_model.bin"))
+
+
+def other_class(folder):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "MyPipeline"}))
+
+
+def custom_encoder(folder):
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"text_encoder_2": ["my_module", "MyEncoder"]}))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (remove("text_encoder_2"), "has no text_encoder_2"),
+        (remove("tokenizer_2"), "has no tokenizer_2"),
+        (pickled, "only pickle weights"),
+        (other_class, "MyPipeline"),
+        (custom_encoder, "my_module.MyEncoder"),
+        (lambda folder: (folder / "text_encoder_2" / "model.safetensors").write_bytes(b"GGUF" * 9), "GGUF"),
+        (lambda folder: (folder / "text_encoder_2" / "config.json").write_text("{"), "config.json cannot be read"),
+    ],
+)
+def test_what_makes_a_pipeline_unusable_is_named(flux, break_it, words):
+    break_it(flux)
+    with pytest.raises(UnsupportedModelError) as caught:
+        recipe_of(flux)
+    assert words in f"{caught.value.what} {caught.value.why}"
+    assert caught.value.fix
+
+
+def test_a_folder_that_is_not_there_and_one_that_is_no_pipeline(tmp_path):
+    with pytest.raises(ModelNotFoundError):
+        recipe_of(tmp_path / "nowhere")
+    with pytest.raises(UnsupportedModelError, match="not a pipeline"):
+        recipe_of(tmp_path)
+    with pytest.raises(UsageError, match="no pipeline was named"):
+        describe_sequence(PromptSettings(), Cached(), CONTEXT)
+
+
+def test_a_length_that_is_a_property_of_the_model_is_refused(pipelines):
+    with pytest.raises(UsageError, match="--text-length=64"):
+        recipe_of(pipelines("StableDiffusionPipeline")[1], text_length=64)
+
+
+def test_weights_in_shards_are_found(pipelines, tmp_path):
+    pipe, folder = pipelines("StableDiffusionPipeline")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "text_encoder" / "model.safetensors").unlink()
+    pipe.text_encoder.save_pretrained(copy / "text_encoder", max_shard_size="10KB")
+    assert len(locate_pipeline(str(copy), "prompt_embeds").parts[0].weights) > 1
+    assert recipe_of(copy).recipe_id == recipe_of(folder).recipe_id
+
+
+@pytest.mark.parametrize("word", ["stub:delay=1", "stub:delay_ms=x", "stub:"])
+def test_unknown_options_of_the_stub_are_refused(word):
+    with pytest.raises(UsageError, match="unknown option of the stub"):
+        recipe_of(word)

@@ -1,0 +1,115 @@
+"""Embeddings in a cache are what the pipeline's own ``encode_prompt`` gives."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
+from latentcache.encoders.prompt.pipelines import PIPELINES, outputs
+from latentcache.encoders.prompt.producer import PromptProducer, _parts, call_default
+from latentcache.fields.noise import as_floats
+from latentcache.fields.prompt_embeds import PromptSettings
+from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext
+
+TEXTS = ["a red fox", "", "a caption about a dog and a cat, " * 3, "word " * 300]
+
+
+def described(folder, output, **said):
+    describe = describe_sequence if output == "prompt_embeds" else describe_vector
+    settings = PromptSettings(text_encoder=str(folder), **{"text_storage_dtype": "float32"} | said)
+    return describe(settings, Cached(), DescribeContext(ask=lambda _, **given: call_default(**given)))
+
+
+def encoded(found, texts=TEXTS):
+    """The items of some captions, as a worker makes them."""
+    producer = PromptProducer(found.producer, found.recipe, ProducerContext(root=""))
+    jobs = [Job(sample=n, name="", inputs={"caption": {"text": t}}, outputs=(Output(item=n, group=0),)) for n, t in
+            enumerate(texts)]  # fmt: skip
+    made = producer.encode([item for job in jobs for item in producer.prepare(job).items]).result()
+    producer.close()
+    return made
+
+
+def asked_alone(pipe, output, text):
+    """What the class's own ``encode_prompt`` gives for one caption, without the padding that its mask tells."""
+    own, call = (inspect.signature(method).parameters for method in (pipe.encode_prompt, type(pipe).__call__))
+    shared = ("max_sequence_length", "complex_human_instruction", "clean_caption")
+    given = {name: call[name].default for name in shared if name in own and name in call}
+    more = {"do_classifier_free_guidance": False, "num_images_per_prompt": 1, "prompt_2": None, "prompt_3": None}
+    given |= {name: value for name, value in more.items() if name in own}
+    with torch.inference_mode():
+        result = pipe.encode_prompt([text], device="cpu", **given)
+    if output == "pooled_prompt_embeds":
+        return result[1 if type(pipe).__name__ == "FluxPipeline" else 2][0]
+    embeds = result[0][0]
+    if PIPELINES[type(pipe).__name__][output].trim and not isinstance(result[0], list) and result[1] is not None:
+        embeds = embeds[result[1][0].bool()]
+    return embeds
+
+
+@pytest.mark.parametrize(("name", "output"), outputs())
+def test_items_equal_those_of_the_pipeline(pipelines, name, output):
+    pipe, folder = pipelines(name)
+    found, texts = described(folder, output), TEXTS[:2] if name == "Flux2KleinPipeline" else TEXTS  # 28 layers
+    for text, made in zip(texts, encoded(found, texts), strict=True):
+        expected, array = asked_alone(pipe, output, text), torch.from_numpy(made.array)
+        if name == "WanPipeline":  # the model attends to zeros: those that the loader pads with
+            array = torch.nn.functional.pad(array, (0, 0, 0, len(expected) - len(array)))
+        assert array.shape == expected.shape
+        torch.testing.assert_close(array, expected.float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "output"), outputs())
+def test_lengths_are_the_defaults_of_the_pipeline(pipelines, name, output):
+    pipe, row = pipelines(name)[0], PIPELINES[name][output]
+    default = inspect.signature(type(pipe).__call__).parameters.get("max_sequence_length")
+    if output == "prompt_embeds" and default is not None:
+        assert row.length == default.default + (77 if name == "StableDiffusion3Pipeline" else 0)
+
+
+@pytest.mark.parametrize("name", ["SanaPipeline", "StableDiffusionPipeline", "QwenImagePipeline"])
+def test_truncated_captions_are_counted(pipelines, name):
+    made = encoded(described(pipelines(name)[1], "prompt_embeds"), ["short", "word " * 300])
+    assert made[0].columns["cut"] == 0
+    assert made[1].columns["cut"] > 900
+
+
+def test_a_shorter_length_is_the_pipelines_own(pipelines):
+    pipe, folder = pipelines("FluxPipeline")
+    (made,) = encoded(described(folder, "prompt_embeds", text_length=16), ["a red fox"])
+    with torch.inference_mode():
+        expected = pipe.encode_prompt(["a red fox"], device="cpu", max_sequence_length=16)[0][0]
+    torch.testing.assert_close(torch.from_numpy(made.array), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16"])
+def test_storage_types_round_once(pipelines, storage):
+    folder = pipelines("StableDiffusionPipeline")[1]
+    (exact,) = encoded(described(folder, "prompt_embeds"), ["a red fox"])
+    (made,) = encoded(described(folder, "prompt_embeds", text_storage_dtype=storage), ["a red fox"])
+    rounded = torch.from_numpy(exact.array).to(getattr(torch, storage)).float().numpy()
+    assert np.array_equal(as_floats(made.array), rounded)
+
+
+def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
+    folder = pipelines("StableDiffusionPipeline")[1]
+    producer = PromptProducer(*(found := described(folder, "prompt_embeds"), found.producer)[1:], found.recipe,
+                              ProducerContext(root=""))  # fmt: skip
+    producer.open()
+    monkeypatch.setattr(producer._encoder, "encode", lambda texts: [(np.full((77, 16), np.inf, np.float32), 0)])
+    (made,) = producer.encode([type("Item", (), {"value": "a"})()]).result()
+    assert isinstance(made, Failure)
+    assert made.reason == "non-finite"
+    assert "--text-compute-dtype" in made.hint
+
+
+def test_calls_are_limited_by_padded_tokens():
+    assert [(part.start, part.stop) for part in _parts([4096, 4096, 4096])] == [(0, 2), (2, 3)]
+    assert [(part.start, part.stop) for part in _parts([10_000, 8])] == [(0, 1), (1, 2)]
+
+
+def test_only_the_text_encoders_of_an_output_are_loaded(pipelines):
+    found = described(pipelines("FluxPipeline")[1], "pooled_prompt_embeds")
+    assert [part["name"] for part in found.producer["pipeline"]["parts"]] == ["text_encoder"]

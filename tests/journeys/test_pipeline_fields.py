@@ -1,0 +1,148 @@
+"""A whole pipeline in one build: latents by its VAE, embeddings of captions by its text encoders."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from commands import look, noise
+from made_pipelines import make_pipeline, tiny_vae
+
+from latentcache import BuildSettings, build_cache, open_cache
+
+FIELDS = ["latents", "prompt_embeds", "pooled_prompt_embeds"]
+SMALL = ("--resolution", "64", "--bucket-step", "32")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdxl")
+    return make_pipeline("StableDiffusionXLPipeline", folder, vae=tiny_vae()), folder
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Six images; two share a caption."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.png").write_bytes(noise(number, 70, 64))
+        (folder / f"{number}.txt").write_text("a red fox" if number < 2 else f"caption number {number}")
+    return folder
+
+
+def build(data, cache, *words):
+    done = look("build", data, "--out", cache, *words, "--json")
+    return done, {name: field["encoded"] for name, field in done.json["fields"].items()}
+
+
+@pytest.fixture
+def stub(data, tmp_path):
+    """A finished cache of stubs."""
+    _, made = build(data, tmp_path / "cache", "--model", "stub", *SMALL, "--text-encoder", "stub")
+    assert made == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}, "one entry per distinct caption"
+    return tmp_path / "cache"
+
+
+@pytest.mark.slow
+def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
+    pipe, folder = pipeline
+    done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, "--text-storage-dtype", "float32")
+    assert done.code == 0
+    assert made == {"latents": 6, "prompt_embeds": 5, "pooled_prompt_embeds": 5}
+    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=6)))
+    with torch.inference_mode():
+        embeds, _, pooled, _ = pipe.encode_prompt(batch["captions"], device="cpu", do_classifier_free_guidance=False)
+    torch.testing.assert_close(batch["prompt_embeds"], embeds, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
+    assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0)
+    done = look("verify", tmp_path / "cache", "--reencode", "2", "--full", "--json")
+    assert done.code == 0, done.talk
+
+
+def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
+    words = ("--model", pipeline[1], *SMALL, "--resample", "lanczos-pil", "--dry-run")
+    assert build(data, tmp_path / "cache", *words)[1] == dict.fromkeys(FIELDS, 0)
+    assert build(data, tmp_path / "cache", *words, "--text-encoder", "none")[1] == {"latents": 0}
+
+
+def test_a_field_is_added_later(data, tmp_path):
+    cache = tmp_path / "cache"
+    assert build(data, cache, "--model", "stub", *SMALL)[1] == {"latents": 6}
+    assert build(data, cache, "--text-encoder", "stub")[1] == {
+        "latents": 0,
+        "prompt_embeds": 5,
+        "pooled_prompt_embeds": 5,
+    }
+
+
+def test_each_edit_encodes_its_own_field(stub, data):
+    (data / "0.txt").write_text("a blue fox")
+    assert build(data, stub)[1] == {"latents": 0, "prompt_embeds": 1, "pooled_prompt_embeds": 1}
+    (data / "3.png").write_bytes(noise(99, 70, 64))
+    assert build(data, stub)[1] == {"latents": 1, "prompt_embeds": 0, "pooled_prompt_embeds": 0}
+    assert build(data, stub, "--text-length", "2")[1]["latents"] == 0
+
+
+def test_an_edited_caption_is_a_finding_and_latents_stay_right(stub, data):
+    (data / "0.txt").write_text("a blue fox")
+    (item,) = look("verify", stub, "--json").json["items"]
+    assert (item["reason"], item["path"]) == ("caption-changed", "0.png")
+
+
+def test_an_image_without_a_caption_has_no_embedding(stub, data):
+    (data / "5.txt").unlink()
+    done, _ = build(data, stub)
+    items = [one for one in done.json["items"] if one["category"] == "quarantined"]
+    assert {(one["reason"], one["path"], one["field"]) for one in items} == {
+        ("no-caption", "5.png", "prompt_embeds"),
+        ("no-caption", "5.png", "pooled_prompt_embeds"),
+    }
+    assert "--default-caption" in items[0]["hint"]
+    assert (done.code, done.json["counts"]["quarantined"]) == (1, 1)
+    loader = open_cache(stub).loader(batch_size=5)
+    assert loader.excluded == 1
+    assert open_cache(stub).loader(batch_size=3, fields=["latents"]).excluded == 0
+
+
+def test_lengths_are_fixed_and_the_mask_tells_the_words(stub):
+    batch = next(iter(open_cache(stub).loader(batch_size=3)))
+    assert batch["prompt_embeds"].shape == (3, 77, 8)
+    assert batch["prompt_embeds_mask"].sum(dim=1).tolist() == [1 + len(text.split()) for text in batch["captions"]]
+    assert not batch["prompt_embeds"][~batch["prompt_embeds_mask"]].any()
+
+
+def test_truncated_captions_are_counted(data, tmp_path):
+    (data / "4.txt").write_text("word " * 100)
+    done, _ = build(data, tmp_path / "cache", "--text-encoder", "stub")
+    assert done.json["fields"]["prompt_embeds"]["numbers"] == {"truncated_captions": 1}
+    assert "truncated captions 1" in look("info", tmp_path / "cache").out
+
+
+def test_a_caller_in_python_gets_the_fields_it_names(data, tmp_path):
+    settings = BuildSettings(data=data, out=tmp_path / "one", fields={"prompt_embeds": {"text_encoder": "stub"}})
+    assert list(build_cache(settings).fields) == ["prompt_embeds"]
+
+
+def test_parts_and_a_merge_give_the_same_fields(stub, data, tmp_path):
+    parts = [tmp_path / f"part{number}" for number in range(2)]
+    for number, part in enumerate(parts):
+        words = ("--part", f"{number}/2", "--model", "stub", *SMALL, "--text-encoder", "stub")
+        assert build(data, part, *words)[0].code == 0
+    assert look("merge", *parts, "--out", tmp_path / "merged").code == 0
+    both = [open_cache(cache) for cache in (stub, tmp_path / "merged")]
+    batches = [next(iter(cache.loader(batch_size=6))) for cache in both]
+    assert batches[0]["names"] == batches[1]["names"]
+    for name in FIELDS:
+        assert np.array_equal(batches[0][name], batches[1][name])
+
+
+def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written(pipeline, data, tmp_path):
+    broken = shutil.copytree(pipeline[1], tmp_path / "broken")
+    shutil.rmtree(broken / "text_encoder_2")
+    words = ("--model", broken, *SMALL, "--resample", "lanczos-pil", "--json")
+    done = look("build", data, "--out", tmp_path / "cache", *words)
+    assert done.code == 2
+    assert "text_encoder_2" in json.dumps(done.json["error"])
+    assert not (tmp_path / "cache").exists()
