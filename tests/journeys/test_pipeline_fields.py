@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import diffusers
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from commands import look, noise
@@ -59,6 +61,42 @@ def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0)
     done = look("verify", tmp_path / "cache", "--reencode", "2", "--full", "--json")
     assert done.code == 0, done.talk
+
+
+@pytest.mark.slow
+def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(pipeline, tmp_path):
+    pipe, folder = pipeline
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        (tmp_path / "data" / f"{number}.png").write_bytes(noise(number, 64, 64))  # the bucket: nothing is resized
+        (tmp_path / "data" / f"{number}.txt").write_text(f"caption {number}")
+    words = ("--storage-dtype", "float32", "--text-storage-dtype", "float32")
+    build(tmp_path / "data", tmp_path / "cache", "--model", folder, *SMALL, *words)
+    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=2, format="diffusers-sdxl")))
+    unet = diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        cross_attention_dim=40,
+        attention_head_dim=4,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=12 + 6 * 8,
+    )
+    target = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def loss(latents, text, pooled):
+        more = {"text_embeds": pooled, "time_ids": batch["time_ids"]}
+        return torch.nn.functional.mse_loss(unet(latents + target, 10, text, added_cond_kwargs=more).sample, target)
+
+    images = [PIL.Image.open(tmp_path / "data" / name).convert("RGB") for name in batch["names"]]
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.inference_mode():
+        latents = pipe.vae.encode(pixels).latent_dist.mode() * pipe.vae.config.scaling_factor
+        text, _, pooled, _ = pipe.encode_prompt(batch["prompts"], device="cpu", do_classifier_free_guidance=False)
+        cached = loss(batch["latents"], batch["prompt_embeds"], batch["pooled_prompt_embeds"])
+        torch.testing.assert_close(cached, loss(latents, text, pooled), atol=1e-4, rtol=0)
 
 
 def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):

@@ -6,17 +6,9 @@ import torch
 from thirteen_images import draw_thirteen
 
 from latentcache import BuildSettings, build_cache, open_cache
-from latentcache.fields.latents import LatentsSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-VAE = {
-    "block_out_channels": (8, 16),
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
-    "norm_num_groups": 4,
-    "layers_per_block": 1,
-}
 SCALES = {
     "sd": {"latent_channels": 4, "scaling_factor": 0.18215},
     "sdxl": {"latent_channels": 4, "scaling_factor": 0.13025},
@@ -30,18 +22,18 @@ UNET = {
     "layers_per_block": 1,
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-    "cross_attention_dim": 12,
     "attention_head_dim": 4,
 }
-TEXT, POOLED, TIMES = 12, 10, 8
+#: Width of the stub's embeddings, and of those of the sizes that SDXL gets.
+TEXT, TIMES = 8, 8
 
 
 def tiny_unet(name):
     more = {}
     if name == "sdxl":
         more = {"addition_embed_type": "text_time", "addition_time_embed_dim": TIMES}
-        more["projection_class_embeddings_input_dim"] = POOLED + 6 * TIMES
-    return diffusers.UNet2DConditionModel(**UNET, **more)
+        more["projection_class_embeddings_input_dim"] = TEXT + 6 * TIMES
+    return diffusers.UNet2DConditionModel(**UNET, **more, cross_attention_dim=TEXT)
 
 
 def tiny_transformer():
@@ -52,7 +44,7 @@ def tiny_transformer():
         attention_head_dim=16,
         num_attention_heads=2,
         joint_attention_dim=TEXT,
-        pooled_projection_dim=POOLED,
+        pooled_projection_dim=TEXT,
         axes_dims_rope=(4, 6, 6),
     )
 
@@ -64,26 +56,27 @@ def models(tmp_path_factory):
     draw_thirteen(folder / "images")
     torch.manual_seed(0)
     for name, facts in SCALES.items():
-        diffusers.AutoencoderKL(**VAE, **facts).save_pretrained(folder / name / "vae")
-        recipe = LatentsSettings(model=str(folder / name / "vae"), resolutions=(64,), bucket_step=16, min_side=32)
+        vae = diffusers.AutoencoderKL(
+            block_out_channels=(8, 16),
+            down_block_types=("DownEncoderBlock2D",) * 2,
+            up_block_types=("UpDecoderBlock2D",) * 2,
+            norm_num_groups=4,
+            **facts,
+        )
+        vae.save_pretrained(folder / name / "vae")
+        recipe = {"model": str(folder / name / "vae"), "resolutions": (64,), "bucket_step": 16, "min_side": 32}
+        fields = {"latents": recipe, "prompt_embeds": {"text_encoder": "stub"}}
         out = folder / f"{name}.latentcache"
-        build_cache(BuildSettings(data=folder / "images", out=out, fields={"latents": recipe}))
+        build_cache(BuildSettings(data=folder / "images", out=out, fields=fields, related=True))
     tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
     tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
     tiny_transformer().save_pretrained(folder / "flux" / "transformer")
     return folder
 
 
-def embed(prompts):
-    """Text (B, 5, 12) and pooled (B, 10) embeddings that depend on the prompt alone."""
-    numbers = torch.tensor([[float(len(prompt)), float(sum(map(ord, prompt)) % 97)] for prompt in prompts])
-    text = numbers.mean(1).view(-1, 1, 1).expand(-1, 5, TEXT).sin()
-    return text.contiguous(), numbers.mean(1, keepdim=True).expand(-1, POOLED).cos().contiguous()
-
-
 def test_the_page_trains_all_three(models, run_howto, monkeypatch):
     monkeypatch.chdir(models)
-    names = run_howto("train-a-diffusers-lora", embed=embed)
+    names = run_howto("train-a-diffusers-lora")
     for loss in (names["sd"], names["sdxl"], names["loss"]):
         assert torch.isfinite(loss)
     trained = [module for module in names["transformer"].modules() if isinstance(module, names["LowRank"])]
@@ -104,11 +97,10 @@ def test_sizes_condition_sdxl(models):
     """The time ids reach the model: another original size gives another guess."""
     unet = tiny_unet("sdxl")
     batch = next(iter(open_cache(models / "sdxl.latentcache").loader(batch_size=2, format="diffusers-sdxl")))
-    text, pooled = embed(batch["prompts"])
 
     def guess(ids):
-        more = {"text_embeds": pooled, "time_ids": ids}
-        return unet(batch["latents"].float(), 10, text, added_cond_kwargs=more).sample
+        more = {"text_embeds": batch["pooled_prompt_embeds"].float(), "time_ids": ids}
+        return unet(batch["latents"].float(), 10, batch["prompt_embeds"].float(), added_cond_kwargs=more).sample
 
     with torch.no_grad():
         assert not torch.equal(guess(batch["time_ids"]), guess(batch["time_ids"] + 64))
