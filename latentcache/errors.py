@@ -3,6 +3,7 @@
     LatentcacheError                    slug, what, where, why, fix, exit_code
       UsageError(ValueError)            exit 2: invalid or contradicting arguments
         RecipeError                     an invalid recipe
+        StrictError                     notes, where they were asked to be errors
       SourceError                       exit 2: DATA as a whole cannot be used
         SourceNotFoundError(FileNotFoundError)
         EmptySourceError
@@ -38,7 +39,9 @@ JSON output carries them unchanged. :func:`catalog` lists every slug.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,6 +82,23 @@ class UsageError(LatentcacheError, ValueError):
     """Invalid or contradicting arguments."""
 
     slug = "usage"
+
+
+class StrictError(UsageError):
+    """Data that a build notices and does not use, rejected because ``strict`` was asked for.
+
+    Args:
+        what: As in the base class.
+        notes: The notes: data that is not used.
+        **parts: ``where``, ``why``, ``fix`` of the base class.
+    """
+
+    slug = "strict"
+    default_fix = "mend the data, or leave --strict out"
+
+    def __init__(self, what: str, *, notes: Sequence[Any] = (), **parts: str) -> None:
+        self.notes = tuple(notes)
+        super().__init__(what, **parts)
 
 
 class RecipeError(UsageError):
@@ -319,6 +339,71 @@ class InterruptedBuildError(LatentcacheError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the required keyword."""
         return partial(type(self), signal_number=self.exit_code - 128), self.args, self.__dict__
+
+
+# the words of the caller
+
+#: Flags whose argument in Python has another name; those of these commands that take a value are arguments as well.
+_ARGUMENTS = {"resolution": "resolutions", "bucket": "buckets", "dataset": "datasets", "caption-ext": "caption_ext"}
+_SWITCHES = frozenset(
+    ("add-bos", "add-eos", "control-tokens", "flip", "retry-failed", "stream", "strict", "text-lines", "tiling")
+)
+_FLAG = re.compile(r"--([a-z]+(?:-[a-z]+)*)(?:(?:=| )('[^']*'|[^\s;()']*[^\s;()',:.]))?")
+#: Words behind a flag that are prose.
+_PROSE = frozenset(
+    (*("a", "an", "and", "as", "both", "cannot", "decides", "encodes", "first", "for", "gives", "here", "in", "is"),
+     *("needs", "not", "of", "on", "or", "out", "takes", "the", "to", "tries", "was", "were", "with"))
+)  # fmt: skip
+_COMMAND = re.compile(r"(?:run |start )?(the same |the )?`latentcache (build|merge)`")
+_shell_depth = 0
+
+
+@contextmanager
+def shell_words() -> Iterator[None]:
+    """Run a block whose errors are printed for a shell: they keep the flags of commands."""
+    global _shell_depth
+    _shell_depth += 1
+    try:
+        yield
+    finally:
+        _shell_depth -= 1
+
+
+@contextmanager
+def python_words() -> Iterator[None]:
+    """Name arguments of Python in the errors of a block, unless a command runs it; also a decorator."""
+    try:
+        yield
+    except LatentcacheError as error:
+        if not _shell_depth:
+            error.what, error.why, error.fix = map(as_python, (error.what, error.why, error.fix))
+        raise
+
+
+def as_python(text: str) -> str:
+    """A text with arguments of Python in place of flags: ``--device cpu`` becomes ``device='cpu'``.
+
+    Commands in backquotes that have no function in Python stay as they are.
+    """
+    functions = {"build": "build_cache()", "merge": "merge_caches()"}
+    text = _COMMAND.sub(lambda found: f"call {found[1] or ''}{functions[found[2]]}", text)
+    parts = text.split("`")
+    parts[::2] = [part if part.startswith("latentcache ") else _FLAG.sub(_argument, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _argument(found: re.Match[str]) -> str:
+    """One flag with its value, if the next word is one."""
+    flag, value = found[1], found[2]
+    name = _ARGUMENTS.get(flag, flag.replace("-", "_"))
+    if value is None or (value in _PROSE and found[0][len(flag) + 2] == " ") or flag in _SWITCHES:
+        rest = "" if value is None else found[0][len(flag) + 2 :]
+        if flag.startswith("no-") and flag[3:] in _SWITCHES:
+            return f"{flag[3:].replace('-', '_')}=False{rest}"
+        return f"{name}=True{rest}" if flag in _SWITCHES else f"{name}{rest}"
+    value = value.strip("'")
+    plain = value.lstrip("-").isdecimal() or value.isupper()  # a number, or a name that stands for a value
+    return f"{name}={value if plain else ' | '.join(map(repr, value.split('|')))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,10 @@ from latentcache.errors import (
     InterruptedBuildError,
     LatentcacheError,
     UnusableSampleError,
+    UsageError,
+    as_python,
+    python_words,
+    shell_words,
 )
 from latentcache.sources.causes import HINTS
 
@@ -153,3 +157,53 @@ def test_the_catalog_lists_every_slug_that_the_package_uses():
     assert used - set(rows) == set()
     assert set(errors.SPECIFIC) - used - {"disk-full", "system"} == set()
     assert all(row.meaning.endswith(".") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"),
+    [
+        ("--device=cuda9: unknown device", "device='cuda9': unknown device"),
+        ("--device auto|cpu|cuda:0,cuda:1", "device='auto' | 'cpu' | 'cuda:0,cuda:1'"),
+        ("--batch-size=0: must be 1 or more", "batch_size=0: must be 1 or more"),
+        ("give another disk with --out", "give another disk with out"),
+        ("check the path; --model takes a folder", "check the path; model takes a folder"),
+        ("--tokenizer PATH: a folder", "tokenizer=PATH: a folder"),
+        ("use --no-add-bos, or --flip.", "use add_bos=False, or flip=True."),
+        ("raise --resolution or use --bucket 64x64.", "raise resolutions or use buckets='64x64'."),
+        ("run the same `latentcache build` again", "call the same build_cache() again"),
+        ("`latentcache gc CACHE --apply` frees them", "`latentcache gc CACHE --apply` frees them"),
+        ("latentcache verify C --data DATA", "latentcache verify C --data DATA"),
+        ("pip install -U lmdb", "pip install -U lmdb"),
+    ],
+)
+def test_a_python_caller_gets_arguments_of_python(flags, arguments):
+    assert as_python(flags) == arguments
+
+
+def test_errors_of_functions_name_arguments_and_those_of_commands_flags(tmp_path):
+    def failing():
+        with python_words():
+            raise UsageError("--device=x: unknown device", fix="--device cpu")
+
+    with pytest.raises(UsageError) as caught:
+        failing()
+    assert (caught.value.what, caught.value.fix) == ("device='x': unknown device", "device='cpu'")
+    assert str(caught.value).startswith("device='x'")
+    with pytest.raises(UsageError, match="--device=x") as caught, shell_words():
+        failing()
+    assert caught.value.fix == "--device cpu"
+
+
+def test_settings_and_functions_of_the_package_speak_python(tmp_path):
+    from latentcache import BuildSettings, build_cache, merge_caches
+
+    with pytest.raises(UsageError) as caught:
+        BuildSettings(data="images", device="gpu")
+    assert (caught.value.what, caught.value.fix.split(" ")[0]) == ("device='gpu': unknown device", "device='auto'")
+    (tmp_path / "images").mkdir()
+    with pytest.raises(UsageError) as caught:
+        build_cache(BuildSettings(data=tmp_path / "images", out=tmp_path / "images" / "cache"))
+    assert "--" not in caught.value.what + caught.value.fix
+    with pytest.raises(UsageError) as caught:
+        merge_caches([tmp_path], tmp_path)
+    assert "--" not in caught.value.what + caught.value.fix

@@ -21,8 +21,8 @@ import typer
 from typer.core import TyperCommand
 
 from latentcache import failpoint
-from latentcache.cli import build, console, export, flags, gc, info, merge, plan, verify
-from latentcache.errors import UsageError
+from latentcache.cli import build, console, doctor, export, flags, gc, info, inspect, merge, plan, verify
+from latentcache.errors import UsageError, shell_words
 
 _HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
 
@@ -34,6 +34,8 @@ COMMANDS = (
     ("build", build.build, build.HELP),
     ("merge", merge.merge, "Merge the parts of one build, or caches of one recipe, into one cache."),
     ("verify", verify.verify, verify.HELP),
+    ("inspect", inspect.inspect, inspect.HELP),
+    ("doctor", doctor.doctor, doctor.HELP),
     ("info", info.info, "Show the contents of a cache."),
     ("gc", gc.gc, "Delete unreferenced data (dry run unless --apply)."),
     ("export", export.export, "Write tokens as files for trainers without a latentcache loader."),
@@ -128,6 +130,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _run(given: list[str]) -> int:
+    with shell_words():
+        return _ran(given)
+
+
+def _ran(given: list[str]) -> int:
     command = next((word for word in given if not word.startswith("-")), "")
     try:
         console.prepare_streams()
@@ -135,11 +142,23 @@ def _run(given: list[str]) -> int:
         _reject_empty(given)
         flags.register(_values(given, "--field"))
         program: Any = typer.main.get_command(application(command))
+        if "--json" in given and not {"--help", "-h"}.isdisjoint(given):
+            console.emit(command, {"help": _help(program, command)}, exit_code=0)
+            return 0
         result = program.main(args=given, prog_name="latentcache", standalone_mode=False)
         console.flush()
         return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
         return _fail(command, error, as_json="--json" in given)
+
+
+def _help(program: Any, command: str) -> str:
+    """The help of a command, or of the program."""
+    chosen = program.commands.get(command)
+    context = program.make_context("latentcache", [command], resilient_parsing=True)
+    if chosen is None:
+        return str(context.get_help())
+    return str(chosen.get_help(chosen.make_context(command, [], parent=context, resilient_parsing=True)))
 
 
 def _reject_empty(given: list[str]) -> None:

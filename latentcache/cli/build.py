@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import counted, human_bytes, out, rejected_item, show_rejected
 from latentcache.cli.flags import argument, option
-from latentcache.cli.progress import BuildTalk
+from latentcache.cli.progress import BuildTalk, about, shared_entries
+from latentcache.errors import StrictError
 
 if TYPE_CHECKING:
     from latentcache.errors import InterruptedBuildError
-    from latentcache.pipeline.report import BuildPlan, BuildReport
+    from latentcache.pipeline.report import BuildReport, FieldDone
 
 HELP = """Create or update the cache for DATA; only new or changed inputs are encoded.
 
@@ -57,30 +58,7 @@ def build(
     ),
     max_pixels: int | None = option(None, "--max-pixels N", "Reject larger images. [default: 100000000]", min=1),
     no_fold: bool = option(False, "--no-fold", "Keep Conv3d layers of video VAEs instead of Conv2d ones."),
-    dataset: list[str] | None = option(
-        None, "--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]"
-    ),
-    text_lines: bool = option(False, "--text-lines", "Treat each line of a text file as a document."),
-    layout: str | None = option(
-        None,
-        "--layout WORD",
-        "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]",
-    ),
-    caption_ext: str | None = option(
-        None, "--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"
-    ),
-    default_caption: str | None = option(
-        None, "--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"
-    ),
-    caption_prefix: str | None = option(None, "--caption-prefix TEXT", "Put TEXT before every caption."),
-    caption_suffix: str | None = option(None, "--caption-suffix TEXT", "Put TEXT behind every caption."),
-    split: str | None = option(None, "--split NAME", "Split of a data set in archives. [default: train]"),
-    image_column: str | None = option(
-        None, "--image-column NAME", "Column of images, or the end of their names in tars. [default: the only one]"
-    ),
-    caption_column: str | None = option(
-        None, "--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"
-    ),
+    source: flags.Source,
     part: str | None = option(
         None, "--part I/N", "Build part I of N, I from 0: one machine of several. Join parts with latentcache merge."
     ),
@@ -95,6 +73,7 @@ def build(
     events: Path | None = option(None, "--events FILE", "Append a JSON line to FILE after each commit."),
     allow_failed: flags.AllowFailed = None,
     retry_failed: bool = option(False, "--retry-failed", "Read rejected inputs again."),
+    strict: flags.Strict = False,
     dry_run: bool = option(False, "--dry-run", "Show the plan and stop."),
     report_to: flags.Report = None,
     quiet: flags.Quiet = False,
@@ -102,26 +81,13 @@ def build(
 ) -> int:
     """Create or update the cache for DATA."""
     from latentcache.pipeline.settings import MAX_PIXELS, BuildSettings
-    from latentcache.sources.scan import SourceOptions
 
-    source = SourceOptions(
-        datasets=tuple(dataset or ()),
-        text_lines=text_lines,
-        layout=layout or "",
-        caption_ext=caption_ext or "",
-        default_caption=default_caption,
-        caption_prefix=caption_prefix or "",
-        caption_suffix=caption_suffix or "",
-        split=split or "",
-        image_column=image_column or "",
-        caption_column=caption_column or "",
-    )
     settings = BuildSettings(
         data=data,
         out=out_folder,
         fields=requested.fields,
         related=not requested.exact,
-        source=source if source != SourceOptions() else None,
+        source=source,
         part=part,
         device=device,
         workers=workers,
@@ -135,8 +101,9 @@ def build(
         stream_batch=stream_batch,
         commit_every=commit_every,
         events=events,
-        allow_failed=allow_failed or "0",
+        allow_failed=allow_failed,
         retry_failed=retry_failed,
+        strict=strict,
         dry_run=dry_run,
     )
 
@@ -163,6 +130,8 @@ def carried_out(
     try:
         with nullcontext() if dry_run else run.told(lambda: _so_far(talk)):
             report = make(talk, leave)
+    except StrictError as error:
+        return refused(run.command, error, as_json=as_json)
     finally:
         talk.close()
     exit_code = int(report.too_many_failed)
@@ -174,6 +143,15 @@ def carried_out(
     else:
         _show(report)
     return exit_code
+
+
+def refused(command: str, error: StrictError, *, as_json: bool) -> int:
+    """Show the notes that ``--strict`` makes errors; returns the exit status."""
+    if not as_json:
+        show_rejected("note", error.notes)
+    payload = {"items": [rejected_item("note", one) for one in error.notes]}
+    console.fail(command, error, as_json=as_json, payload=payload)
+    return error.exit_code
 
 
 def _leave_at_once(command: str, error: InterruptedBuildError, *, as_json: bool) -> None:
@@ -199,38 +177,14 @@ def _so_far(talk: BuildTalk) -> dict[str, Any]:
         "no_caption": plan.no_caption,
     }
     items = [rejected_item("quarantined", one) for one in plan.rejected]
-    return {**_about(plan), "counts": counts, "items": items, "written_bytes": sum(one.written_bytes for one in done)}
-
-
-def _about(plan: BuildPlan) -> dict[str, Any]:
-    fields = {
-        name: {
-            "items": field.items,
-            "to_make": field.to_make,
-            "cached": field.cached,
-            "inputs": field.inputs,
-            "bytes_to_write": field.bytes_to_write,
-            "groups": dict(field.groups),
-            "changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed],
-            "workers": field.workers,
-        }
-        for name, field in plan.fields.items()
-    }
-    totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}
-    return {
-        "cache": str(plan.cache),
-        "data": str(plan.data),
-        "data_kind": plan.data_kind,
-        "part": plan.part,
-        "plan": {**totals, "free_bytes": plan.free_bytes, "fields": fields},
-    }
+    return {**about(plan), "counts": counts, "items": items, "written_bytes": sum(one.written_bytes for one in done)}
 
 
 def _payload(report: BuildReport) -> dict[str, Any]:
     """The JSON form."""
     plan = report.plan
     return {
-        **_about(plan),
+        **about(plan),
         "dry_run": report.dry_run,
         "counts": report.counts() | ({"cached": plan.cached} if report.dry_run else {}),
         "fields": {name: _field(name, report) for name in plan.fields},
@@ -257,7 +211,15 @@ def _field(name: str, report: BuildReport) -> dict[str, Any]:
     if done is None:
         return {**counts, **facts}
     waits = {stage: round(seconds, 3) for stage, seconds in done.waits.items()}
-    return {**counts, **facts, "numbers": dict(done.numbers), "elapsed_s": round(done.seconds, 3), "waits": waits}
+    rates = {"encode_s": round(done.encode_s, 3)}
+    return {
+        **counts,
+        **facts,
+        "numbers": dict(done.numbers),
+        "elapsed_s": round(done.seconds, 3),
+        **rates,
+        "waits": waits,
+    }
 
 
 def _show(report: BuildReport) -> None:
@@ -269,7 +231,7 @@ def _show(report: BuildReport) -> None:
     if report.dry_run:
         plan = report.plan
         made = counted(plan.to_make, "entry", "entries")
-        out(f"dry run: {made} would be made, {plan.cached} reused, {quarantined}")
+        out(f"dry run: {made} would be made, {plan.cached} reused{shared_entries(plan.duplicates)}, {quarantined}")
         return
     _show_work(report, quarantined)
     if report.plan.part:
@@ -283,18 +245,24 @@ def _show(report: BuildReport) -> None:
 
 
 def _show_work(report: BuildReport, quarantined: str) -> None:
+    shared = shared_entries(report.duplicates)
     if not report.encoded:
-        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused, {quarantined}")
+        out(f"nothing to encode: {counted(report.cached, 'entry', 'entries')} reused{shared}, {quarantined}")
         return
-    rate = report.encoded / report.elapsed_s if report.elapsed_s else 0.0
-    speed = f"{report.elapsed_s:.1f} s ({rate:.1f} entries/s, {human_bytes(report.written_bytes)})"
-    out(f"{report.encoded} encoded, {report.cached} reused, {quarantined} in {speed}")
+    rates = [_rate(field) for field in report.fields.values()]
+    only = f"{rates[0]}, " if len(rates) == 1 and rates[0] else ""
+    took = f"{report.elapsed_s:.1f} s ({only}{human_bytes(report.written_bytes)} written)"
+    out(f"{report.encoded} encoded, {report.cached} reused{shared}, {quarantined} in {took}")
     for name, field in report.fields.items():
         span = sum(field.waits.values())
         slow = {stage: seconds / span for stage, seconds in field.waits.items() if span >= 1}
         waits = ", ".join(f"{stage} {part:.0%}" for stage, part in slow.items() if part >= 0.01)
         numbers = ", ".join(f"{label.replace('_', ' ')} {number:,}" for label, number in field.numbers.items())
-        facts = [f"{field.encoded} encoded, {field.cached} reused"] if len(report.fields) > 1 else []
-        facts += [one for one in (numbers, f"waits: {waits}" if waits else "") if one]
+        facts = [f"{field.encoded} encoded, {field.cached} reused", _rate(field)] if len(report.fields) > 1 else []
+        facts = [one for one in (*facts, numbers, f"waits: {waits}" if waits else "") if one]
         if facts:
             out(f"  {name}: {'; '.join(facts)}")
+
+
+def _rate(field: FieldDone) -> str:
+    return f"{field.encoded / field.encode_s:.1f} entries/s while encoding" if field.encode_s else ""

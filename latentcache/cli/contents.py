@@ -1,4 +1,4 @@
-"""The contents of one field of a snapshot, for ``info`` and ``build``: JSON and text, for every kind alike.
+"""The contents of DATA and of one field of a snapshot, for ``inspect``, ``info`` and ``build``: JSON and text.
 
 Cost: one pass over the columns of the rows; payloads are not read. Packed rows are counted by packing lengths, about
 a second per million items, so fields of more than ``PACKED_ITEMS`` items get a lower bound.
@@ -7,19 +7,26 @@ a second per million items, so fields of more than ``PACKED_ITEMS`` items get a 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from latentcache.cli.console import SHOWN, counted, human_bytes, out, show_table
+from latentcache.cli.console import SHOWN, counted, human_bytes, out, path_fields, show_table
 from latentcache.errors import RecipeError
 
 if TYPE_CHECKING:
+    from latentcache.fields.table import Rejected, SampleTable
+    from latentcache.sources.scan import Listing
     from latentcache.store.snapshot import FieldRows, Snapshot
 
 #: Row lengths that rows are counted for.
 ROW_LENGTHS = (512, 1024, 2048, 4096, 8192)
 #: Items up to which packed rows are counted exactly.
 PACKED_ITEMS = 2_000_000
+#: ``Record.form`` of a conversation.
+_CHAT = 1
+#: Records whose roles are counted.
+_ROLES_OF = 200
 
 
 def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
@@ -154,6 +161,120 @@ def _packed(lengths: Any, length: int) -> int | None:
         return None
     lengths = lengths[lengths > 0]
     return len(best_fit(lengths, length)[1]) if len(lengths) else 0
+
+
+# DATA
+
+
+def data_contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+    """What a listing says of DATA, as JSON values."""
+    from latentcache.pipeline.report import quarantined
+
+    found: dict[str, Any] = {"data_kind": listing.data_kind}
+    counts = {
+        "samples": len(samples) + quarantined(listing.rejected),
+        "no_caption": listing.no_caption,
+    }
+    if listing.layout is not None and listing.images is not None:
+        sets = zip(listing.layout.sets, listing.images.set_samples, strict=False)
+        found["layout"] = {
+            "word": listing.layout.word,
+            "why": listing.layout.why,
+            "sets": [{**one.as_json(), "samples": count} for one, count in sets],
+        }
+        found["captions"] = dict(listing.images.captions)
+        found["first_without_caption"] = listing.images.first_without
+        counts |= {name: getattr(listing.images, name) for name in ("masks", "controls", "orphans", "outside")}
+    sizes = samples.columns.get("original_size")
+    if sizes is not None:
+        found["sizes"] = _sizes(samples, sizes)
+    if listing.data_kind == "records":
+        found["records"] = _records(listing, samples)
+    duplicates, first = _duplicates(samples)
+    found["duplicates"] = {"known": duplicates, "first": first}
+    return {**found, "counts": counts}
+
+
+def _sizes(samples: SampleTable, sizes: Any) -> dict[str, Any]:
+    """Smallest and largest image by area."""
+    import numpy as np
+
+    area = np.asarray(sizes).astype(np.int64).prod(axis=1)
+    read = np.flatnonzero(area)
+    if not len(read):
+        return {"read": 0}
+    ends = {"smallest": read[int(area[read].argmin())], "largest": read[int(area[read].argmax())]}
+    return {"read": len(read)} | {
+        name: {"height": int(sizes[row][0]), "width": int(sizes[row][1]), **path_fields(samples.names[row])}
+        for name, row in ((name, int(row)) for name, row in ends.items())
+    }
+
+
+def _records(listing: Listing, samples: SampleTable) -> dict[str, Any]:
+    """Forms, lengths, files and roles of records; roles of the first ones only."""
+    import numpy as np
+
+    chat = int(np.count_nonzero(np.asarray(samples.columns["form"]) == _CHAT))
+    files = np.bincount(np.asarray(samples.inputs["record"].file), minlength=len(samples.files))
+    found: dict[str, Any] = {
+        "conversations": chat,
+        "texts": len(samples) - chat,
+        "files": [
+            {**path_fields(samples.files.names[int(one)]), "records": int(files[one])}
+            for one in np.flatnonzero(files)[:SHOWN]
+        ],
+    }
+    characters = samples.columns.get("characters")
+    if characters is not None and len(characters):
+        found["characters"] = {"shortest": int(characters.min()), "longest": int(characters.max())}
+    roles, fields = Counter[str](), Counter[str]()
+    some = np.arange(min(len(samples), _ROLES_OF))
+    for _, inputs in listing.job_inputs(some, ("record",), strict=False):
+        record = inputs["record"] or {}
+        fields.update(name for name in record if name not in ("source", "line", "content"))
+        roles.update(role for role, *_ in record.get("messages") or ())
+    return found | {"roles": dict(roles), "fields": dict(fields), "looked_at": len(some)}
+
+
+def _duplicates(samples: SampleTable) -> tuple[int, str]:
+    """Samples whose content an earlier one has, as far as contents are known, and the first of them."""
+    import numpy as np
+
+    content = np.ascontiguousarray(next(iter(samples.inputs.values())).content)
+    known = np.flatnonzero(content.any(axis=1))
+    _, first = np.unique(content[known].view("V16").reshape(-1), return_index=True)
+    again = np.setdiff1d(np.arange(len(known)), first)
+    return len(again), samples.names[int(known[again[0]])] if len(again) else ""
+
+
+def set_text(one: Mapping[str, Any]) -> str:
+    """A set of images as text."""
+    words = [f"{one['name']}: {counted(one['samples'], 'sample')}"]
+    words += [f"{one['repeats']} repeats"] if one["repeats"] != 1 else []
+    words += [f'class words "{one["class_words"]}"'] if one.get("class_words") else []
+    words += ["regularization"] if one.get("is_reg") else []
+    words += [f"split {one['split']}"] if one.get("split") else []
+    return ", ".join(words)
+
+
+def captions_text(captions: Mapping[str, int], first_without: str) -> str:
+    """Where captions are from, and the first image without one."""
+    told = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
+    return f"{told} (the first without a caption is {first_without})" if first_without else told
+
+
+def data_lines(listing: Listing, notes: Sequence[Rejected]) -> list[tuple[str, str]]:
+    """(label, text): what was recognized, for the plan of a build; in at most three lines."""
+    layout, images, counts = listing.layout, listing.images, Counter[str]()
+    read = f"{listing.data_kind}, layout {layout.word}: {layout.why}" if layout else listing.data_kind
+    lines = [("data", read)]
+    if images is not None:
+        lines.append(("captions", captions_text(images.captions, images.first_without)))
+    for note in notes:
+        counts[note.reason] += note.count
+    if counts:
+        lines.append(("notes", ", ".join(f"{count} {reason}" for reason, count in counts.most_common())))
+    return lines
 
 
 # text

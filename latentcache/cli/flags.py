@@ -40,9 +40,9 @@ def option(default: Any, flag: str, text: str, **more: Any) -> Any:
     return typer.Option(default, *words, help=text, metavar=metavar, show_default=False, **more)
 
 
-def argument(metavar: str, text: str) -> Any:
-    """One positional argument: a path, or several."""
-    return typer.Argument(..., metavar=metavar, help=text, readable=False, show_default=False)
+def argument(metavar: str, text: str, default: Any = ...) -> Any:
+    """One positional argument: a path, or several; required without a default."""
+    return typer.Argument(default, metavar=metavar, help=text, readable=False, show_default=False)
 
 
 def _shared(flag: str, text: str, **more: Any) -> Any:
@@ -52,7 +52,7 @@ def _shared(flag: str, text: str, **more: Any) -> Any:
     return typer.Option(*words, help=text, metavar=metavar, show_default=False, **more)
 
 
-_ALLOWED = "Rejected inputs tolerated before exit status 1. [default: 0; verify: as given to build]"
+_ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
 _NAMES = "Fields of the cache to work on. [default: as the cache; a new cache: by the content of DATA]"
 AllowFailed = Annotated[str | None, _shared("--allow-failed N|X%", _ALLOWED)]
@@ -61,11 +61,51 @@ Report = Annotated[
     Path | None,
     _shared("--report FILE", "Write the report to FILE, or nowhere with 'none'. [default: CACHE/reports/]"),
 ]
+Strict = Annotated[bool, _shared("--strict", "Make notes errors: reject data of which anything is not used.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
 Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
 _Names = Annotated[str | None, _shared("--fields NAME,...", _NAMES)]
+
+
+#: Attribute of ``SourceOptions`` -> its option; a command takes all of them as its parameter ``source``.
+_SOURCE: Mapping[str, Any] = {
+    "datasets": Annotated[
+        list[str] | None, _shared("--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]")
+    ],
+    "text_lines": Annotated[bool | None, _shared("--text-lines", "Treat each line of a text file as a document.")],
+    "layout": Annotated[
+        str | None,
+        _shared(
+            "--layout WORD",
+            "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]",
+        ),
+    ],
+    "caption_ext": Annotated[
+        str | None,
+        _shared("--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"),
+    ],
+    "default_caption": Annotated[
+        str | None,
+        _shared("--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"),
+    ],
+    "caption_prefix": Annotated[str | None, _shared("--caption-prefix TEXT", "Put TEXT before every caption.")],
+    "caption_suffix": Annotated[str | None, _shared("--caption-suffix TEXT", "Put TEXT behind every caption.")],
+    "split": Annotated[str | None, _shared("--split NAME", "Split of a data set in archives. [default: train]")],
+    "image_column": Annotated[
+        str | None,
+        _shared(
+            "--image-column NAME", "Column of images, or the end of their names in tars. [default: the only one]"
+        ),
+    ],
+    "caption_column": Annotated[
+        str | None,
+        _shared("--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"),
+    ],
+}
+#: ``SourceOptions`` that a command line asks for; None: no option was given.
+Source = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +148,7 @@ def register(targets: Iterable[str]) -> None:
 
 
 def with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Replace the parameter ``requested`` of a command by the options of all field kinds.
+    """Replace the parameter ``requested`` by the options of all field kinds, ``source`` by those of DATA.
 
     Typer reads options from the signature, so this makes a signature.
     """
@@ -120,12 +160,16 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     options = _options(field_kinds().values())
     extra = {"fields": _parameter("fields", _Names), "field": _parameter("field", Kinds)}
     made = {name: option.parameter for name, option in options.items()} | extra
-    merged = [new for old in own.parameters.values() for new in (made.values() if old.name == "requested" else [old])]
+    sources = {name: _parameter(name, hint) for name, hint in _SOURCE.items()}
+    instead = {"requested": made.values(), "source": sources.values()}
+    merged = [new for old in own.parameters.values() for new in instead.get(old.name, [old])]
 
     @functools.wraps(command)
     def with_options(**given: Any) -> int:
         values = {name: given.pop(name) for name in options}
         names, kinds = given.pop("fields"), tuple(given.pop("field") or ())
+        if "source" in own.parameters:
+            given["source"] = _source({name: given.pop(one.name) for name, one in sources.items()})
         return command(requested=_requested(options, values, names, kinds), **given)
 
     vars(with_options)["__signature__"] = own.replace(parameters=merged)
@@ -216,6 +260,20 @@ def _requested(
             settings.setdefault(field, {})[attribute.name] = _value(option.flag, attribute, values[name])
     made = {name: known[name].settings(**given) for name, given in settings.items()}
     return Requested(fields=made, kinds=kinds, exact=wanted is not None)
+
+
+def _source(given: Mapping[str, Any]) -> Any:
+    """``SourceOptions`` of the options that were given; None if none was."""
+    said: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in given.items()
+        if value not in (None, False, [])
+    }
+    if not said:
+        return None
+    from latentcache.sources.scan import SourceOptions
+
+    return SourceOptions(**said)
 
 
 def _target(kind: FieldKind) -> str:

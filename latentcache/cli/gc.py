@@ -18,6 +18,7 @@ _HINTS = {
     "low-utilization": "most of its entries are unreferenced: the others are copied into a new shard",
     "left-over": "a process died before it removed this file",
     "damaged": "it is damaged",
+    "rollback": "an older snapshot needs it, to go back to",
     "leased": "a reader holds a lease on its snapshot",
     "in-use": "a kept snapshot needs entries of it",
     "grace": "it was referenced until a moment ago, and a reader without a lease may still use it",
@@ -55,8 +56,11 @@ def _show(report: CollectReport) -> None:
     for garbage in report.items:
         by = "; ".join(f"process {h.pid} on {h.host} since {h.since}" for h in garbage.holders)
         why = f"{garbage.reason}: {by}" if by else garbage.reason
-        until = f", {garbage.until}" if garbage.until and not by else ""
-        out(f"{garbage.state} {garbage.file} [{why}{until}] {human_bytes(garbage.num_bytes)}")
+        keeper = (
+            f" for snapshot {garbage.snapshot}" if garbage.snapshot and not garbage.file.startswith("snap") else ""
+        )
+        until = f", {garbage.until}" if garbage.until else ""
+        out(f"{garbage.state} {garbage.file} [{why}{keeper}{until}] {human_bytes(garbage.num_bytes)}")
     held = human_bytes(report.num_bytes("held"))
     if report.applied:
         out(f"freed {human_bytes(report.num_bytes('removed'))}, held {held}")

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli import console, flags
+from latentcache.cli.build import refused
 from latentcache.cli.console import SHOWN, counted, out, show_table
 from latentcache.cli.contents import show_repeats
 from latentcache.cli.flags import argument, option
-from latentcache.errors import EmptyPlanError, UsageError
+from latentcache.errors import EmptyPlanError, StrictError, UsageError
 
 if TYPE_CHECKING:
+    from latentcache.fields.table import Rejected
     from latentcache.plan.batching import BatchPlan, PlanReport
     from latentcache.plan.samples import SampleIndex
 
@@ -46,10 +48,13 @@ def plan(
     ),
     no_repeats: bool = option(False, "--no-repeats", "Serve each sample once per epoch, whatever its data set says."),
     seed: flags.Seed = 0,
+    strict: flags.Strict = False,
     requested: flags.Requested,
+    source: flags.Source,
     as_json: flags.Json = False,
 ) -> int:
     """Count the steps of an epoch before training; recipe flags apply to DATA folders only."""
+    from latentcache.pipeline.preflight import check_notes
     from latentcache.plan.batching import require_steps
 
     rows = {name: value for name, value in (("pack", pack), ("pad", pad), ("chunk", chunk)) if value is not None}
@@ -60,9 +65,14 @@ def plan(
         )
     layout = {**rows, "overflow": overflow} if rows else {}
     mixing = _mixing(weight, samples, max_repeat)
-    with console.python_as_flags():
-        sizes = (batch_size, world_size, remainder)
-        planned = _planned(paths, sizes, seed, layout, requested, mixing, repeats=not no_repeats)
+    try:
+        with console.python_as_flags():
+            sizes = (batch_size, world_size, remainder)
+            planned = _planned(paths, sizes, seed, layout, (requested, source), mixing, repeats=not no_repeats)
+        if strict:
+            check_notes(planned.notes, paths[0])
+    except StrictError as error:
+        return refused("plan", error, as_json=as_json)
     report = planned.report
     payload = _payload(report, grad_accum) | {"quarantined": planned.rejected, "seed": seed}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
@@ -89,6 +99,7 @@ class _Planned:
     """Rejected samples."""
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
+    notes: Sequence[Rejected] = ()
 
 
 def _planned(
@@ -96,7 +107,7 @@ def _planned(
     layout: tuple[int, int, str],
     seed: int,
     rows: Mapping[str, Any],
-    requested: flags.Requested,
+    asked: tuple[flags.Requested, flags.Source],
     mixing: Mapping[str, Any],
     *,
     repeats: bool,
@@ -111,7 +122,7 @@ def _planned(
         return _of_caches(paths, batches, seed, rows, mixing, repeats)
     if any(held):
         raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
-    planned = _of_data(paths, batches, seed, requested, mixing, repeats)
+    planned = _of_data(paths, batches, seed, asked, mixing, repeats)
     if rows:
         raise _no_documents(paths[0], rows)
     return planned
@@ -167,6 +178,7 @@ def _of_caches(
     return _Planned(
         report=report,
         rejected=sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots),
+        notes=[note for cache in caches for snapshot in cache.snapshots for note in snapshot.notes],
         repeats=_summed([cache.repeats for cache in caches]),
     )
 
@@ -195,7 +207,7 @@ def _of_data(
     paths: Sequence[Path],
     batches: BatchPlan,
     seed: int,
-    requested: flags.Requested,
+    asked: tuple[flags.Requested, flags.Source],
     mixing: Mapping[str, Any],
     repeats: bool,
 ) -> _Planned:
@@ -203,7 +215,7 @@ def _of_data(
     from latentcache.plan.mixing import deduplicate_names, mixture, source_name
     from latentcache.plan.samples import plan_report
 
-    found = [_index(path, requested, repeats) for path in paths]
+    found = [_index(path, *asked, repeats) for path in paths]
     mix = None
     if mixing:
         given = {name: value for name, value in mixing.items() if name != "weights"}
@@ -215,6 +227,7 @@ def _of_data(
     return _Planned(
         report=plan_report(index, batches, seed=seed),
         rejected=sum(one.rejected for one in found),
+        notes=[note for one in found for note in one.notes],
         repeats=_summed([one.repeats for one in found]),
     )
 
@@ -226,10 +239,11 @@ class _Folder:
     index: SampleIndex
     """With ``names_of``."""
     rejected: int
+    notes: Sequence[Rejected]
     repeats: Mapping[int, int]
 
 
-def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
+def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats: bool) -> _Folder:
     """The samples of DATA in their buckets."""
     import numpy as np
 
@@ -238,7 +252,8 @@ def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
     from latentcache.plan.batching import Bucket
     from latentcache.plan.samples import SampleIndex, times_counted
 
-    planned = plan_build(BuildSettings(data=path, fields=requested.fields, related=not requested.exact))
+    given = {"fields": requested.fields, "related": not requested.exact, "source": source}
+    planned = plan_build(BuildSettings(data=path, **given))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
         cache = shlex.quote(f"{path}.latentcache")
@@ -250,16 +265,15 @@ def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
             fix=f"latentcache build {shlex.quote(str(path))}{words}; latentcache plan {cache}{common} --batch-size 8"
             " --pack 4096",
         )
-    items = field.items_plan
-    assert items is not None  # a dry run keeps it
-    assert planned.table is not None
+    assert planned.dry is not None  # of a dry run
+    items, samples = planned.dry.works[field.name].plan, planned.dry.samples
     first = np.flatnonzero(items.variant == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
-    served, column = np.unique(items.sample), planned.table.columns.get("repeats") if repeats else None
+    served, column = np.unique(items.sample), samples.columns.get("repeats") if repeats else None
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
     buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
-    sample, names = items.sample[order], planned.table.names
+    sample, names = items.sample[order], samples.names
     index = SampleIndex(
         bucket=items.group[order].astype(np.int32),
         buckets=buckets,
@@ -269,6 +283,7 @@ def _index(path: Path, requested: flags.Requested, repeats: bool) -> _Folder:
     return _Folder(
         index=index,
         rejected=len(planned.rejected),
+        notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
     )
 

@@ -1,7 +1,7 @@
 """Progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
 
-Rates and times left count encoded work only: inputs that a resumed build skips or copies cost almost nothing, and
-would promise an end that never comes.
+Rates and times left count encoded work only, from the moment when the encoder was open: inputs that a resumed build
+skips or copies cost almost nothing, and would promise an end that never comes. Everything is counted in entries.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from latentcache.cli.console import SHOWN, counted, human_bytes, say
+from latentcache.cli.contents import data_lines
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan, FieldPlanned
     from latentcache.pipeline.run import Progress
 
 _LINE_S = 10.0
+#: Changed settings that are shown.
+_CHANGES = 4
 _BAR_S = 0.1
 
 
@@ -103,11 +106,11 @@ class BuildTalk(Talk):
             return
         part = f", part {plan.part}" if plan.part else ""
         say(f"{counted(plan.samples, 'sample')} in {plan.data}{part}, cache {plan.cache}")
+        for label, text in data_lines(plan.listing, plan.notes) if plan.listing is not None else ():
+            say(f"  {label:8} {text}")
         for field in plan.fields.values():
             _show_field(field)
-        made = counted(plan.to_make, "entry", "entries")
-        cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
-        say(f"  plan     {made} to make, {plan.cached} reused, {cost if plan.to_make else 'nothing to write'}")
+        say(f"  plan     {planned_entries(plan)}")
         if plan.rejected:
             say(f"  rejected {counted(len(plan.rejected), 'sample')} so far, listed at the end")
         self._begin()
@@ -119,17 +122,22 @@ class BuildTalk(Talk):
             self._begin()
         self.committed[progress.field] = progress
         if self._due():
-            self._show(progress.done, progress.total, self._lines(progress, self._elapsed))
+            done = min(progress.done + progress.waiting, progress.total)
+            self._show(done, progress.total, self._lines(progress))
 
-    def _lines(self, progress: Progress, elapsed: float) -> tuple[str, ...]:
+    def _lines(self, progress: Progress) -> tuple[str, ...]:
         """The same facts in fewer and fewer words; each has the time left."""
-        rate = progress.encoded / elapsed
-        items = progress.encoded + progress.copied + progress.skipped
-        speed = progress.cost_done * progress.encoded / max(items, 1) / elapsed  # cost of encoded work alone
-        seconds = (progress.cost_total - progress.cost_done) / speed if speed else None
-        left = f"{clock(seconds) if seconds is not None else '-:--'} left"
+        elapsed = max(time.monotonic() - (progress.began or self._started), 1e-6)
+        encoded, reused = progress.encoded + progress.waiting, progress.copied + progress.skipped
+        rate, settled = encoded / elapsed, progress.encoded + reused
+        speed = progress.cost_done * progress.encoded / max(settled, 1) / elapsed  # cost of encoded work alone
+        planned = self.plan.fields.get(progress.field) if self.plan else None
+        expected = max((planned.expected if planned else 0) - reused, 0)
+        ahead = max(progress.total - progress.done, 1)
+        cost = (progress.cost_total - progress.cost_done) * max(ahead - expected, 0) / ahead
+        left = f"{clock(cost / speed) if speed else '-:--'} left"
         each, rejected = f"{rate:.1f} {progress.field}/s", f"{progress.failed} rejected"
-        counts = f"{progress.encoded} encoded, {progress.copied + progress.skipped} reused, {rejected}"
+        counts = f"{encoded} encoded, {reused} reused, {rejected}"
         whole = f"{each}, {human_bytes(progress.written_bytes / elapsed)}/s, {counts}, {left}"
         return whole, f"{each}, {rejected}, {left}", f"{each}, {left}", left
 
@@ -140,10 +148,60 @@ def _show_field(field: FieldPlanned) -> None:
     more = len(groups) - SHOWN
     if groups:
         say(f"  buckets  {', '.join(groups[:SHOWN])}{f' and {more} more' if more > 0 else ''}  (height x width)")
-    for name, before, now in field.changed:
-        say(f"  changed  {field.name} {name}: {before} -> {now}")
+    if field.changed:
+        say(f"  changed  {field.name}: {_changed(field)}")
     for note in field.notes:
         say(f"  note     {note}")
+
+
+def about(plan: BuildPlan) -> dict[str, Any]:
+    """A plan as JSON values."""
+    fields = {
+        name: {
+            "items": field.items,
+            "to_make": field.to_make,
+            "cached": field.cached,
+            "inputs": field.inputs,
+            "bytes_to_write": field.bytes_to_write,
+            "groups": dict(field.groups),
+            "duplicates": field.duplicates,
+            "replaced": field.replaced,
+            "changed": [{"setting": what, "cached": was, "requested": now} for what, was, now in field.changed],
+            "workers": field.workers,
+        }
+        for name, field in plan.fields.items()
+    }
+    totals = {"entries_to_make": plan.to_make, "entries_cached": plan.cached, "bytes_to_write": plan.bytes_to_write}
+    return {
+        "cache": str(plan.cache),
+        "data": str(plan.data),
+        "data_kind": plan.data_kind,
+        "part": plan.part,
+        "plan": {**totals, "free_bytes": plan.free_bytes, "fields": fields},
+    }
+
+
+def planned_entries(plan: BuildPlan) -> str:
+    """Entries that a build makes and reuses, and the bytes of it."""
+    made = counted(plan.to_make, "entry", "entries")
+    cost = f"{human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
+    shared = shared_entries(plan.duplicates)
+    return f"{made} to make, {plan.cached} reused{shared}, {cost if plan.to_make else 'nothing to write'}"
+
+
+def shared_entries(duplicates: int) -> str:
+    """Samples that need no entry of their own, after a comma; empty if there are none."""
+    return f", {counted(duplicates, 'duplicate')} sharing an entry" if duplicates else ""
+
+
+def _changed(field: FieldPlanned) -> str:
+    """Settings that differ from the snapshot, and how many of its entries that makes useless."""
+    model = any(name == "encoder" for name, _, _ in field.changed)
+    shown = [one for one in field.changed if not (model and one[0].startswith("encoder."))]
+    more = f" and {len(shown) - _CHANGES} more" if len(shown) > _CHANGES else ""
+    text = ", ".join(f"{name} {before} -> {now}" for name, before, now in shown[:_CHANGES]) + more
+    lost = counted(field.replaced, "cached entry", "cached entries")
+    return f"{text}; {lost} cannot be used and will be made again" if field.replaced else text
 
 
 def clock(seconds: float) -> str:

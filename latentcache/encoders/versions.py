@@ -25,6 +25,17 @@ def cuda_count() -> int:
     return 0
 
 
+def cuda_version() -> str:
+    """Newest version of CUDA that the driver supports, such as 12.8; empty if there is no driver."""
+    version = ctypes.c_int(0)
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+            return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    except (OSError, AttributeError):
+        pass
+    return ""
+
+
 @cache
 def _version(name: str) -> str:
     try:

@@ -174,6 +174,7 @@ class InputIds(FieldKind):
         "encode": "tokenizer-crash",
     }
     encoder = "tokenizer"
+    checker = "latentcache.encoders.checks:check_tokenizer"
     describer = "latentcache.encoders.text.describe:describe"
     producer = "latentcache.encoders.text.producer:TokenProducer"
 

@@ -329,6 +329,7 @@ class Latents(FieldKind):
     columns = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}  # noqa: RUF012 - never written
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
     same_input = "latentcache.images.compare:same_input"
+    checker = "latentcache.encoders.checks:check_vae"
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
 

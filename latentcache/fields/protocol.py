@@ -457,6 +457,9 @@ class FieldKind:
     describer: str = ""
     """``module:function``: ``(settings, cached: Cached, context: DescribeContext) -> Described``; imported by the
     build process, must not import torch."""
+    checker: str = ""
+    """``module:function``: ``(settings) -> str`` for ``doctor``: describes the encoder that settings name (empty:
+    none), and raises what is wrong with it. Must not import torch."""
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 

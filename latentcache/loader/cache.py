@@ -22,6 +22,7 @@ from latentcache.errors import (
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
+    python_words,
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
@@ -590,6 +591,7 @@ class Cache:
             )
 
 
+@python_words()
 def open_cache(
     path: str | os.PathLike[str],
     *,

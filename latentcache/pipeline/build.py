@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheFormatError, InterruptedBuildError, UnusableSampleError, UsageError
+from latentcache.errors import CacheFormatError, InterruptedBuildError, UnusableSampleError, UsageError, python_words
 from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import DescribeContext, Described, FieldKind
 from latentcache.fields.registry import field_kinds, load
@@ -26,12 +26,14 @@ from latentcache.fields.table import Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import content_hash
 from latentcache.pipeline import preflight, stream
 from latentcache.pipeline.diff import FieldWork, field_work, find_items, rejected_before
+from latentcache.pipeline.duplicates import with_equal_files
 from latentcache.pipeline.existing import Existing, check_damage, kind_of, read_existing, write_state
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.publish import Outcome, draft_snapshot, says_the_same
 from latentcache.pipeline.report import (
     BuildPlan,
     BuildReport,
+    DryRun,
     FieldDone,
     Observer,
     Silent,
@@ -84,6 +86,7 @@ class _Build:
             check_damage(self.existing, self.settings)
             self.options = self.existing.options(self.settings)
             listing = self.scan()
+            preflight.check_source(self.settings.source, listing.data_kind, self.settings.data)
             self.settings = replace(self.settings, fields=self.asked(listing))
             kinds = self.kinds(listing)
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
@@ -92,6 +95,8 @@ class _Build:
             samples, works = self.works(kinds, described, listing, listing.samples, catalog)
             plan = self.plan(listing, samples, works)
             self.observer.planned(plan)
+            if self.settings.strict:
+                preflight.check_notes(plan.notes, self.settings.data)
             if self.settings.dry_run:
                 return self.dry_report(plan, works)
             preflight.check_space(plan)
@@ -192,6 +197,7 @@ class _Build:
             for column in dict.fromkeys(name for kind in kinds for name in kind.needs_header):
                 needing = [kind for kind in kinds if column in kind.needs_header]
                 samples = self.fill(column, needing, listing.root, samples, known)
+            samples = self.with_equal_files(kinds, listing.root, samples, known)
         unfinished = bool(self.existing.state)
         works = [
             field_work(
@@ -211,6 +217,19 @@ class _Build:
                 if not one.content:
                     work.rejected[row] = with_bytes(one, listing.root, places(samples, [row], own)[0])
         return samples, works
+
+    def with_equal_files(
+        self, kinds: list[FieldKind], root: Path, samples: SampleTable, known: Mapping[str, dict[int, Rejected]]
+    ) -> SampleTable:
+        """The contents of files that seem to be equal to another one, so that the plan counts entries."""
+        skip = np.zeros(len(samples), dtype=np.bool_)
+        skip[list(set.intersection(*(set(known[kind.name]) for kind in kinds)))] = True
+        facts = dict.fromkeys(name for kind in kinds for name in kind.needs_header)
+        for name in dict.fromkeys(name for kind in kinds for name in kind.inputs):
+            samples = with_equal_files(
+                samples, name, root, facts=facts, skip=skip, stopping=lambda: self.stop.requested
+            )
+        return samples
 
     def fill(
         self,
@@ -240,20 +259,29 @@ class _Build:
     def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
         rejected = [*listing.rejected, *(one for work in works for one in work.rejected.values())]
-        dry = self.settings.dry_run
         return BuildPlan(
             cache=self.paths.root,
             data=self.settings.data,
             data_kind=listing.data_kind,
             samples=len(samples) + len(listing.rejected),
-            fields={work.kind.name: field_planned(work, self.workers(work), with_items=dry) for work in works},
+            fields={work.kind.name: field_planned(work, self.workers(work)) for work in works},
             rejected=tuple(rejected),
             notes=(*listing.notes, *(note for work in works for note in work.plan.notes)),
             free_bytes=preflight.free_bytes(self.paths.root),
             part=self.existing.part(self.settings),
             duplicates=max((work.duplicates for work in works), default=0),
             no_caption=listing.no_caption,
-            table=samples if dry else None,
+            allow_failed=self.existing.allow_failed(self.settings),
+            listing=listing,
+            dry=self.dry_run(listing, samples, works) if self.settings.dry_run else None,
+        )
+
+    def dry_run(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> DryRun:
+        """What a caller of :func:`plan_build` may want to look at."""
+        return DryRun(
+            samples=samples,
+            works={work.kind.name: work for work in works},
+            tasks={work.kind.name: self.task(work, listing.root) for work in works},
         )
 
     def recover(self, catalog: Catalog) -> bool:
@@ -275,7 +303,8 @@ class _Build:
             make_folder(self.paths.shards)
             part = self.existing.part(self.settings)
             described = {work.kind.name: work.described for work in works}
-            write_state(self.paths, described, self.options, part=part, samples=plan.samples)
+            allowed = self.existing.allow_failed(self.settings)
+            write_state(self.paths, described, self.options, part=part, samples=plan.samples, allow_failed=allowed)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:
@@ -332,6 +361,7 @@ class _Build:
             work.jobs(listing, samples),
             total=work.inputs,
             total_cost=work.cost,
+            items=len(work.todo),
             stop=self.stop,
             events=self.events,
             warm=self.warm,
@@ -388,7 +418,7 @@ class _Build:
             source=source,
             rejected=rejected,
             notes=listing.notes,
-            allow_failed=self.settings.allow_failed,
+            allow_failed=self.existing.allow_failed(self.settings),
         )
 
     def dry_report(self, plan: BuildPlan, works: list[FieldWork]) -> BuildReport:
@@ -419,7 +449,7 @@ class _Build:
             rejected=tuple(rejected),
             notes=tuple(notes),
             elapsed_s=time.monotonic() - self.started,
-            allow_failed=self.settings.allow_failed,
+            allow_failed=self.existing.allow_failed(self.settings),
             **more,
         )
 
@@ -446,6 +476,7 @@ def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTab
     return samples.with_columns(**changed) if changed else samples
 
 
+@python_words()
 def build_cache(
     settings: BuildSettings,
     *,

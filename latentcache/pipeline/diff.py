@@ -90,7 +90,14 @@ class FieldWork:
         if self.before is None or self.before.recipe is None:
             return ()
         both = self.before.provenance, self.described.provenance
-        return tuple(self.kind.differences(self.before.recipe, self.described.recipe, both))
+        found = self.kind.differences(self.before.recipe, self.described.recipe, both)
+        labels = self.before.provenance.get("label"), self.described.label
+        return (*([("encoder", *labels)] if found and labels[0] not in (None, labels[1]) else ()), *found)
+
+    def replaced(self) -> int:
+        """Entries of the snapshot that were made with another recipe."""
+        before = self.before
+        return 0 if before is None or before.recipe_id == self.described.recipe.recipe_id else before.entries
 
     def jobs(self, listing: Listing, samples: SampleTable) -> Iterator[Job]:
         """The jobs of the items to make, one at a time."""

@@ -80,6 +80,11 @@ class Existing:
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 
+    def allow_failed(self, settings: BuildSettings) -> str:
+        """Rejected samples that are tolerated: as given, else as before."""
+        before = self.snapshot.allow_failed if self.snapshot else str(self.state.get("allow_failed", "0"))
+        return settings.allow_failed or before
+
     def part(self, settings: BuildSettings) -> str:
         """The part that is built, ``i/n``; empty for all of the data.
 
@@ -142,13 +147,20 @@ def check_damage(existing: Existing, settings: BuildSettings) -> None:
 
 
 def write_state(
-    paths: CachePaths, described: Mapping[str, Described], options: SourceOptions, *, part: str, samples: int
+    paths: CachePaths,
+    described: Mapping[str, Described],
+    options: SourceOptions,
+    *,
+    part: str,
+    samples: int,
+    allow_failed: str = "0",
 ) -> None:
     """Record the settings of this build, so that the same command without its flags continues it."""
     fields = {
         name: {"recipe": one.recipe.as_json(), "provenance": dict(one.provenance)} for name, one in described.items()
     }
     state = {"fields": fields, "source": options.as_json(), "part": part or WHOLE, "samples": samples}
+    state["allow_failed"] = allow_failed
     write_json(paths.building, {"format": _FORMAT, **state})
 
 

@@ -7,6 +7,7 @@ Guarantee: the rows and item keys are those of one build; every copied entry pas
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError
+from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError, python_words
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
@@ -48,6 +49,7 @@ from latentcache.store.salvage import copy_entries
 from latentcache.store.snapshot import FieldRows, Snapshot, current_or_none
 
 
+@python_words()
 def merge_caches(
     parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, observer: Observer | None = None
 ) -> BuildReport:
@@ -74,7 +76,7 @@ def merge_caches(
         for snapshot in snapshots:
             stack.callback(_released, snapshot)
         _check_recipes(folders, snapshots)
-        _check_parts(folders, snapshots)
+        _check_parts(folders, snapshots, whole)
         table = _table(folders, [_as_whole(snapshot) for snapshot in snapshots])
         stack.enter_context(locked(paths))
         before = {path.name for path in paths.shards.iterdir()} if paths.shards.is_dir() else set()
@@ -130,13 +132,17 @@ def _check_recipes(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None
     first = snapshots[0]
     for part, snapshot in zip(parts[1:], snapshots[1:], strict=True):
         if set(snapshot.fields) != set(first.fields):
-            differences: list[tuple[str, Any, Any]] = [("fields", sorted(first.fields), sorted(snapshot.fields))]
-        else:
-            differences = [
-                (f"{name}.{setting}", mine, theirs)
-                for name, rows in first.fields.items()
-                for setting, mine, theirs in _differing(rows, snapshot.fields[name])
-            ]
+            raise UsageError(
+                f"{part} holds other fields than {parts[0]}",
+                where=str(part),
+                why=f"{', '.join(sorted(first.fields))} and {', '.join(sorted(snapshot.fields))}",
+                fix="merge caches of the same fields, or build the missing field first",
+            )
+        differences: list[tuple[str, Any, Any]] = [
+            (f"{name}.{setting}", mine, theirs)
+            for name, rows in first.fields.items()
+            for setting, mine, theirs in _differing(rows, snapshot.fields[name])
+        ]
         if differences:
             raise StaleCacheError(
                 f"{part} was made by another recipe than {parts[0]}",
@@ -160,7 +166,7 @@ def _recipe(rows: FieldRows) -> FieldRecipe:
     return recipe
 
 
-def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
+def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
     """Refuse parts of one data set that are not all there."""
     numbers = [check_part(snapshot.part) if snapshot.part else (0, 1) for snapshot in snapshots]
     counts = {of for _, of in numbers}
@@ -174,10 +180,11 @@ def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot]) -> None:
     (of,) = counts
     missing = sorted(set(range(of)) - {index for index, _ in numbers})
     if missing:
+        given = shlex.join(map(str, parts))
         raise UsageError(
             f"{len(missing)} of {of} parts are missing: {', '.join(f'{index}/{of}' for index in missing)}",
             why="the merged cache would lack their samples",
-            fix="name all parts: latentcache merge PART... --out CACHE",
+            fix=f"name them too: latentcache merge {given} PART... --out {shlex.quote(str(out))}",
         )
 
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 import errno
 import platform
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, UsageError
+from latentcache.errors import DiskFullError, LatentcacheError, SourceNotFoundError, StrictError, UsageError
 from latentcache.fields.protocol import Described
+from latentcache.fields.table import Rejected
 from latentcache.pipeline.report import BuildPlan
+from latentcache.sources.scan import SourceOptions
 from latentcache.store.atomic_io import (
     as_store_error,
     make_folder,
@@ -155,6 +158,50 @@ def check_space(plan: BuildPlan) -> None:
             f" {plan.free_bytes:,} are free",
             fix="free some space, or give another disk with --out",
         )
+
+
+#: Settings of a source that one kind of data has no use for.
+_OF_RECORDS = ("datasets", "text_lines")
+_OF_IMAGES = (
+    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix"),
+    *("split", "image_column", "caption_column"),
+)
+_FLAGS = {"datasets": "dataset"}
+
+
+def check_source(asked: SourceOptions | None, kind: str, data: Path) -> None:
+    """Refuse settings that DATA of this kind would ignore.
+
+    Raises:
+        UsageError: One was given.
+    """
+    for name in _OF_RECORDS if kind == "images" else _OF_IMAGES:
+        value = getattr(asked, name, None)
+        if value not in (None, "", (), False):
+            flag = f"--{_FLAGS.get(name, name).replace('_', '-')}"
+            other = "records" if kind == "images" else "images"
+            raise UsageError(
+                f"{flag}: for {other} only, and DATA holds {kind}", where=str(data), fix=f"leave {flag} out"
+            )
+
+
+def check_notes(notes: Sequence[Rejected], data: Path) -> None:
+    """Refuse data of which anything is not used.
+
+    Raises:
+        StrictError: There are notes.
+    """
+    if not notes:
+        return
+    counts = Counter[str]()
+    for note in notes:
+        counts[note.reason] += note.count
+    raise StrictError(
+        f"{counts.total()} input{'s' * (counts.total() > 1)} of DATA not used as given",
+        where=str(data),
+        why=", ".join(f"{reason} {count}" for reason, count in counts.most_common()),
+        notes=notes,
+    )
 
 
 def provenance(described: Described) -> dict[str, Any]:

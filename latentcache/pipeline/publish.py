@@ -18,7 +18,7 @@ from latentcache.errors import UnusableSampleError
 from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
-from latentcache.identity.content import content_hash
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import SLICE, FieldWork
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.run import RunResult
@@ -57,8 +57,9 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
     if not len(lacking):
         return np.arange(len(place))
     failed = dict(outcome.result.failed) if outcome.result else {}
-    causes = {failure.content: failure for failure in failed.values() if failure.content}
     content = outcome.work.kind.content(samples)
+    causes = {failure.content or content[row].tobytes(): failure for row, failure in failed.items()}
+    causes.pop(bytes(HASH_BYTES), None)
     for row in set(lacking.tolist()).difference(outcome.rejected):
         failure = failed.get(row) or causes.get(content[row].tobytes()) or _LOST
         outcome.rejected[row] = rejection(samples, outcome.work, row, failure, root)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from latentcache.fields.protocol import FieldKind, FieldPlan, FieldRecipe
+from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.pipeline.diff import distinct
 from latentcache.pipeline.settings import tolerated
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from latentcache.pipeline.diff import FieldWork
     from latentcache.pipeline.publish import Outcome
     from latentcache.pipeline.run import Progress
+    from latentcache.pipeline.workers.worker import Task
+    from latentcache.sources.scan import Listing
     from latentcache.store.publish import FieldDraft
 
 
@@ -36,8 +38,10 @@ class FieldPlanned:
     items: int
     cached: int
     """Committed already, also by a build that was killed."""
+    expected: int = 0
+    """Those among them whose inputs are not read yet: an unfinished build has committed as many of this recipe."""
     duplicates: int
-    """Items that an earlier sample gives as well, as far as contents are known."""
+    """Items that an earlier sample gives as well: they share its entry."""
     inputs: int
     """Distinct inputs to read."""
     cost: int
@@ -46,11 +50,11 @@ class FieldPlanned:
     """(label of the group, items), largest shape first."""
     changed: tuple[tuple[str, Any, Any], ...] = ()
     """(setting, value of the snapshot, value now) in which the recipe differs from the snapshot."""
+    replaced: int = 0
+    """Entries of the snapshot that were made with another recipe, so that none of them can be used."""
     notes: tuple[str, ...] = ()
     workers: int = 0
     """Worker processes; 0: a thread of the build."""
-    items_plan: FieldPlan | None = field(default=None, repr=False)
-    """The items, without keys; only in a dry run."""
 
     @property
     def to_make(self) -> int:
@@ -61,6 +65,18 @@ class FieldPlanned:
     def recipe_id(self) -> bytes:
         """Of the recipe."""
         return self.recipe.recipe_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """What the plan of a dry run was made from."""
+
+    samples: SampleTable
+    """Those of the listing, with header columns and with the contents that are known."""
+    works: Mapping[str, FieldWork]
+    """By field."""
+    tasks: Mapping[str, Task]
+    """How workers would make each field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +94,13 @@ class BuildPlan:
     free_bytes: int
     part: str = ""
     duplicates: int = 0
-    """Samples whose content an earlier sample has, as far as contents are known."""
+    """Samples whose content an earlier sample has: they share its entry."""
     no_caption: int = 0
-    table: SampleTable | None = field(default=None, repr=False)
-    """The samples; only in a dry run."""
+    allow_failed: str = "0"
+    listing: Listing | None = field(default=None, repr=False)
+    """What was found in DATA; None for a merge."""
+    dry: DryRun | None = field(default=None, repr=False)
+    """What the plan was made from; only in a dry run."""
 
     @property
     def cached(self) -> int:
@@ -114,6 +133,8 @@ class FieldDone:
     """Headers and payloads of the entries that the snapshot needs."""
     written_bytes: int = 0
     seconds: float = 0.0
+    encode_s: float = 0.0
+    """Seconds with an open encoder; 0.0: nothing was encoded."""
     waits: Mapping[str, float] = field(default_factory=dict)
     """Seconds per stage, summed over workers."""
     restarts: int = 0
@@ -246,8 +267,8 @@ def quarantined(rejected: Iterable[Rejected]) -> int:
     return len({(one.name, one.line) for one in rejected})
 
 
-def field_planned(work: FieldWork, workers: int, *, with_items: bool = False) -> FieldPlanned:
-    """Count what is to do for one field; ``with_items`` keeps the items for a dry run."""
+def field_planned(work: FieldWork, workers: int) -> FieldPlanned:
+    """Count what is to do for one field."""
     items = len(work.place) - work.duplicates
     return FieldPlanned(
         name=work.kind.name,
@@ -256,15 +277,16 @@ def field_planned(work: FieldWork, workers: int, *, with_items: bool = False) ->
         label=work.described.label,
         items=items,
         cached=items - len(work.todo) + work.assumed,
+        expected=work.assumed,
         duplicates=work.duplicates,
         inputs=work.inputs,
         cost=work.cost,
         bytes_to_write=work.bytes_to_write(),
         groups=work.groups(),
         changed=work.changed(),
+        replaced=work.replaced(),
         notes=work.described.notes,
         workers=workers,
-        items_plan=work.plan if with_items else None,
     )
 
 
@@ -283,6 +305,7 @@ def field_done(outcome: Outcome, draft: FieldDraft) -> FieldDone:
         num_bytes=int(np.sum(draft.head, dtype=np.int64) + np.sum(draft.bytes, dtype=np.int64)),
         written_bytes=result.written_bytes if result else 0,
         seconds=outcome.seconds,
+        encode_s=result.encode_s if result else 0.0,
         waits=dict(result.waits) if result else {},
         restarts=result.restarts if result else 0,
         describe=kind.describe(recipe, work.described.provenance),

@@ -8,6 +8,7 @@ was asked to end returns with everything committed that its workers had in hand.
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,19 +70,23 @@ class Progress:
 
     field: str
     total: int
-    """Jobs."""
+    """Items of all jobs."""
     cost_total: int = 0
     done: int = 0
-    """Jobs that are settled: committed, found committed, or failed."""
+    """Items of jobs that are settled: committed, found committed, or failed."""
     cost_done: int = 0
     encoded: int = 0
-    """Items."""
+    """Items that were computed and committed."""
+    waiting: int = 0
+    """Items that are encoded and wait for the next commit."""
     copied: int = 0
     skipped: int = 0
     failed: int = 0
     """Jobs."""
     written_bytes: int = 0
     restarts: int = 0
+    began: float = 0.0
+    """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,8 @@ class RunResult:
     restarts: int
     workers: int
     """0: a thread of the build."""
+    encode_s: float
+    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
     waits: Mapping[str, float]
     """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
     and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
@@ -131,6 +138,7 @@ def run_jobs(
     *,
     total: int,
     total_cost: int,
+    items: int | None = None,
     stop: StopSignal,
     events: EventLog | None = None,
     warm: WarmWorker | None = None,
@@ -146,6 +154,7 @@ def run_jobs(
         jobs: In the order of the plan; taken as workers have room. No jobs: nothing is started.
         total: Number of jobs.
         total_cost: Sum of their costs.
+        items: Number of their items [default: one for each job].
         stop: Looked at all the time.
         events: Told of each durable commit.
         warm: May have a worker ready.
@@ -163,6 +172,7 @@ def run_jobs(
     """
     crew = _Crew(task, total=total, total_cost=total_cost, events=events, warm=warm, lock_fd=lock_fd)
     crew.on_failed = failed
+    crew.progress.total = total if items is None else items
     work = crew.kind.work
     batch = task.batch_size or work.batch_items
     scheduler = Scheduler(
@@ -231,6 +241,7 @@ class _Crew:
         self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
         self._failed: list[tuple[int, Failure]] = []
         self.on_failed: Callable[[Job, Failure], None] = lambda job, failure: None
+        self._waiting: dict[str, int] = {}
         self._waits: Counter[str] = Counter()
         self._noise: Mapping[str, Any] = {}
 
@@ -311,6 +322,7 @@ class _Crew:
                 with reading(one):
                     found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
         new = [key for key in found if key not in known]
+        self._wait(shard, 0)
         self._take_keys(b"".join(new))
         self.progress.encoded += len(new)
         return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
@@ -332,6 +344,7 @@ class _Crew:
         progress.copied += counts.get("copied", 0)
         progress.skipped += counts.get("skipped", 0)
         progress.written_bytes += message["bytes"]
+        self._wait(shard, message["waiting"])
         rows = [row for row in message["jobs"] if row[0] in settled]
         if rows:
             sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
@@ -340,7 +353,7 @@ class _Crew:
                 (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
             )
         done = [settled[number] for number in (*message["done"], *(row[0] for row in rows)) if number in settled]
-        progress.done += len(done)
+        progress.done += sum(len(job.outputs) for job in done)
         progress.cost_done += sum(job.cost for job in done)
         for number, failure in message["failed"]:
             if number in settled:
@@ -351,7 +364,7 @@ class _Crew:
         self._failed.append((job.sample, failure))
         self.on_failed(job, failure)
         self.progress.failed += 1
-        self.progress.done += 1
+        self.progress.done += len(job.outputs)
         self.progress.cost_done += job.cost
 
     def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
@@ -364,9 +377,16 @@ class _Crew:
 
     def ended(self, message: Message) -> None:
         """As in ``Crew``."""
+        if message.kind == "opened":
+            self.progress.began = self.progress.began or time.monotonic()
         self._waits.update(message.head.get("waits", {}))
         if message.head.get("noise"):
             self._noise = join_noise(self._noise, message["noise"])
+
+    def _wait(self, shard: str, items: int) -> None:
+        """Note how many encoded items of a worker are not committed."""
+        self._waiting[shard] = items
+        self.progress.waiting = sum(self._waiting.values())
 
     def _take_keys(self, keys: bytes) -> None:
         if keys:
@@ -389,6 +409,7 @@ class _Crew:
             interrupted=interrupted,
             restarts=self.progress.restarts,
             workers=self.workers,
+            encode_s=time.monotonic() - self.progress.began if self.progress.began else 0.0,
             waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
             written_bytes=self.progress.written_bytes,
             noise=self._noise,

@@ -12,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latentcache.errors import UsageError
+from latentcache.errors import UsageError, python_words
 
 if TYPE_CHECKING:
     from latentcache.sources.scan import SourceOptions
@@ -68,8 +68,10 @@ class BuildSettings:
     """Seed of the loader whose first epoch a streaming build follows."""
     stream_batch: int = 1
     """Samples per step of that loader, of all ranks together."""
-    allow_failed: str = "0"
-    """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). Kept for ``verify``."""
+    allow_failed: str | None = None
+    """Rejected samples tolerated before exit status 1: a number, or a percentage (``2%``). The cache keeps it."""
+    strict: bool = False
+    """Refuse data of which anything is noticed and not used, before anything is encoded."""
     retry_failed: bool = False
     """Read inputs again that an earlier build rejected."""
     dry_run: bool = False
@@ -84,6 +86,7 @@ class BuildSettings:
         said = [one for one in fields(self) if one.name == "data" or getattr(self, one.name) not in (one.default, {})]
         return f"BuildSettings({', '.join(f'{one.name}={_short(getattr(self, one.name))}' for one in said)})"
 
+    @python_words()
     def __post_init__(self) -> None:
         for name in ("data", "out", "events"):
             if isinstance(getattr(self, name), str):
@@ -92,7 +95,7 @@ class BuildSettings:
             raise UsageError(
                 f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
             )
-        tolerated(self.allow_failed, 0)
+        tolerated(self.allow_failed or "0", 0)
         names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every", "stream_batch")
         at_least(1, **{name: getattr(self, name) for name in names})
         at_least(0, workers=self.workers)

@@ -3,7 +3,8 @@
 LMDB's writer lock waits without a limit, ignores SIGINT and names no holder. This one answers at once, names the
 holder, and ends with its processes, so a killed build leaves nothing to clean up. A forked process has no part in it;
 workers are given its descriptor, and a build that finds the lock held in the name of a dead process waits for its
-workers.
+workers. The cache folder itself is locked as well, if its file system allows that: somebody may delete the lock file
+while a build runs, and the next build would lock a new one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,20 @@ def builder_lock(path: Path) -> Iterator[int]:
             raise _no_file(path) from error
         raise as_store_error(error, path) from error
     _held.add(descriptor)
+    folder = -1
     try:
+        with suppress(OSError):  # a folder that cannot be read cannot be locked
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _held.add(folder)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _no_file(path)
-        _take(descriptor, path)
+        _take(descriptor, path, folder)
         yield descriptor
     finally:
-        if descriptor in _held:  # else this is a fork of the process that took it
-            _held.remove(descriptor)
-            os.close(descriptor)
+        for one in (descriptor, folder):
+            if one in _held:  # else this is a fork of the process that took it
+                _held.remove(one)
+                os.close(one)
 
 
 def builder_name(path: Path) -> str:
@@ -101,7 +107,7 @@ def _no_file(path: Path) -> CacheDamagedError:
     )
 
 
-def _take(descriptor: int, path: Path) -> None:
+def _take(descriptor: int, path: Path, folder: int) -> None:
     try:
         held = not _locked(descriptor)
         holder = _read_holder(descriptor) if held else {}
@@ -124,6 +130,17 @@ def _take(descriptor: int, path: Path) -> None:
         holder = dict.fromkeys(("pid", "host", "since"), "unknown")
         what = "another build has just given this cache up"
         raise CacheLockedError(what, holder=holder, where=str(path), fix="run this command again")
+    if not _folder_locked(folder):
+        from latentcache.store.lease import holders  # it imports snapshots, which import this module
+
+        found = next(iter(holders(path.parent)))
+        raise CacheLockedError(
+            f"another build holds this cache: process {found.pid} on {found.host}",
+            holder=found.as_json(),
+            where=str(path.parent),
+            why=f"that process was started {found.since}, and its {path.name} was deleted",
+            fix="wait until it ends; never delete the lock file: it ends with its process",
+        )
     since = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
     try:
@@ -148,6 +165,17 @@ def _locked(descriptor: int) -> bool:
             why=f"flock: {error.strerror}; two builds at once would damage the cache",
             fix="build on a local disk with --out, then copy the cache here: reading needs no locks",
         ) from error
+    return True
+
+
+def _folder_locked(folder: int) -> bool:
+    """Lock the cache folder; True also where folders cannot be locked, as on NFS."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
     return True
 
 

@@ -50,6 +50,8 @@ class Garbage:
     entries: int = 0
     """Unreferenced entries in it, if it is a shard that is in use."""
     holders: tuple[Holder, ...] = ()
+    snapshot: int = 0
+    """Number of the snapshot that keeps it; 0: none does."""
     until: str = ""
     """Why it stays and until when; empty if it goes."""
 
@@ -63,6 +65,7 @@ class Garbage:
             "bytes": self.num_bytes,
         }
         item |= {"entries": self.entries} if self.entries else {}
+        item |= {"snapshot": self.snapshot} if self.snapshot else {}
         item |= {"holders": [holder.as_json() for holder in self.holders]} if self.holders else {}
         return item | ({"until": self.until} if self.until else {})
 
@@ -171,6 +174,8 @@ class _Collector:
     damaged: bool
     apply: bool
     items: list[Garbage] = field(default_factory=list)
+    _kept: list[int] = field(default_factory=list)
+    """Numbers of the snapshots that stay, newest first."""
 
     def run(self) -> CollectReport:
         uses = shard_use(self.paths, self._readable())
@@ -224,7 +229,7 @@ class _Collector:
         snapshots = _on_disk(self.paths, current)
         replaced = {old.replaces for old in snapshots if old.number <= current}
         lasting = [old.number for old in reversed(snapshots) if old.number <= current and old.shards is not None]
-        kept = set([number for number in lasting if number not in replaced or number == current][: self.keep])
+        kept = self._kept = [number for number in lasting if number not in replaced or number == current][: self.keep]
         for old in snapshots:
             if old.number in kept:
                 yield old, "kept"
@@ -242,7 +247,7 @@ class _Collector:
                 self._remove(old.folder, "superseded" if old.shards is not None else "damaged")
                 continue
             stay.append((old, reason))
-            if reason != "kept":
+            if old.number != self.paths.current_snapshot():
                 self._hold_for(old.folder, old, reason)
         return stay
 
@@ -251,10 +256,15 @@ class _Collector:
         # A repair that died has tombstoned a shard and not yet published where its entries are now.
         tombstoned = self.paths.tombstoned()
         unfinished = not tombstoned.isdisjoint(open_snapshot(self.paths.root).shards)
+        current = self.paths.current_snapshot()
         blind = next(((old, reason) for old, reason in stay if old.shards is None), None)
         for folder in self.paths.all_sealed():
             needing = [(old, reason) for old, reason in stay if old.shards is None or folder.name in old.shards]
-            if any(reason == "kept" for _, reason in needing):
+            kept = [old for old, reason in needing if reason == "kept"]
+            if any(old.number == current for old in kept):
+                continue
+            if kept:
+                self._hold_for(folder, kept[-1], "kept")
                 continue
             dead, sealed = folder.name in tombstoned, _sealed_at(folder)
             if needing or blind:
@@ -286,15 +296,22 @@ class _Collector:
         return self.grace_s > 0 and time.time() - moment < self.grace_s
 
     def _hold_for(self, path: Path, old: _Old, reason: str) -> None:
-        """Something that a snapshot keeps that is neither current nor kept."""
-        if reason == "leased":
+        """Something that a snapshot keeps that is not the current one."""
+        if reason == "kept":
+            age = self._kept.index(old.number)
+            builds = self.keep - age
+            newer = "the next snapshot" if builds == 1 else f"{builds} newer snapshots"
+            self._hold(path, "rollback", f"until {newer}, or now with --keep {age}", number=old.number)
+        elif reason == "leased":
             by = tuple(holders(old.folder / "manifest.json"))
-            self._hold(path, reason, "until its readers close the cache", by)
+            self._hold(path, reason, "until its readers close the cache", by, number=old.number)
         else:
-            self._hold(path, reason, f"until {_clock(old.since + self.grace_s)}, for readers without a lease")
+            until = f"until {_clock(old.since + self.grace_s)}, for readers without a lease"
+            self._hold(path, reason, until, number=old.number)
 
-    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = ()) -> None:
-        self.items.append(replace(self._garbage("held", reason, path), holders=by, until=until))
+    def _hold(self, path: Path, reason: str, until: str, by: tuple[Holder, ...] = (), *, number: int = 0) -> None:
+        found = self._garbage("held", reason, path)
+        self.items.append(replace(found, holders=by, until=until, snapshot=number))
 
     def _remove(self, path: Path, reason: str) -> None:
         """Move a thing out of sight in one step, then delete it."""

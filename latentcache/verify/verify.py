@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, LatentcacheError
+from latentcache.errors import CacheDamagedError, LatentcacheError, python_words
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.store.columns import ColumnFile
 from latentcache.store.garbage import shard_use
@@ -62,6 +62,7 @@ class Requested:
 RequestedBy = Callable[[Snapshot], Requested]
 
 
+@python_words()
 def verify_cache(
     cache: Path | str,
     *,

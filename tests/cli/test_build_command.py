@@ -256,3 +256,55 @@ def test_flips_from_build_to_plan(run, data, tmp_path):
     run(*words, "--no-flip")
     back = run("verify", cache, "--json").json
     assert (back["counts"]["ok"], back["counts"]["unreferenced"], back["exit_code"]) == (4, 0, 0)
+
+
+def test_plan_and_end_count_entries_and_duplicates_alike(run, data):
+    for number in range(3):
+        (data / f"copy{number}.png").write_bytes((data / "p0.png").read_bytes())
+    done = build(run, data)
+    assert "  plan     4 entries to make, 0 reused, 3 duplicates sharing an entry, " in done.err
+    assert "4 encoded, 0 reused, 3 duplicates sharing an entry, 0 quarantined in " in done.out
+    assert " entries/s while encoding, " in done.out
+    (data / "another.png").write_bytes((data / "p1.png").read_bytes())
+    planned = build(run, data, "--dry-run", "--json").json
+    assert planned["plan"]["entries_to_make"] == 0, "equal to a file of the snapshot"
+    again = build(run, data, "--json").json
+    assert again["counts"] == counts(8, 0, 4, 0, duplicates=4, no_caption=again["counts"]["no_caption"])
+
+
+def test_files_that_only_seem_equal_are_two_entries(run, data):
+    raw = bytearray((data / "p0.png").read_bytes())
+    raw[-1] ^= 1  # of the last checksum, which decoders ignore
+    (data / "alike.png").write_bytes(raw)
+    planned = build(run, data, "--dry-run", "--json").json["plan"]
+    assert (planned["entries_to_make"], planned["fields"]["latents"]["duplicates"]) == (5, 0)
+
+
+def test_another_model_says_beforehand_what_it_costs(run, data):
+    build(run, data)
+    done = build(run, data, "--model", "demo", "--dry-run")
+    assert (
+        "  changed  latents: encoder stub -> demo; 4 cached entries cannot be used and will be made again\n"
+        in done.err
+    )
+    planned = build(run, data, "--model", "demo", "--dry-run", "--json").json["plan"]["fields"]["latents"]
+    assert planned["replaced"] == 4
+    assert planned["changed"][0] == {"setting": "encoder", "cached": "stub", "requested": "demo"}
+    assert "cannot be used" not in build(run, data, "--resolution", "128", "--dry-run").err
+
+
+def test_strict_refuses_notes_before_anything_is_made(run, data):
+    (data / "p3.txt").write_text("the fourth")
+    assert build(run, data, "--strict").status == 0
+    (data / "orphan.txt").write_text("a caption of no image")
+    cache = data.with_name("cache")
+    before = sorted(path.name for path in cache.rglob("*"))
+    done = build(run, data, "--strict", "--json")
+    assert (done.status, done.error["slug"]) == (2, "strict")
+    assert {item["reason"] for item in done.json["items"]} == {"caption-unused"}
+    assert sorted(path.name for path in cache.rglob("*")) == before
+    planned = run("plan", data, *SMALL, "--batch-size", "1", "--strict", "--json")
+    assert (planned.status, planned.error["slug"], len(planned.json["items"])) == (2, "strict", 1)
+    assert "note orphan.txt [caption-unused]" in build(run, data, "--strict").out
+    assert build(run, data).status == 0
+    assert run("plan", cache, "--batch-size", "1", "--strict").status == 2

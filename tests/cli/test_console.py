@@ -3,7 +3,9 @@ import errno
 import io
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -195,3 +197,34 @@ def test_a_bug_says_where():
     with pytest.raises(KeyError) as caught:
         raise KeyError("x")
     assert __file__ in console.as_known(caught.value).where
+
+
+LINES = [
+    "  why: the model folder /data/models/a-rather-long-name/vae has no weights, and the build needs about 12 GB",
+    "  fix: latentcache build '/data/with a blank/images' --out /data/caches/images --model /data/models/vae",
+    "note a/" + "very" * 30 + ".png [upscaled]: one word that is wider than the terminal",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_narrow_terminal_never_breaks_words_or_paths(line, width):
+    lines = console.folded(line, width).split("\n")
+    assert len(lines) > 1
+    words = [word for one in lines for word in one.removesuffix(" \\").split()]
+    assert words == line.split()
+    assert all(len(one) <= width or len(one.split()) <= 4 for one in lines), "a wider word has a line of its own"
+    assert all(one.startswith("    ") for one in lines[1:])
+
+
+def test_a_command_in_several_lines_is_still_one_command():
+    whole = LINES[1].partition("fix: ")[2]
+    pasted = console.folded(LINES[1], 60).partition("fix: ")[2]
+    echo = ["bash", "-c", pasted.replace("latentcache", "printf '%s\\n'", 1)]
+    assert (
+        subprocess.run(echo, capture_output=True, text=True, check=True).stdout.splitlines() == shlex.split(whole)[1:]
+    )
+
+
+def test_a_line_that_fits_stays_as_it_is():
+    assert console.folded("  plan     4 entries  to make", 80) == "  plan     4 entries  to make"

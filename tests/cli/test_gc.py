@@ -91,3 +91,17 @@ def test_an_unfinished_first_build(run, tmp_path):
     (tmp_path / "BUILDING").write_text("{}")
     done = run("gc", tmp_path, "--apply", "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-unfinished")
+
+
+def test_what_a_snapshot_to_go_back_to_keeps_and_until_when(run, cache, data):
+    rebuild(cache, data)
+    done = run("gc", cache, "--json").json
+    assert {(item["category"], item["reason"], item["snapshot"]) for item in done["items"]} == {
+        ("held", "rollback", 1)
+    }
+    assert {item["file"].split("/")[0] for item in done["items"]} == {"snapshots", "shards"}
+    assert {item["until"] for item in done["items"]} == {"until the next snapshot, or now with --keep 1"}
+    text = run("gc", cache).out
+    assert "held snapshots/000001 [rollback, until the next snapshot, or now with --keep 1] " in text
+    assert " [rollback for snapshot 1, until the next snapshot, or now with --keep 1] " in text
+    assert run("gc", cache, "--keep", 1, "--grace", 0, "--json").json["counts"]["removable"] == len(done["items"])

@@ -159,3 +159,22 @@ def test_the_time_left_is_never_cut_off(columns, capsys, monkeypatch):
     talk.close()
     assert task.description.endswith("5:00 left")
     assert len(task.description) + min(40, columns // 4) + len(" 500/2000 ") <= columns
+
+
+def test_entries_that_wait_for_a_commit_are_shown(clock, capsys):
+    talk = BuildTalk(quiet=False)
+    talk.advanced(state())
+    clock.s += 10
+    talk.advanced(state(waiting=20))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("20/200 2.0 latents/s, 0 B/s, 20 encoded, ")
+
+
+def test_rates_begin_with_the_encoder(clock, capsys):
+    """Reading 100 committed inputs took 100 s, then the encoder did 10 entries in 10 s."""
+    talk = BuildTalk(quiet=False)
+    talk.advanced(state())
+    clock.s += 110
+    talk.advanced(state(done=110, cost_total=200, cost_done=110, skipped=100, encoded=10, began=clock.s - 10))
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "110/200 1.0 latents/s, 0 B/s, 10 encoded, 100 reused, 0 rejected, 1:30 left"
+    )

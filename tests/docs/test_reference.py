@@ -71,9 +71,11 @@ def objects(tmp_path_factory):
         run("gc", cache, "--json"),
     )
     plan = run("plan", cache, "--batch-size", "1", "--json")
+    inspect = run("inspect", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
+    doctor = run("doctor", f"{folder}/images", "--model", "stub", "--resolution", "64", "--json")
     failed = run("plan", f"{folder}/nothing", "--batch-size", "1", "--json")
-    names = ("build", "verify", "info", "gc", "plan", "error")
-    return dict(zip(names, map(json.loads, (build, *rest, plan, failed)), strict=True))
+    names = ("build", "verify", "info", "gc", "plan", "inspect", "doctor", "error")
+    return dict(zip(names, map(json.loads, (build, *rest, plan, inspect, doctor, failed)), strict=True))
 
 
 def section(name):
@@ -88,7 +90,7 @@ def documented(text):
     return {key for row in rows for key in re.findall(r"`(\w+)`", row)}
 
 
-@pytest.mark.parametrize("name", ["build", "verify", "info", "gc", "plan"])
+@pytest.mark.parametrize("name", ["build", "verify", "info", "gc", "plan", "doctor"])
 def test_every_key_is_documented_and_there(objects, name):
     everywhere = {"schema", "command", "exit_code", "error"}
     assert set(objects[name]) == documented(section(name)) | everywhere
@@ -98,6 +100,12 @@ def test_every_key_is_documented_and_there(objects, name):
     ("name", "path"),
     [
         ("build", ("counts",)),
+        ("inspect", ("layout",)),
+        ("inspect", ("layout", "sets", 0)),
+        ("inspect", ("counts",)),
+        ("inspect", ("sizes",)),
+        ("doctor", ("checks", 0)),
+        ("doctor", ("checks", 3)),
         ("build", ("plan",)),
         ("info", ("counts",)),
         ("gc", ("counts",)),

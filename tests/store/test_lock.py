@@ -219,3 +219,28 @@ def test_a_link_in_the_place_of_the_lock_costs_nobody_a_file(tmp_path):
     with pytest.raises(CacheDamagedError), builder_lock(tmp_path / "builder.lock"):
         pass
     assert (tmp_path / "precious").read_text() == "words"
+
+
+def test_a_builder_whose_lock_file_was_deleted_still_holds_the_cache(path, holder):
+    path.unlink()
+    with pytest.raises(CacheLockedError, match=f"process {holder.pid} on ") as caught, builder_lock(path):
+        pytest.fail("two builders hold one cache")
+    assert (caught.value.slug, caught.value.holder["pid"]) == ("locked", holder.pid)
+    assert "its builder.lock was deleted" in caught.value.why
+    holder.kill()
+    holder.wait()
+    with builder_lock(path):
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+def test_a_file_system_that_locks_no_folders_has_the_lock_file(path, monkeypatch):
+    flock = fcntl.flock
+
+    def refused(descriptor, how):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112 - of a descriptor
+            raise OSError(errno.EBADF, "no locks on folders")
+        flock(descriptor, how)
+
+    monkeypatch.setattr(lock_module.fcntl, "flock", refused)
+    with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
+        pytest.fail("two builders hold one cache")

@@ -162,7 +162,8 @@ def test_compaction_is_said_before_it_is_done(sparse):
 
 def test_a_shard_that_another_snapshot_needs_is_not_copied(sparse):
     report = collect(sparse.cache)
-    assert [(item.state, item.reason, item.entries) for item in report.items] == []
+    assert [(item.state, item.reason, item.snapshot) for item in report.items] == [("held", "rollback", 1)]
+    assert report.items[0].until == "until the next snapshot, or now with --keep 1"
     age(sparse)
     report = collect(sparse.cache, keep=1, apply=True)
     assert "compacted" in {item.state for item in report.items}

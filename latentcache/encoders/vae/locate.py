@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from latentcache.encoders.checkpoints import recognize
 from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
-from latentcache.encoders.vae.weights import shards_of, sniff
+from latentcache.encoders.vae.weights import read_header, shards_of, sniff
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 
 #: Name under which diffusers saves the weights of a model.
@@ -85,13 +86,28 @@ def _from_file(path: Path, config: str | None) -> Located:
     sniff(path)
     config_path = _given_config(config) if config else path.parent / "config.json"
     if not config_path.is_file():
-        raise EncoderError(
-            f"{path.name} alone does not identify a model",
-            where=str(path),
-            why="a lone file has neither its class nor its normalization; there is no config.json beside it",
-            fix=f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON",
-        )
+        raise _without_config(path)
     return Located(config_path=config_path, config=read_config(config_path), weights=(path,))
+
+
+def _without_config(path: Path) -> EncoderError:
+    """The error of a lone file; names the family of a checkpoint that is known by its tensors."""
+    found = recognize(read_header(path))
+    why = "a lone file has neither its class nor its normalization; there is no config.json beside it"
+    fix = f"give its configuration: --model {path} --model-config FOLDER_WITH_CONFIG_JSON"
+    if not found.name:
+        return EncoderError(f"{path.name} alone does not identify a model", where=str(path), why=why, fix=fix)
+    if not found.has_encoder:
+        return UnsupportedModelError(
+            f"{path.name} is a checkpoint of {found}",
+            where=str(path),
+            why="latents are made by the VAE, which is another file of that model",
+            fix=f"give the VAE: --model {found.repository}, or its vae/ folder",
+        )
+    if found.repository:
+        fix = f"hf download {found.repository} vae/config.json --local-dir CONFIG; then add --model-config CONFIG/vae"
+    what = f"{path.name} is {'a checkpoint of ' if found.repository else ''}{found.name}, and has no configuration"
+    return EncoderError(what, where=str(path), why=why, fix=fix)
 
 
 def _from_folder(folder: Path, config: str | None) -> Located:

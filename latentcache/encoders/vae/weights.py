@@ -192,6 +192,23 @@ def fingerprint(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> 
     return xxhash.xxh3_128_hexdigest(canonical_json(tensor_hashes(names, tensors)))
 
 
+def not_finite(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> str:
+    """Name in the file of the first tensor that holds infinity or NaN; empty if there is none.
+
+    Args:
+        names: As for :func:`tensor_hashes`.
+        tensors: Tensors by their name in the file.
+    """
+    for name in names.values():
+        kind = _FLOATS.get(tensors[name].dtype)
+        for chunk in _chunks(tensors[name]) if kind else ():
+            values = np.frombuffer(chunk, kind)
+            bad = (values & 0x7F80) == 0x7F80 if values.dtype == np.uint16 else ~np.isfinite(values)
+            if bad.any():
+                return name
+    return ""
+
+
 def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
     """One small tensor as float32, exact, in its own shape.
 

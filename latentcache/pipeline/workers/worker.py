@@ -149,6 +149,7 @@ class WorkerLoop:
         self._kept_bytes = 0
         self._followers: dict[tuple[int, bytes], list[Candidate]] = {}
         self._told = time.monotonic()
+        self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
         self._flushed = self._opened = False
 
     def run(self) -> dict[str, Any]:
@@ -381,6 +382,7 @@ class WorkerLoop:
                 self.jobs.fail_whole(key, job, one)
             else:
                 unit.items.append((job.outputs[0].item, self._item(key, one)))
+                self._finished += 1
         unit.unmade -= len(jobs)
         if not unit.unmade:
             self._unit_made(unit)
@@ -421,6 +423,7 @@ class WorkerLoop:
             if isinstance(made, Failure):
                 self.jobs.fail(tracked, made)
             elif not tracked.unit.probe:
+                self._finished += 1
                 entries += self._packed(tracked, item, made)
             tracked.unmade -= 1
             if not tracked.unmade:
@@ -500,16 +503,17 @@ class WorkerLoop:
 
     def _committed(self, entries: Sequence[NewEntry]) -> None:
         """Report a durable commit; called by the writer thread."""
-        keys = [key for entry in entries for key in entry.item_keys]
-        self.jobs.was_committed(keys)
+        self.jobs.was_committed(keys := [key for entry in entries for key in entry.item_keys])
+        self._durable += len(keys)
         self._tell(keys, sum(len(entry.value) for entry in entries))
 
     def _tell(self, keys: Sequence[bytes] = (), num_bytes: int = 0) -> None:
         """Report keys that are durable, and jobs that are settled."""
         self._told = time.monotonic()
-        settled = self.jobs.take_settled()
-        if keys or any(settled.values()):
-            self.channel.send("committed", b"".join(keys), bytes=num_bytes, **settled)
+        settled, waiting = self.jobs.take_settled(), max(self._finished - self._durable, 0)
+        if keys or waiting != self._said or any(settled.values()):
+            self._said = waiting
+            self.channel.send("committed", b"".join(keys), bytes=num_bytes, waiting=waiting, **settled)
 
     def _warn(self, message: str) -> None:
         self.channel.send("warning", text=message)

@@ -1,0 +1,364 @@
+"""``latentcache doctor``: this machine, a model, a tokenizer and DATA, checked before a build."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latentcache.cli import console, flags
+from latentcache.cli.console import counted, human_bytes, out
+from latentcache.cli.flags import argument, option
+from latentcache.cli.progress import clock, shared_entries
+from latentcache.errors import DeviceError, DiskFullError, LatentcacheError, StoreError, WorkerError
+
+if TYPE_CHECKING:
+    from latentcache.pipeline.report import BuildPlan
+
+HELP = """Check this machine, a model, a tokenizer and DATA before a build.
+
+With DATA a few items are encoded in a temporary folder, and the time and the bytes of the build are estimated.
+Nothing is written to DATA or to a cache. Exit status: 0 fine, 1 the build would fail or reject data, 3 this machine
+cannot do it.
+"""
+_PACKAGES = (
+    *("latentcache", "numpy", "lmdb", "pillow", "simplejpeg", "xxhash", "safetensors", "torch", "diffusers"),
+    *("transformers", "tokenizers"),
+)
+_OPTIONAL = ("pyarrow", "tiktoken")
+#: File systems that other machines serve. Locks and fsync mean less there, and small reads cost a round trip.
+_NETWORK = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "afs", "virtiofs")
+)
+_LEAST_FILES, _LEAST_SHM = 1024, 1 << 30
+_ENVIRONMENT = (DeviceError, StoreError, DiskFullError, WorkerError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    text: str
+    state: str = "ok"
+    """``ok``, ``warning`` or ``problem``."""
+    hint: str = ""
+    """What to do, in words."""
+    fix: str = ""
+    """What to do, as a command."""
+    of_machine: bool = False
+    """True if this machine is the problem, not the data or the model."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """One element of ``checks``."""
+        told = {"name": self.name, "state": self.state, "text": self.text, "hint": self.hint, "fix": self.fix}
+        return {key: value for key, value in told.items() if value} | dict(self.facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The arguments of the command."""
+
+    data: Path | None
+    out: Path | None
+    requested: flags.Requested
+    source: flags.Source
+    device: str
+
+    @property
+    def cache(self) -> Path:
+        """The folder that a build would write."""
+        from latentcache.pipeline.settings import beside
+
+        return self.out or (beside(self.data) if self.data else Path.cwd())
+
+    def build(self, *more: str) -> str:
+        """The build that these arguments mean."""
+        words = ["latentcache build", shlex.quote(str(self.data))] if self.data else ["latentcache build DATA"]
+        given = " ".join(more)
+        words += [f"--out {shlex.quote(str(self.out))}"] if self.out and "--out" not in given else []
+        words += [self.requested.words, self.requested.common]
+        words += [f"--device {self.device}"] if self.device != "auto" and "--device" not in given else []
+        return " ".join(word for word in (*words, *more) if word)
+
+
+def doctor(
+    data: Path | None = argument("[DATA]", "Data that will be built.", None),
+    *,
+    out_folder: Path | None = option(None, "--out -o CACHE", "The cache folder. [default: DATA.latentcache]"),
+    requested: flags.Requested,
+    source: flags.Source,
+    device: str = option("auto", "--device DEVICE", "As for build. [default: auto]"),
+    as_json: flags.Json = False,
+) -> int:
+    """Check this machine, a model, a tokenizer and DATA before a build."""
+    asked = _Asked(data=data, out=out_folder, requested=requested, source=source, device=device)
+    found: list[Check] = []
+    for check in _checks(asked):
+        found.append(check)
+        if not as_json:
+            _show(check)
+    problems = [check for check in found if check.state == "problem"]
+    exit_code = 3 if any(check.of_machine for check in problems) else int(bool(problems))
+    if as_json:
+        payload = {"data": None if data is None else str(data), "checks": [check.as_json() for check in found]}
+        console.emit("doctor", payload, exit_code=exit_code)
+    else:
+        out("ready" if not problems else f"{counted(len(problems), 'problem')} found")
+    return exit_code
+
+
+def _checks(asked: _Asked) -> Iterator[Check]:
+    yield _packages()
+    yield _device(asked)
+    yield _limits()
+    yield _place(asked)
+    for name, settings in asked.requested.fields.items():
+        yield from _encoder(name, settings)
+    if asked.data is not None:
+        yield from _data(asked)
+
+
+def _show(check: Check) -> None:
+    out(f"{check.state:8} {check.name:9} {check.text}")
+    for name, text in (("hint", check.hint), ("fix", check.fix)):
+        if text:
+            out(f"  {name}: {text}")
+
+
+def failed(name: str, error: LatentcacheError) -> Check:
+    """An error as a check; its fix is a command or words."""
+    is_command = error.fix.startswith(("latentcache ", "git ", "pip ", "chmod ", "mkdir ", "ls ", "rm "))
+    why = f": {error.why}" if error.why else ""
+    return Check(
+        name=name,
+        state="problem",
+        text=f"{error.what}{why}",
+        of_machine=isinstance(error, _ENVIRONMENT),
+        facts={"slug": error.slug, "where": error.where},
+        **{"fix" if is_command else "hint": error.fix},
+    )
+
+
+# the machine
+
+
+def _packages() -> Check:
+    versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
+    missing = [name for name in _PACKAGES if not versions[name]]
+    text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    facts = {"versions": {"python": platform.python_version(), **versions}}
+    text = f"python {platform.python_version()}, {text}"
+    if missing:
+        text = f"{', '.join(missing)} missing; {text}"
+        fix = f"pip install {' '.join(missing)}"
+        return Check(name="packages", state="problem", text=text, fix=fix, of_machine=True, facts=facts)
+    if not _lmdb_is_patched():
+        hint = "pip install --force-reinstall lmdb, without LMDB_PURE and LMDB_FORCE_SYSTEM"
+        text = f"lmdb is a build without its fixes for damaged files; {text}"
+        return Check(name="packages", state="warning", text=text, hint=hint, facts=facts)
+    return Check(name="packages", text=text, facts=facts)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _lmdb_is_patched() -> bool:
+    """True if lmdb was built with its hardening patches, as its wheels are."""
+    try:
+        from lmdb import _config
+    except ImportError:
+        return True
+    return "-DHAVE_PATCHED_LMDB=1" in _config.CONFIG.get("extra_compile_args", ())
+
+
+def _device(asked: _Asked) -> Check:
+    """The device that encoders will run on; torch is imported by a worker, and only where there is a CUDA device."""
+    from latentcache.encoders.versions import cuda_count, cuda_version
+    from latentcache.pipeline.devices import devices_for
+    from latentcache.pipeline.workers.memory import cpu_count, host_memory
+    from latentcache.pipeline.workers.process import WarmWorker
+
+    host = f"{counted(cpu_count(), 'CPU core')}, {human_bytes(host_memory())} of memory"
+    facts: dict[str, Any] = {"cores": cpu_count(), "host_memory": host_memory(), "driver": cuda_version()}
+    try:
+        devices_for(asked.device, needs_torch=True)
+        if asked.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
+            if asked.device.startswith("cuda"):
+                raise DeviceError("this machine has no CUDA device", fix=asked.build("--device cpu"))
+            return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
+        with WarmWorker(asked.device) as worker:
+            facts |= worker.ask("latentcache.encoders.checks:device_facts")
+    except LatentcacheError as error:
+        return failed("device", error)
+    driver = f"driver for CUDA {facts['driver']}" if facts["driver"] else "no driver"
+    if not facts["usable"]:
+        built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
+        text = f"the CUDA device cannot be used: {built}, {driver}"
+        hint = "install the torch build that fits the driver"
+        fix = asked.build("--device cpu") if asked.data else ""
+        return Check(name="device", state="problem", text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
+    memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"
+    return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
+
+
+def _limits() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0  # noqa: PTH112 - the system's
+    facts = {"open_files": soft, "shared_memory_free": shm}
+    text = f"{soft} open files, {human_bytes(shm)} of shared memory free"
+    if soft < _LEAST_FILES:
+        most = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+        return Check(
+            name="limits", state="warning", text=f"{text}; caches need {_LEAST_FILES}", fix=f"ulimit -n {most}",
+            facts=facts,
+        )  # fmt: skip
+    if shm < _LEAST_SHM:
+        hint = "DataLoader workers pass batches through /dev/shm: give a container --shm-size 2g"
+        return Check(name="limits", state="warning", text=text, hint=hint, facts=facts)
+    return Check(name="limits", text=text, facts=facts)
+
+
+def _place(asked: _Asked) -> Check:
+    """The disk of the cache."""
+    from latentcache.pipeline.preflight import check_places, free_bytes
+
+    try:
+        if asked.data is not None:
+            check_places(asked.data, asked.cache)
+        free = free_bytes(asked.cache)
+    except LatentcacheError as error:
+        return failed("disk", error)
+    kind = file_system(asked.cache)
+    facts = {"cache": str(asked.cache), "free_bytes": free, "file_system": kind}
+    text = f"{human_bytes(free)} free at {asked.cache}{f' on {kind}' if kind else ''}"
+    if not is_network(kind):
+        return Check(name="disk", text=text, facts=facts)
+    hint = "build on a local disk, then copy the cache: readers need no locks"
+    local = Path(tempfile.gettempdir(), asked.cache.name)
+    fix = asked.build(f"--out {shlex.quote(str(local))}") if asked.data is not None else ""
+    return Check(name="disk", state="warning", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """Type of the file system of a path that need not exist; empty if the system does not say."""
+    try:
+        lines = [line.split() for line in mounts.read_text("utf-8", "surrogateescape").splitlines()]
+    except OSError:
+        return ""
+    whole, best, kind = path.resolve(), -1, ""
+    for _, place, name, *_ in (line for line in lines if len(line) > 2):
+        point = Path(place.replace("\\040", " "))
+        if len(point.parts) >= best and (point == whole or point in whole.parents):
+            best, kind = len(point.parts), name
+    return kind
+
+
+def is_network(kind: str) -> bool:
+    """True for a file system that another machine serves; FUSE file systems most often are."""
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+# encoders and data
+
+
+def _encoder(name: str, settings: Any) -> Iterator[Check]:
+    """The encoder of a requested field, without DATA and without loading it."""
+    from latentcache.fields.registry import field_kinds, load
+
+    checker = field_kinds()[name].checker
+    try:
+        text = load(checker)(settings) if checker else ""
+    except LatentcacheError as error:
+        yield failed(name, error)
+        return
+    if text:
+        demo = text.startswith("demo")
+        hint = "give a VAE with --model: latents of the demo encoder are not for training" if demo else ""
+        yield Check(name=name, state="warning" if demo else "ok", text=text, hint=hint)
+
+
+def _data(asked: _Asked) -> Iterator[Check]:
+    """What a build of DATA would do, its findings, its bytes and its time."""
+    from latentcache.pipeline.build import plan_build
+    from latentcache.pipeline.settings import BuildSettings
+
+    assert asked.data is not None
+    try:
+        given = {"fields": asked.requested.fields, "related": not asked.requested.exact, "source": asked.source}
+        plan = plan_build(BuildSettings(data=asked.data, out=asked.out, device=asked.device, **given))
+    except LatentcacheError as error:
+        yield failed("data", error)
+        return
+    yield _findings(plan, asked)
+    yield _space(plan)
+    for name in plan.fields:
+        yield _time(plan, name)
+
+
+def _findings(plan: BuildPlan, asked: _Asked) -> Check:
+    from latentcache.pipeline.report import quarantined
+
+    rejected, notes = quarantined(plan.rejected), sum(note.count for note in plan.notes)
+    entries = counted(plan.to_make, "entry", "entries")
+    text = (
+        f"{counted(plan.samples, 'sample')}, {entries} to make, {plan.cached} reused{shared_entries(plan.duplicates)}"
+    )
+    facts = {"samples": plan.samples, "entries_to_make": plan.to_make, "quarantined": rejected, "notes": notes}
+    hint = f"{counted(notes, 'note')}: `latentcache inspect` lists them" if notes else ""
+    if rejected:
+        first = plan.rejected[0]
+        return Check(
+            name="data",
+            state="problem",
+            text=f"{text}, {rejected} rejected, the first is {first.name} [{first.reason}]",
+            hint=hint,
+            fix=asked.build(f"--allow-failed {rejected}"),
+            facts=facts,
+        )
+    return Check(name="data", state="warning" if notes else "ok", text=text, hint=hint, facts=facts)
+
+
+def _space(plan: BuildPlan) -> Check:
+    from latentcache.pipeline.preflight import check_space
+
+    try:
+        check_space(plan)
+    except DiskFullError as error:
+        return failed("space", error)
+    text = f"about {human_bytes(plan.bytes_to_write)} to write, {human_bytes(plan.free_bytes)} free"
+    return Check(name="space", text=text, facts={"bytes_to_write": plan.bytes_to_write})
+
+
+def _time(plan: BuildPlan, name: str) -> Check:
+    from latentcache.pipeline.probe import probe
+
+    try:
+        found = probe(plan, name)
+    except LatentcacheError as error:
+        return failed("time", error)
+    if found is None:
+        return Check(name="time", text=f"{name}: nothing to encode", facts={"field": name, "seconds": 0.0})
+    largest = f", {found.group} first," if found.group else ""
+    measured = f"{counted(found.items, 'entry', 'entries')}{largest} in {found.encode_s:.1f} s"
+    text = f"{name}: about {clock(found.seconds)} and {human_bytes(found.num_bytes)} (estimate from {measured} and"
+    text = f"{text} {found.open_s:.1f} s to open the encoder)"
+    facts = {"field": name, "seconds": round(found.seconds, 1), "bytes": found.num_bytes, "probed": found.items}
+    if not found.items:
+        text = f"{name}: none of {found.failed} inputs of the largest group could be encoded"
+        return Check(name="time", state="problem", text=text, facts=facts)
+    hint = "; ".join(found.warnings)
+    return Check(name="time", state="warning" if hint else "ok", text=text, hint=hint, facts=facts)

@@ -1,0 +1,82 @@
+"""Checks of a model that a build does not make, because they read every weight or ask the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from latentcache.encoders.text.describe import describe_tokenizer
+from latentcache.encoders.text.stub import is_stub
+from latentcache.encoders.vae import weights
+from latentcache.encoders.vae.describe import ModelDescription, describe_model
+from latentcache.encoders.vae.families import family_of
+from latentcache.encoders.vae.locate import read_config
+from latentcache.errors import UnsupportedModelError, UsageError
+
+
+def check_weights(description: ModelDescription) -> None:
+    """Look for weights of the encoder that are not finite. Cost: one pass over its bytes.
+
+    Raises:
+        UnsupportedModelError: One is infinite or not a number; every latent would be.
+    """
+    if description.config_path is None:
+        return
+    class_name = read_config(description.config_path)["_class_name"]
+    family = family_of(class_name, str(description.config_path))
+    tensors = weights.read_headers(description.weights)
+    bad = weights.not_finite(weights.encoder_names(tensors, ldm=family.ldm), tensors)
+    if bad:
+        raise UnsupportedModelError(
+            f"{tensors[bad].path.name} has weights that are not finite",
+            where=str(tensors[bad].path),
+            why=f"tensor {bad} holds infinity or NaN, so every latent would",
+            fix="download the file again, or save the model again in float32",
+        )
+
+
+def check_vae(settings: Any) -> str:
+    """Describe the encoder that settings of latents name, and read its weights; empty if they name none.
+
+    Raises:
+        EncoderError: It cannot be used, with the reason.
+    """
+    if settings.model is None:
+        return ""
+    description = describe_model(settings.model, config=settings.model_config)
+    check_weights(description)
+    spec = description.spec
+    return f"{settings.model} is {spec.family}: {spec.channels} channels, f{spec.factor}"
+
+
+def check_tokenizer(settings: Any) -> str:
+    """Describe the tokenizer that settings of token ids name; empty if they name none.
+
+    Raises:
+        EncoderError: It cannot be used, with the reason.
+        UsageError: A template or an option cannot be used.
+    """
+    if settings.tokenizer is None:
+        return ""
+    try:
+        found = describe_tokenizer(settings.tokenizer, chat=True, chat_template=settings.chat_template)
+    except UsageError:  # no template, which texts need none of
+        found = describe_tokenizer(settings.tokenizer, chat=False, add_bos=False, add_eos=False)
+    template = "with" if found.chat_template or is_stub(settings.tokenizer) else "without"
+    return f"{settings.tokenizer}: {found.recipe.num_ids} ids, {template} a chat template"
+
+
+def device_facts(device: str = "auto") -> dict[str, Any]:
+    """Facts about the device of this process, for ``doctor``; imports torch.
+
+    Returns:
+        ``torch``, ``cuda`` (the version that torch was built for; empty: without CUDA), ``usable``; for a usable CUDA
+        device its ``name``, ``free_bytes`` and ``total_bytes``.
+    """
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "usable": False}
+    if device.startswith("cpu") or not torch.cuda.is_available():
+        return facts
+    free, total = torch.cuda.mem_get_info()
+    name = torch.cuda.get_device_name()
+    return facts | {"usable": True, "name": name, "free_bytes": free, "total_bytes": total}

@@ -1,0 +1,97 @@
+"""Estimate the time and the bytes of a build: a few items of its largest group go through the normal workers.
+
+Nothing is written into the cache; what the probe commits goes to a temporary folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from latentcache.fields.protocol import Job
+from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.report import BuildPlan
+from latentcache.pipeline.run import Progress, run_jobs
+
+#: Items of a probe at most, and seconds of encoding after which it ends.
+ITEMS, SECONDS = 64, 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What the probe of one field measured, and what follows from it."""
+
+    field: str
+    group: str
+    """Label of the largest group; empty if the kind has no labels."""
+    items: int
+    """Items that were encoded."""
+    encode_s: float
+    open_s: float
+    """Seconds until the encoder was open."""
+    failed: int
+    warnings: tuple[str, ...]
+    seconds: float
+    """Estimate for all items to make, with opening the encoder."""
+    num_bytes: int
+    """Estimate of the bytes on disk."""
+
+
+def probe(plan: BuildPlan, field: str, *, items: int = ITEMS, seconds: float = SECONDS) -> Probe | None:
+    """Encode a few items of a field; None if there is nothing to make.
+
+    Args:
+        plan: Of a dry run.
+        field: Its name.
+        items: Inputs that are read, at most.
+        seconds: Seconds of encoding after which no further batch begins.
+
+    Raises:
+        As :func:`latentcache.pipeline.run.run_jobs`.
+    """
+    dry, listing = plan.dry, plan.listing
+    assert dry is not None  # of a dry run
+    assert listing is not None
+    work, stop, warnings = dry.works[field], StopSignal(), list[str]()
+    if not len(work.todo):
+        return None
+    jobs: list[Job] = list(islice(work.jobs(listing, dry.samples), items))
+    seen = Progress(field, 0)
+
+    def look(progress: Progress) -> None:
+        nonlocal seen
+        seen = replace(progress)
+        done = progress.encoded + progress.waiting + progress.failed
+        if progress.began and done and time.monotonic() - progress.began > seconds:
+            stop.request()
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="latentcache-doctor-") as folder:
+        Path(folder, "shards").mkdir()
+        result = run_jobs(
+            replace(dry.tasks[field], cache=folder, lookup="", stream=False),
+            iter(jobs),
+            total=len(jobs),
+            total_cost=sum(job.cost for job in jobs),
+            items=sum(len(job.outputs) for job in jobs),
+            stop=stop,
+            progress=look,
+            warn=warnings.append,
+        )
+    open_s = max(seen.began - started, 0.0) if seen.began else time.monotonic() - started
+    times = work.cost / seen.cost_done if seen.cost_done else 0.0
+    ragged = work.described.recipe.spec.ragged
+    return Probe(
+        field=field,
+        group=next((work.plan.groups[output.group].label for job in jobs for output in job.outputs), ""),
+        items=result.encoded,
+        encode_s=result.encode_s,
+        open_s=open_s,
+        failed=len(result.failed),
+        warnings=tuple(warnings),
+        seconds=open_s + result.encode_s * times,
+        num_bytes=int(result.written_bytes * times) if ragged else work.bytes_to_write(),
+    )

@@ -1,0 +1,200 @@
+"""``doctor``: each problem is named, and each ``fix:`` line is run as printed."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+from small_cache import SMALL, draw
+from tiny_vae import tiny_vae
+
+from latentcache.cli import doctor
+from latentcache.encoders.vae.locate import WEIGHTS_NAME
+
+BIN = Path(sys.executable).parent
+
+
+def checks(done):
+    """The checks of a run by name."""
+    return {check["name"]: check for check in done.json["checks"]}
+
+
+def carried_out(check, folder):
+    """The exit status of a check's fix, run by a shell in another folder."""
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", check["fix"]], cwd=folder, env=environment, capture_output=True, check=False)
+    return done.returncode
+
+
+def test_a_machine_that_is_ready(run, data):
+    done = run("doctor", data, *SMALL, "--json")
+    assert done.status == 0
+    value = done.json
+    assert set(value) == {"schema", "command", "exit_code", "error", "data", "checks"}
+    found = checks(done)
+    assert list(found) == ["packages", "device", "limits", "disk", "latents", "data", "space", "time"]
+    assert all({"name", "state", "text"} <= set(check) for check in value["checks"])
+    assert found["packages"]["versions"]["torch"]
+    assert (found["data"]["samples"], found["data"]["entries_to_make"]) == (4, 4)
+    assert (found["time"]["field"], found["time"]["probed"]) == ("latents", 4)
+    assert found["time"]["seconds"] >= 0
+    assert not data.with_name("data.latentcache").exists()
+    assert list(Path("/tmp").glob("latentcache-doctor-*")) == []
+
+
+def test_one_screen_of_text(run, data):
+    done = run("doctor", data, *SMALL)
+    assert done.status == 0
+    lines = done.out.splitlines()
+    assert len(lines) <= 24
+    assert lines[0].startswith("ok       packages  python ")
+    assert "(estimate from " in done.out
+    assert lines[-1] == "ready"
+
+
+def test_without_data_only_the_machine_is_checked(run):
+    done = run("doctor", "--json")
+    assert (done.status, list(checks(done))) == (0, ["packages", "device", "limits", "disk"])
+
+
+def test_rejected_inputs_are_a_finding_and_the_fix_builds(run, data, tmp_path):
+    (data / "bad.png").write_bytes(b"")
+    done = run("doctor", data, *SMALL, "--out", tmp_path / "c", "--json")
+    check = checks(done)["data"]
+    assert (done.status, check["state"]) == (1, "problem")
+    assert "bad.png [empty]" in check["text"]
+    assert carried_out(check, tmp_path) == 0
+    assert run("info", tmp_path / "c", "--json").json["complete"]
+
+
+def test_a_device_that_is_not_there(run, data, tmp_path):
+    from latentcache.encoders.versions import cuda_count
+
+    if cuda_count():
+        pytest.skip("there is one")
+    done = run("doctor", data, *SMALL, "--device", "cuda", "--out", tmp_path / "c", "--json")
+    check = checks(done)["device"]
+    assert (done.status, check["state"]) == (3, "problem")
+    assert carried_out(check, tmp_path) == 0
+
+
+def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "file_system", lambda path: "nfs4")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(doctor.tempfile, "tempdir", None)
+    done = run("doctor", data, *SMALL, "--json")
+    check = checks(done)["disk"]
+    assert (done.status, check["state"]) == (0, "warning")
+    assert carried_out(check, tmp_path) == 0
+    assert (tmp_path / "data.latentcache" / "CURRENT").exists()
+
+
+def test_few_open_files(run, monkeypatch, tmp_path):
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda what: (256, hard))
+    check = checks(run("doctor", "--json"))["limits"]
+    assert check["state"] == "warning"
+    assert carried_out(check, tmp_path) == 0
+
+
+def test_a_package_that_is_missing(run, monkeypatch, tmp_path):
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "numpy" else version(name))
+    done = run("doctor", "--json")
+    check = checks(done)["packages"]
+    assert (done.status, check["state"], check["fix"]) == (3, "problem", "pip install numpy")
+    fix = {"fix": f"{shlex.quote(sys.executable)} -m {check['fix']} --no-index --quiet"}
+    assert carried_out(fix, tmp_path) == 0, "it is installed"
+
+
+def unusable_models(folder):
+    """(name, --model, words of the problem)"""
+    made = tiny_vae(folder / "vae")
+    for name, content, words in (
+        ("gguf", b"GGUF" + bytes(60), "a GGUF file"),
+        ("html", b"<!DOCTYPE html><html>", "an HTML page"),
+        ("lfs", b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer"),
+        ("pickle", b"PK\x03\x04" + bytes(60), "a pickle checkpoint"),
+        ("cut", (made / WEIGHTS_NAME).read_bytes()[:5000], "cut short"),
+    ):
+        copy = folder / name
+        copy.mkdir()
+        (copy / "config.json").write_bytes((made / "config.json").read_bytes())
+        (copy / WEIGHTS_NAME).write_bytes(content)
+        yield copy, words
+    (made / WEIGHTS_NAME).rename(made / "weights.bin")
+    yield made, "only pickle weights"
+    (folder / "empty").mkdir()
+    yield folder / "empty", "has no config.json"
+
+
+def test_models_that_cannot_be_used(run, tmp_path):
+    for model, words in unusable_models(tmp_path):
+        done = run("doctor", "--model", model, "--json")
+        check = checks(done)["latents"]
+        assert (done.status, check["state"]) == (1, "problem"), model
+        assert words in check["text"]
+        assert check["hint"]
+
+
+def test_a_checkpoint_is_recognized(run, tmp_path):
+    import numpy as np
+
+    key = "double_blocks.0.img_attn.qkv.weight"
+    save_file({key: np.zeros((2, 2), dtype=np.float16)}, tmp_path / "flux.safetensors")
+    check = checks(run("doctor", "--model", tmp_path / "flux.safetensors", "--json"))["latents"]
+    assert "flux.safetensors is a checkpoint of Flux.1, without its VAE" in check["text"]
+
+
+def test_a_tokenizer(run, tmp_path):
+    found = checks(run("doctor", "--tokenizer", "stub", "--json"))
+    assert found["input_ids"]["state"] == "ok"
+    done = run("doctor", "--tokenizer", tmp_path / "none", "--json")
+    assert (done.status, checks(done)["input_ids"]["state"]) == (1, "problem")
+
+
+def test_data_that_a_build_refuses(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = run("doctor", tmp_path / "empty", "--json")
+    assert (done.status, checks(done)["data"]["slug"]) == (1, "source-empty")
+
+
+def test_records_are_probed_too(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"a document {n}"}) + "\n" for n in range(50)))
+    found = checks(run("doctor", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json"))
+    assert found["time"]["probed"] == 50
+    assert found["time"]["bytes"] > 0
+
+
+def test_a_cache_that_is_up_to_date_has_nothing_to_estimate(run, data):
+    run("build", data, *SMALL)
+    found = checks(run("doctor", data, "--json"))
+    assert (found["time"]["seconds"], found["data"]["entries_to_make"]) == (0.0, 0)
+
+
+def test_the_largest_group_is_encoded(run, data):
+    draw(data / "large.png", (256, 256), seed=50)
+    found = checks(run("doctor", data, "--model", "stub", "--bucket", "64x64", "--bucket", "256x256", "--json"))
+    assert "256x256 first" in found["time"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "kind"),
+    [
+        ("/dev/sda / ext4 rw 0 0\nhost:/x /data nfs4 rw 0 0\n", "nfs4"),
+        ("/dev/sda / ext4 rw 0 0\nhost:/x /dat nfs4 rw 0 0\n", "ext4"),
+        ("/dev/sda / ext4 rw 0 0\nx /data/set\\040a fuse.sshfs rw 0 0\n", "ext4"),
+        ("", ""),
+    ],
+)
+def test_the_file_system_of_a_path(mounts, kind, tmp_path):
+    (tmp_path / "mounts").write_text(mounts)
+    assert doctor.file_system(Path("/data/set"), tmp_path / "mounts") == kind
+    assert doctor.is_network("fuse.sshfs")
+    assert not doctor.is_network("ext4")

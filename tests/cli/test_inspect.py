@@ -1,0 +1,100 @@
+import json
+import shutil
+
+import pytest
+from small_cache import SMALL, draw
+
+KEYS = {
+    "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
+    "captions", "first_without_caption", "sizes", "duplicates", "items", "causes",
+}  # fmt: skip
+
+
+@pytest.fixture
+def kohya(tmp_path):
+    """Two sets, one caption, a small image, a duplicate and an orphan caption."""
+    folder = tmp_path / "kohya"
+    for number in range(3):
+        draw(folder / "10_sks dog" / f"a{number}.png", (128, 96), seed=number)
+    (folder / "10_sks dog" / "a0.txt").write_text("a dog")
+    (folder / "10_sks dog" / "nobody.txt").write_text("nobody")
+    draw(folder / "1_cat" / "small.png", (40, 20), seed=7)
+    shutil.copy(folder / "10_sks dog" / "a0.png", folder / "1_cat" / "z.png")
+    return folder
+
+
+def test_what_was_recognized_and_why(run, kohya):
+    done = run("inspect", kohya, *SMALL, "--json")
+    value = done.json
+    assert (done.status, set(value)) == (0, KEYS)
+    assert value["layout"]["word"] == "kohya"
+    assert "10 repeats" in value["layout"]["why"]
+    sets = {one["name"]: one for one in value["layout"]["sets"]}
+    assert (sets["10_sks dog"]["repeats"], sets["10_sks dog"]["class_words"]) == (10, "sks dog")
+    assert (sets["10_sks dog"]["samples"], sets["1_cat"]["samples"]) == (3, 2)
+    assert value["captions"] == {"sidecar .txt": 1, "class words": 4}
+    assert value["sizes"]["smallest"] == {"height": 20, "width": 40, "path": "1_cat/small.png"}
+    assert (value["sizes"]["largest"]["height"], value["sizes"]["read"]) == (96, 5)
+    assert value["duplicates"] == {"known": 1, "first": "1_cat/z.png"} or value["duplicates"]["known"] == 1
+    assert "caption-unused" in {cause["reason"] for cause in value["causes"]}
+    assert value["plan"]["entries_to_make"] == 4
+    assert not kohya.with_name("kohya.latentcache").exists()
+
+
+def test_the_plan_is_that_of_build(run, kohya):
+    inspected = run("inspect", kohya, *SMALL, "--json").json
+    planned = run("build", kohya, *SMALL, "--dry-run", "--json").json
+    for plan in (inspected["plan"], planned["plan"]):
+        del plan["free_bytes"]
+    assert inspected["plan"] == planned["plan"]
+    assert inspected["items"] == planned["items"]
+
+
+def test_one_screen_of_text(run, kohya):
+    done = run("inspect", kohya, *SMALL)
+    assert done.status == 0
+    lines = done.out.splitlines()
+    assert len(lines) <= 24
+    assert 'set        10_sks dog: 3 samples, 10 repeats, class words "sks dog"' in lines
+    assert "captions   class words 4, sidecar .txt 1" in done.out or "sidecar .txt 1, class words 4" in done.out
+    assert lines[-1].startswith("build      4 entries to make, 0 reused, 1 duplicate sharing an entry, ")
+
+
+def test_images_without_captions_name_the_first(run, data):
+    for path in data.glob("*.txt"):
+        path.unlink()
+    done = run("inspect", data, *SMALL)
+    assert "none 4 (the first without a caption is p0.png)" in done.out
+    assert "  captions none 4 (the first without a caption is p0.png)" in run("build", data, *SMALL, "--dry-run").err
+
+
+def test_findings_and_strictness(run, data):
+    assert run("inspect", data, *SMALL).status == 0
+    (data / "orphan.txt").write_text("x")
+    assert run("inspect", data, *SMALL).status == 0
+    assert run("inspect", data, *SMALL, "--strict").status == 1
+    (data / "bad.png").write_bytes(b"")
+    done = run("inspect", data, *SMALL, "--json")
+    assert (done.status, done.json["counts"]["quarantined"]) == (1, 1)
+    assert run("inspect", data, *SMALL, "--allow-failed", "1").status == 0
+
+
+def test_records(run, tmp_path):
+    lines = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 2
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    value = run("inspect", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json").json
+    assert value["records"]["conversations"] == 2
+    assert value["records"]["roles"] == {"user": 2, "assistant": 2}
+    assert value["records"]["files"] == [{"path": "a.jsonl", "records": 2}]
+    assert value["duplicates"]["known"] == 1
+    assert value["plan"]["entries_to_make"] == 1
+
+
+def test_data_that_build_refuses_is_shown_as_far_as_it_is_read(run, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    done = run("inspect", tmp_path / "a.jsonl", "--json")
+    assert (done.status, done.error["slug"]) == (2, "usage")
+    assert done.json["records"]["texts"] == 1
+    assert done.json["plan"] is None
+    (tmp_path / "none").mkdir()
+    assert run("inspect", tmp_path / "none", "--json").error["slug"] == "source-empty"

@@ -1,0 +1,60 @@
+"""Which files are hashed before a build: those that seem equal, and no others."""
+
+import numpy as np
+import pytest
+from small_cache import draw
+
+from latentcache.pipeline import duplicates
+from latentcache.pipeline.duplicates import with_equal_files
+from latentcache.sources.scan import scan
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    for number in range(3):
+        draw(folder / f"p{number}.bmp", (16, 16), seed=number)  # of one size in bytes
+    (folder / "q.bmp").write_bytes((folder / "p0.bmp").read_bytes())
+    draw(folder / "r.bmp", (32, 16), seed=9)
+    return folder
+
+
+def found(folder, samples=None, skip=None):
+    samples = scan(folder).samples if samples is None else samples
+    skip = np.zeros(len(samples), dtype=np.bool_) if skip is None else skip
+    table = with_equal_files(samples, "image", folder, facts=("original_size",), skip=skip)
+    known = table.inputs["image"].content.any(axis=1)
+    return table, [name for name, there in zip(table.names, known.tolist(), strict=True) if there]
+
+
+def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
+    whole = []
+    read = duplicates._whole
+    monkeypatch.setattr(duplicates, "_whole", lambda path: whole.append(path.name) or read(path))
+    table, names = found(data)
+    assert names == sorted(whole) == ["p0.bmp", "q.bmp"]
+    content = table.inputs["image"].content
+    assert content[0].tobytes() == content[3].tobytes()
+    assert table.files.stat[0].all(), "with the memo of the read"
+
+
+def test_a_new_file_is_compared_with_known_ones(data):
+    table, _ = found(data)
+    content = np.array(table.inputs["image"].content)
+    content[3] = 0
+    table.inputs["image"].content[:] = content
+    again, names = found(data, table)
+    assert names == ["p0.bmp", "q.bmp"]
+    assert again.inputs["image"].content[3].tobytes() == content[0].tobytes()
+
+
+def test_unusable_and_unreadable_files_are_left_alone(data):
+    samples = scan(data).samples
+    assert found(data, samples, np.array([True, False, False, False, False]))[1] == []
+    (data / "p0.bmp").unlink()
+    assert found(data, samples)[1] == []
+
+
+def test_records_and_captions_are_left_alone(data):
+    samples = scan(data).samples
+    assert with_equal_files(samples, "caption", data, facts=(), skip=np.zeros(5, dtype=np.bool_)) is samples
