@@ -220,7 +220,7 @@ def test_events_name_every_encoded_key_once(case, data, tmp_path):
 
 def test_a_dry_run_takes_no_lock_and_writes_nothing(case, data, tmp_path):
     plan = plan_build(settings(case, data))
-    assert (plan.to_make, plan.samples, plan.fields[case.field].items_plan is not None) == (4, 4, True)
+    assert (plan.to_make, plan.samples, len(plan.dry.works[case.field].todo)) == (4, 4, 4)
     assert not (tmp_path / "cache").exists()
     cache = built(case, data).cache
     case.write(data, 9)
