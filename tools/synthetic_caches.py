@@ -23,6 +23,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
 from latentcache.identity.key import split_keys
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.sources.layouts.sets import ImageSet
 from latentcache.sources.scan import SourceOptions, scan
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
@@ -120,7 +121,12 @@ def publish(cache: Path, data: Path, samples: SampleTable, found: Described, pla
         "part": "",
         "captions": "none",
     }
-    source |= {"data_kind": "images", "options": SourceOptions(kind="images").as_json()}
+    source |= {
+        "layout": "folder",
+        "sets": [ImageSet(folder="").as_json()],
+        "data_kind": "images",
+        "options": SourceOptions(kind="images").as_json(),
+    }
     publish_snapshot(paths, SnapshotDraft(samples=samples, fields=(field,), shards=catalog.shards, source=source))
 
 

@@ -125,12 +125,12 @@ class _Build:
 
     def asked(self, listing: Listing) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
-        fields, known = self.settings.fields, field_kinds()
+        fields, known = dict(self.settings.fields), field_kinds()
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
         found = {
             name: known[name].asked(fields, listing.samples) if name in known else fields[name] for name in names
         }
-        return {name: said for name, said in found.items() if said is not None}
+        return {name: said for name, said in found.items() if said is not None or fields.get(name, name) is None}
 
     def kinds(self, listing: Listing) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.

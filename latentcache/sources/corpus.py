@@ -330,12 +330,17 @@ def read_dataset_info(
 
 def is_dataset_info(folder: Path) -> bool:
     """True if a folder has such a file; one that ``datasets`` left beside saved data does not count."""
-    return (folder / INFO_NAME).is_file() and not (folder / STATE_NAME).is_file()
+    return _is_file(folder / INFO_NAME) and not _is_file(folder / STATE_NAME)
 
 
 def is_saved(folder: Path) -> bool:
     """True if ``datasets`` saved this folder."""
-    return any((folder / name).is_file() for name in (STATE_NAME, DICT_NAME))
+    return any(_is_file(folder / name) for name in (STATE_NAME, DICT_NAME))
+
+
+def _is_file(path: Path) -> bool:
+    """False also in a folder that is closed to this user, where ``Path.is_file`` raises."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def saved_splits(folder: Path) -> list[str]:

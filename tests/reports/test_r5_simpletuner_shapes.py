@@ -13,7 +13,7 @@ import pytest
 from small_cache import build, draw
 
 from latentcache import open_cache
-from latentcache.fields.latents import _buckets_of
+from latentcache.fields.latents import GeometrySettings, _buckets_of
 from latentcache.geometry.buckets import explicit_table
 from latentcache.geometry.placement import place
 from latentcache.geometry.sizes import Size, latent_size
@@ -95,7 +95,7 @@ def test_the_order_of_the_scan_changes_nothing():
         assert [answers[size] for size in sizes] == expected
     tables = [explicit_table((bucket,), multiple=64) for bucket in (NARROW, WIDE)]
     for pair in itertools.permutations(tables):
-        assert set(_buckets_of(Size(704, 1130), pair)[0]) == {NARROW, WIDE}
+        assert set(_buckets_of(Size(704, 1130), pair, GeometrySettings())[0]) == {NARROW, WIDE}
 
 
 def test_images_that_are_listed_in_another_order_give_the_same_cache(built, tmp_path):
@@ -136,14 +136,13 @@ def test_a_cache_of_another_rounding_is_named_before_training(built, monkeypatch
     """What SimpleTuner met in a step, ``verify`` says: stored in one bucket, today's rule says another."""
     table = explicit_table((NARROW, WIDE), multiple=64)
 
-    def nearest_64(size, _):
-        return type("Placed", (), {"bucket": WIDE if size.width >= 1088 + 1 else NARROW})
+    def nearest_64(_, size):
+        return WIDE if size.width >= 1088 + 1 else NARROW
 
-    monkeypatch.setattr("latentcache.fields.latents.place", nearest_64)
+    monkeypatch.setattr("latentcache.geometry.buckets.BucketTable.nearest", nearest_64)
     report = verify_cache(built / "cache")
-    moved = {
-        f"w{w}.png" for w in WIDTHS if place(Size(704, w), table).bucket != nearest_64(Size(704, w), None).bucket
-    }
+    monkeypatch.undo()
+    moved = {f"w{w}.png" for w in WIDTHS if table.nearest(Size(704, w)) != nearest_64(None, Size(704, w))}
     assert {f.path for f in report.findings if f.reason == "geometry-changed"} == moved
     assert moved
     finding = report.findings[0]
