@@ -59,7 +59,7 @@ def find_data(cache: Path, snapshot: Snapshot, data: Path | None) -> Path:
         f"the data of this cache is gone: {recorded}",
         where=str(recorded),
         why="; ".join(f"nothing at {place}" for place in places),
-        fix=f"name it: latentcache verify {shlex.quote(str(cache))} --data DATA",
+        fix=f"name it: `latentcache verify {shlex.quote(str(cache))} --data DATA`",
     )
 
 

@@ -13,9 +13,12 @@ sys.path[:0] = [
 SHAPES = [(64, 96), (96, 64), (80, 80)]
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _toy_kind():
-    """The toy kind is known to these tests and to the processes that they start."""
+    """The toy kind is known to these tests and to the processes that they start.
+
+    Of a module: without ``__init__.py`` a package's fixture would last to the end of the session, also for others.
+    """
     from latentcache.fields import registry
 
     before = os.environ.get(registry.VARIABLE)

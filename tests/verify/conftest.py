@@ -7,9 +7,9 @@ from made_cache import KINDS, make
 from latentcache.fields import registry
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _made_kinds():
-    """Child processes find the made-up kinds too."""
+    """Child processes find the made-up kinds too. Of a module, so that tests of other folders never see them."""
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", registry.VARIABLE)}
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), before["PYTHONPATH"]]))
     registry.register([f"made_cache:{name.capitalize()}" for name in KINDS])
