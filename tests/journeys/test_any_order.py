@@ -358,7 +358,7 @@ class AnyOrderAtLength(AnyOrder):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
