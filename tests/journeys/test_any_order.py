@@ -354,7 +354,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 class AnyOrderAtLength(AnyOrder):
-    """The same, fifty times as often."""
+    """The same, a hundred times as often."""
 
 
 AnyOrder.TestCase.settings = settings(
