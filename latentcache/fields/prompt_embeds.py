@@ -98,7 +98,7 @@ class PromptRecipe:
         return ReadSpec()
 
     def identity(self) -> dict[str, Any]:
-        """All of it."""
+        """All of the recipe."""
         return self.as_json()
 
     @cached_property
@@ -209,7 +209,7 @@ class PromptEmbeds(FieldKind):
         )
 
     def _without(self, samples: SampleTable, row: int) -> Rejected:
-        hint = "write one beside the image, or give --default-caption TEXT (which may be empty)"
+        hint = "write one beside the image (an empty .txt is an empty prompt), or give --default-caption TEXT"
         return Rejected(
             name=samples.names[row],
             reason="no-caption",

@@ -106,7 +106,7 @@ def _recipe(
 ) -> tuple[PromptRecipe, dict[str, Any]]:
     """The recipe of one output, and the memos of the fingerprints."""
     output = found.output
-    if settings.text_length is not None and (output.fixed or name != "prompt_embeds") and name == "prompt_embeds":
+    if settings.text_length is not None and output.fixed:
         raise UsageError(
             f"--text-length={settings.text_length}: {found.cls} takes prompts of {output.length} tokens",
             fix="leave --text-length out",

@@ -64,16 +64,14 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
         ModelNotFoundError: A pipeline was named that is not there.
         UnsupportedModelError: Its class has no row in the table.
     """
-    if model.partition(":")[0] != STUB or said.text_encoder is not None:
-        named = said.text_encoder is not None
-        if not named and not (expanded(model) / INDEX).is_file():
-            return None
-        if model.partition(":")[0] != STUB and name not in _row(pipeline_folder(model)[0]):
-            return None
-        make = PromptSettings if name == "prompt_embeds" else PooledSettings
-        given = {one: getattr(said, one) for one in PromptSettings.__dataclass_fields__ if one != "text_encoder"}
-        return make(text_encoder=model, **given)
-    return None
+    is_stub = model.partition(":")[0] == STUB
+    if said.text_encoder is None and (is_stub or not (expanded(model) / INDEX).is_file()):
+        return None
+    if not is_stub and name not in _row(pipeline_folder(model)[0]):
+        return None
+    make = PromptSettings if name == "prompt_embeds" else PooledSettings
+    given = {one: getattr(said, one) for one in PromptSettings.__dataclass_fields__ if one != "text_encoder"}
+    return make(text_encoder=model, **given)
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:
