@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +11,10 @@ from latentcache.fields.registry import VARIABLE, field_kinds
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else every process of a test would ignore it, too
+
+# A process of a test compiles this package once and not every time: a third of the time of a short command.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("latentcache", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("latentcache")
