@@ -9,7 +9,7 @@ item, with a mask; while a build still makes items, to the longest item of the b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from latentcache.loader.values import TORCH, Affine, ReadSettings, posterior
 from latentcache.plan.batching import size_rank
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints, SampleIndex
-from latentcache.plan.variants import drawn_variants
+from latentcache.plan.variants import drawn_of_samples, drawn_variants
 from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import Snapshot
 
@@ -38,6 +38,8 @@ Turn = tuple[int, int]
 Batch = dict[str, Any]
 Split = list[tuple[int, Ints, Ints]]
 """Number of a part, places in the batch, numbers in the part."""
+Variants = Mapping[str, Ints]
+"""First input of fields -> (B,) variant that each sample is served in; without it the first."""
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
 #: Combinations of groups that a table may have.
@@ -142,19 +144,16 @@ class SampleReader:
             MissingEntryError: A shard is gone.
         """
         split = self._split(rows)
-        variant = self._variants(split, turn)
+        variants = self._variants(split, turn)
         shapes = dict(self._shapes[bucket].shapes)
         batch: Batch = {}
         for name in self.fields:
-            items = [
-                (number, at, self._items(name, number, local, None if variant is None else variant[at]))
-                for number, at, local in split
-            ]
+            items = [(number, at, self._items(name, number, local, at, variants)) for number, at, local in split]
             if self._specs[name].ragged:
                 batch[name], batch[f"{name}_mask"] = self._padded(name, items, len(rows))
             else:
                 batch[name] = self._stacked(name, items, (len(rows), *shapes[name]), turn)
-        return batch | self._described(split, variant, len(rows), bucket)
+        return batch | self._described(split, variants, len(rows), bucket)
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch with ``is_pad``, (B,) bool: samples have no labels that could say so."""
@@ -183,14 +182,12 @@ class SampleReader:
     def places(self, rows: Ints, turn: Turn) -> list[Place]:
         """Where the bytes of a batch are, for reading ahead."""
         split = self._split(rows)
-        variant = self._variants(split, turn)
+        variants = self._variants(split, turn)
         return [
             place
             for name in self.fields
             for number, at, local in split
-            for place in self._readers[number].places(
-                name, self._items(name, number, local, None if variant is None else variant[at])
-            )
+            for place in self._readers[number].places(name, self._items(name, number, local, at, variants))
         ]
 
     def fresh(self, *, slots: int = 4, pinned: bool = False) -> SampleReader:
@@ -220,28 +217,45 @@ class SampleReader:
             found.append((number, at, rows[at] - self._starts[number]))
         return found
 
-    def _items(self, name: str, number: int, local: Ints, variant: Ints | None) -> Ints:
-        """(n,) rows of a field: the variant that this epoch serves; None: the first."""
+    def _items(self, name: str, number: int, local: Ints, at: Ints, variants: Variants) -> Ints:
+        """(n,) rows of a field: the variants that this epoch serves."""
         rows = self._joined[number].rows[name]
-        last = rows.shape[1] - 1
-        if variant is None or not last:
+        drawn = variants.get(self._leads[name])
+        if drawn is None or rows.shape[1] == 1:
             first: Ints = rows[:, 0][local]
             return first
-        found: Ints = rows[local, np.minimum(variant, last)]
+        found: Ints = rows[local, np.minimum(drawn[at], rows.shape[1] - 1)]
         return found
 
-    def _variants(self, split: Split, turn: Turn) -> Ints | None:
-        """(B,) variant of each sample, one draw for all of its fields; None: the first of all."""
-        if not self._varied:
-            return None
-        keys, occurrence = self._over(split, self._keys, self._varied, None), None
-        if any(self._joined[number].occurrence is not None for number, _, _ in split):
-            occurrence = np.zeros(len(keys), dtype=np.int64)
-            for number, at, local in split:
-                found = self._joined[number].occurrence
-                occurrence[at] = 0 if found is None else found[local]
-        stored, crops, flips = self._choices
-        return drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, occurrence=occurrence)
+    def _variants(self, split: Split, turn: Turn) -> Variants:
+        """First input -> (B,) variant of each sample: one draw for all fields of this input."""
+        if not self._choices:
+            return {}
+        again = self._over(split, self._occurrence)
+        drawn: dict[str, Ints] = {}
+        for lead, (name, stored, crops, flips) in self._choices.items():
+            if lead == self._own:
+                keys = self._over(split, partial(self._item_keys, name, {}))
+                drawn[lead] = drawn_variants(keys, turn, stored=stored, crops=crops, flips=flips, occurrence=again)
+            else:
+                draws = drawn_of_samples(lead, self._over(split, self._sample), turn, occurrence=again)
+                drawn[lead] = (draws % self._over(split, partial(self._held, name))).astype(np.int64)
+        return drawn
+
+    def _occurrence(self, number: int, at: Ints, local: Ints) -> NDArray[np.integer]:
+        """(n,) number of each among the occurrences of its sample."""
+        found = self._joined[number].occurrence
+        return np.zeros(len(local), dtype=np.uint32) if found is None else found[local]
+
+    def _sample(self, number: int, at: Ints, local: Ints) -> NDArray[np.int32]:
+        """(n,) numbers in the snapshot."""
+        return self._joined[number].sample[local]
+
+    def _held(self, name: str, number: int, at: Ints, local: Ints) -> NDArray[np.uint64]:
+        """(n,) how many variants of a field each sample has."""
+        rows = self._joined[number].rows[name][local]
+        held: NDArray[np.uint64] = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
+        return held
 
     def _stacked(self, name: str, items: Split, shape: tuple[int, ...], turn: Turn) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn."""
@@ -290,7 +304,7 @@ class SampleReader:
         self._readers[number].ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
-    def _described(self, split: Split, variant: Ints | None, count: int, bucket: int) -> Batch:
+    def _described(self, split: Split, variants: Variants, count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
         batch: Batch = {}
         for name, source, form in self._forms:
@@ -299,10 +313,10 @@ class SampleReader:
             elif form == "texts":
                 batch[name] = self._texts(source, split, count)
             elif form == "keys":
-                keys = {field: self._over(split, self._keys, field, variant) for field in self.fields}
+                keys = {one: self._over(split, partial(self._item_keys, one, variants)) for one in self.fields}
                 batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
             else:  # of the samples, or of a field
-                found = self._over(split, partial(self._values_of, source), form, variant)
+                found = self._over(split, partial(self._values_of, source, form, variants))
                 batch[name] = torch.from_numpy(found.astype(np.int64))
         return batch
 
@@ -322,15 +336,9 @@ class SampleReader:
             found.append((name, source, form))
         return found
 
-    def _over(
-        self, split: Split, get: Callable[[str, int, Ints], NDArray[Any]], field: str, variant: Ints | None
-    ) -> NDArray[Any]:
-        """(B, ...) values of all parts, in the order of the batch; of a field's items, or of samples."""
-        parts = []
-        for number, at, local in split:
-            own = None if variant is None else variant[at]
-            rows = self._items(field, number, local, own) if field else self._joined[number].sample[local]
-            parts.append(get(field, number, rows))
+    def _over(self, split: Split, get: Callable[[int, Ints, Ints], NDArray[Any]]) -> NDArray[Any]:
+        """(B, ...) values of all parts, in the order of the batch; ``get`` is given an element of the split."""
+        parts = [get(number, at, local) for number, at, local in split]
         if len(parts) == 1:
             return parts[0]
         found = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype)
@@ -338,8 +346,15 @@ class SampleReader:
             found[at] = part
         return found
 
-    def _values_of(self, source: str, field: str, number: int, rows: Ints) -> NDArray[Any]:
-        """(n, 2) of a column."""
+    def _item_keys(self, name: str, variants: Variants, number: int, at: Ints, local: Ints) -> NDArray[np.uint8]:
+        """(n, 32) item keys of the items that are served."""
+        return self._keys(name, number, self._items(name, number, local, at, variants))
+
+    def _values_of(
+        self, source: str, field: str, variants: Variants, number: int, at: Ints, local: Ints
+    ) -> NDArray[Any]:
+        """(n, 2) of a column of a field, or of the samples."""
+        rows = self._items(field, number, local, at, variants) if field else self._sample(number, at, local)
         found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
@@ -439,20 +454,24 @@ class SampleReader:
         settings, snapshot = self._settings, self._parts[0].snapshot
         self._values: dict[str, tuple[Affine, torch.dtype]] = {}
         self._draws = dict.fromkeys(self.fields)
-        self._varied, self._choices = "", (1, False, False)
+        self._own = next(iter(snapshot.samples.inputs), "")
+        self._leads: dict[str, str] = {}
+        self._choices: dict[str, tuple[str, int, bool, bool]] = {}
         for name in self.fields:
             recipe, stored = snapshot.fields[name].recipe, TORCH[self._specs[name].dtype]
+            kind = snapshot.fields[name].kind
+            self._leads[name] = kind.inputs[0] if kind is not None else self._own
             if recipe is not None:
                 self._draws[name] = settings.draw_of(recipe.read_time, name)
                 flips = recipe.read_time.flips
                 crops = self._specs[name].variants // (2 if flips else 1)
                 choices = crops, crops > 1 and settings.crops, flips and settings.flip is not False
-                if any(choices[1:]) and not self._varied:
-                    self._varied, self._choices = name, choices
+                if any(choices[1:]):
+                    self._choices.setdefault(self._leads[name], (name, *choices))
             if stored.is_floating_point:
                 spec = recipe.read_time.affine if recipe is not None and settings.scaled else None
                 self._values[name] = (Affine.of(spec), settings.dtype or stored)
-        if settings.flip and not self._choices[2]:
+        if settings.flip and not any(flips for *_, flips in self._choices.values()):
             raise UsageError(
                 "flip=True: the cache holds no flips",
                 why="latents are never flipped: encoders are not symmetric",

@@ -1,10 +1,14 @@
-"""Which stored variant of a sample an epoch serves: one of its crops, as it is or flipped.
+"""Which stored variant of a sample an epoch serves: one of its crops, as it is or flipped; one of its captions.
 
-Guarantee: it depends on (seed, epoch, content, occurrence) alone, so it is the same on every rank, in every
+Guarantee: a draw depends on (seed, epoch, sample, occurrence) alone, so it is the same on every rank, in every
 worker, for any batch size and after a resume. A sample that an epoch serves several times is drawn anew each time.
+Crops and flips go by the content of a sample; draws of other inputs, such as captions, by its number, because many
+samples may have the same caption.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +39,39 @@ def drawn_variants(
         flips: Serve horizontal flips too.
         occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
     """
-    seed, epoch = turn
-    name = b"flip" + (seed & _WORD).to_bytes(8, "little") + (epoch & _WORD).to_bytes(8, "little")
-    times = [0] * len(keys) if occurrence is None else occurrence.tolist()
-    draws = [
-        checksum(name + key[CONTENT_AT:_END].tobytes() + (number.to_bytes(4, "little") if number else b""))
-        for key, number in zip(keys, times, strict=True)
-    ]
+    draws = _draws("flip", (key[CONTENT_AT:_END].tobytes() for key in keys), turn, occurrence)
     chosen, flip = stored if crops else 1, stored if flips else 0
-    return np.array([(draw >> 1) % chosen + flip * (draw & 1) for draw in draws], dtype=np.int64)
+    crop = ((draws >> np.uint64(1)) % np.uint64(chosen)).astype(np.int64)
+    variant: NDArray[np.int64] = crop + flip * (draws & np.uint64(1)).astype(np.int64)
+    return variant
+
+
+def drawn_of_samples(
+    name: str,
+    samples: NDArray[np.integer],
+    turn: tuple[int, int],
+    *,
+    occurrence: NDArray[np.integer] | None = None,
+) -> NDArray[np.uint64]:
+    """(B,) 64 bits for each sample in this epoch.
+
+    Args:
+        name: Of the draw: draws of other names are independent.
+        samples: (B,) numbers of samples in their snapshot.
+        turn: Seed and epoch.
+        occurrence: As above.
+    """
+    return _draws(name, (number.to_bytes(8, "little") for number in samples.tolist()), turn, occurrence)
+
+
+def _draws(
+    name: str, subjects: Iterable[bytes], turn: tuple[int, int], occurrence: NDArray[np.integer] | None
+) -> NDArray[np.uint64]:
+    """(B,) xxh3-64 of name, seed, epoch, subject, and the occurrence from the second on."""
+    head = name.encode() + b"".join((word & _WORD).to_bytes(8, "little") for word in turn)
+    if occurrence is None:
+        draws = [checksum(head + one) for one in subjects]
+    else:
+        tails = (number.to_bytes(4, "little") if number else b"" for number in occurrence.tolist())
+        draws = [checksum(head + one + tail) for one, tail in zip(subjects, tails, strict=True)]
+    return np.array(draws, dtype=np.uint64)
