@@ -267,7 +267,7 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
         )
     assert planned.dry is not None  # of a dry run
     items, samples = planned.dry.works[field.name].plan, planned.dry.samples
-    first = np.flatnonzero(items.variant == 0)
+    first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
     order = first[np.argsort(items.sample[first], kind="stable")]
     served, column = np.unique(items.sample), samples.columns.get("repeats") if repeats else None
     if column is not None:

@@ -187,7 +187,8 @@ def _same_input(snapshot: Snapshot, sample: int, data: bytes) -> bool | None:
         if rows.kind is None or not rows.kind.same_input or rows.packing != "entry":
             continue
         compare = load(rows.kind.same_input)
-        for row in np.flatnonzero((np.asarray(rows.sample) == sample) & (np.asarray(rows.variant) == 0)).tolist():
+        first = rows.spec.variant_of(rows.variant) == 0
+        for row in np.flatnonzero((np.asarray(rows.sample) == sample) & first).tolist():
             columns = {name: column[row] for name, column in rows.columns.items()}
             same = compare(
                 data, rows.recipe, rows.groups[int(rows.group[row])], columns, _same_hash(snapshot, rows, row)

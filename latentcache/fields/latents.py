@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats, is_finite
 from latentcache.fields.protocol import (
     Difference,
@@ -150,10 +151,19 @@ class GeometrySettings:
     min_pixels: int = 0
     """Images with fewer pixels are rejected."""
     crop: str = "center"
-    """``center``, ``top`` or ``random``."""
+    """``center``, ``top``, ``random`` or ``focus``."""
     crops: int = 1
     """Random crops that are stored of every image."""
     rule: int = GEOMETRY_RULE
+
+    @property
+    def variants(self) -> int:
+        """Stored of every image and bucket."""
+        return self.crops * (2 if self.flip else 1)
+
+    def flips(self, variant: int) -> bool:
+        """True for a variant, or number of a row, that is a horizontal flip."""
+        return variant % self.variants >= self.crops
 
     def tables(self) -> tuple[BucketTable, ...]:
         """One bucket table per resolution; a single one for an explicit list.
@@ -180,8 +190,7 @@ class LatentsRecipe:
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
-        variants = self.geometry.crops * (2 if self.geometry.flip else 1)
-        return FieldSpec(dtype=self.encoder.storage_dtype, dims=("C", "h", "w"), variants=variants)
+        return FieldSpec(dtype=self.encoder.storage_dtype, dims=("C", "h", "w"), variants=self.geometry.variants)
 
     @property
     def read_time(self) -> ReadSpec:
@@ -350,10 +359,10 @@ class Latents(FieldKind):
         number = {bucket: position for position, bucket in enumerate(used)}
         chosen = [sorted(number[bucket] for bucket in buckets) for buckets, _ in found]
         sample, group = _spread(known, which, chosen)
-        variants = recipe.spec.variants
+        variants, where = recipe.geometry.variants, self._steps(samples, sample, group, used, recipe)
         areas = np.array([bucket.area for bucket in used], dtype=np.int64)
+        variant = (where[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
-        variant = np.tile(np.arange(variants, dtype=np.uint8), len(group) // variants)
         groups = tuple(recipe.group(bucket) for bucket in used)
         content = self.content(samples)[sample]
         return FieldPlan(
@@ -364,8 +373,26 @@ class Latents(FieldKind):
             key=self.keys(content, group, variant, groups, recipe),
             groups=groups,
             rejected=tuple(_rejected(samples, known, which, sizes, found)),
-            notes=tuple(_upscaled(samples, known, which, sizes, found)),
+            notes=(
+                *_upscaled(samples, known, which, sizes, found),
+                *(without_focus(samples, known, self.name) if recipe.geometry.crop == "focus" else ()),
+            ),
         )
+
+    def _steps(
+        self,
+        samples: SampleTable,
+        sample: NDArray[np.int32],
+        group: NDArray[np.int32],
+        used: Sequence[Size],
+        recipe: LatentsRecipe,
+    ) -> NDArray[np.int64]:
+        """(n,) step of the focus crop of each sample in its bucket; zeros if crops have another rule."""
+        if recipe.geometry.crop != "focus":
+            return np.zeros(len(sample), dtype=np.int64)
+        size = np.asarray(samples.columns["original_size"])[sample].astype(np.int64)
+        bucket = np.array([(one.height, one.width) for one in used], dtype=np.int64).reshape(-1, 2)[group]
+        return focus_steps(size, bucket, focus_of(samples)[sample])
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and crops outside the resized image."""
@@ -465,7 +492,8 @@ def _step(settings: LatentsSettings, cached: LatentsRecipe | None, model_multipl
 
 def _chosen(geometry: GeometrySettings) -> str:
     """Choices about crops and sizes that are not the default."""
-    crop = {"center": "", "top": ", crops at the top", "random": f", {geometry.crops} random crops"}[geometry.crop]
+    words = {"top": ", crops at the top", "random": f", {geometry.crops} random crops", "focus": ", crops at points"}
+    crop = words.get(geometry.crop, "")
     flips = ", with horizontal flips" if geometry.flip else ""
     upscale = "" if geometry.upscale else ", never enlarged"
     return f"{crop}{flips}{upscale}{f', {geometry.min_pixels} pixels or more' if geometry.min_pixels else ''}"

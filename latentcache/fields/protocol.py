@@ -58,9 +58,15 @@ class FieldSpec:
     collate: Literal["stack", "pad", "pack"] = "stack"
     pad_value: int | float = 0
     variants: int = 1
-    """Stored variants per item: its crops, and their horizontal flips after them."""
+    """Stored variants per item: its crops, and their horizontal flips after them. In keys and rows a multiple of this
+    number may be added to the variant: see :meth:`variant_of`."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
+
+    def variant_of(self, numbers: Any) -> NDArray[np.integer]:
+        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops)."""
+        found: NDArray[np.integer] = np.asarray(numbers) % max(self.variants, 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

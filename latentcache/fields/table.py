@@ -15,6 +15,8 @@ from latentcache.identity.stat import StatMemo
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
+#: What a column that a table lacks means for each of its samples.
+ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

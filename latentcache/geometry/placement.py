@@ -27,7 +27,10 @@ class Placement:
 
 
 #: Where the crop is in the resized image. ``random``: a number decides, drawn from the content of the file.
-CROPS = ("center", "top", "random")
+#: ``focus``: a point of the image is in the middle, as far as the image reaches.
+CROPS = ("center", "top", "random", "focus")
+#: A focus crop is at one of this many places and one, from one end of the image to the other; half of them: centered.
+FOCUS_STEPS = 126
 
 
 def place(image: Size, table: BucketTable) -> Placement:
@@ -42,8 +45,8 @@ def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> 
         image: Size after EXIF orientation.
         bucket: Size of the crop.
         crop: ``center``: an odd overhang loses one pixel more at the end. ``top``: the first rows, and the middle of
-            the columns. ``random``: any place.
-        draw: 64 bits that decide the place of a random crop.
+            the columns. ``random``: any place. ``focus``: ``draw`` of ``FOCUS_STEPS`` along the side that is cut.
+        draw: 64 bits that decide the place of a random crop; the step of a focus crop.
     """
     if image.width * bucket.height >= bucket.width * image.height:
         resize = Size(bucket.height, ceil_div(image.width * bucket.height, image.height))
@@ -53,6 +56,8 @@ def place_in(image: Size, bucket: Size, crop: str = "center", draw: int = 0) -> 
     top, left = (0 if crop == "top" else below // 2), right // 2
     if crop == "random":
         top, left = (draw >> 32) % (below + 1), (draw & 0xFFFF_FFFF) % (right + 1)
+    elif crop == "focus":
+        top, left = below * draw // FOCUS_STEPS, right * draw // FOCUS_STEPS
     return Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError, python_words
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.fields.table import ABSENT, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
@@ -296,10 +296,11 @@ def _joined(
 
 
 def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
-    """A sample column of all parts; in a part without it every sample has the value 1, as with repeats."""
+    """A sample column of all parts; in a part without it every sample has the value of ``ABSENT``."""
     held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)
     return [
-        np.asarray(table.columns.get(name, np.ones((len(table), *held.shape[1:]), held.dtype))) for table in tables
+        np.asarray(table.columns.get(name, np.full((len(table), *held.shape[1:]), ABSENT.get(name, 1), held.dtype)))
+        for table in tables
     ]
 
 

@@ -125,8 +125,8 @@ def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, bat
         batch: Samples per step of all ranks.
     """
     rank = np.full(len(samples), len(samples), dtype=np.int64)
-    plan = max((work.plan for work in works), key=lambda one: int(np.count_nonzero(one.variant == 0)))
-    first = np.flatnonzero(plan.variant == 0)
+    firsts = [np.flatnonzero(one.described.recipe.spec.variant_of(one.plan.variant) == 0) for one in works]
+    first, plan = max(zip(firsts, (one.plan for one in works), strict=True), key=lambda pair: len(pair[0]))
     first = first[np.argsort(plan.sample[first], kind="stable")]
     for work in works:
         first = first[np.isin(plan.sample[first], work.plan.sample)]

@@ -52,6 +52,8 @@ class Chosen:
     repeats: NDArray[np.int64]
     line: NDArray[np.uint32] | None = None
     """(n,) rows of tables; 0: none. None: there are no tables."""
+    focus: NDArray[np.float32] | None = None
+    """(n, 2) points of focus crops from tables; None: there are none."""
     texts: Sequence[str] = ()
     """Captions from tables, if there are any."""
 

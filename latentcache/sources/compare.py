@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.focus import focus_of
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -50,6 +51,7 @@ class State(IntEnum):
     UNREADABLE = 7
     NOT_CHECKED = 8
     REPEATS_CHANGED = 9
+    FOCUS_CHANGED = 10
 
 
 #: State -> category and reason of contract.md; the reason of UNREADABLE is that of the file.
@@ -64,6 +66,7 @@ CATEGORY: Mapping[State, tuple[str, str]] = {
     State.UNREADABLE: ("unverifiable", "io-error"),
     State.NOT_CHECKED: ("", ""),
     State.REPEATS_CHANGED: ("stale", "repeats-changed"),
+    State.FOCUS_CHANGED: ("stale", "focus-changed"),
 }
 
 
@@ -131,6 +134,10 @@ class Compared:
             both = (self.samples, row), (self.now.samples, int(self.place[row]))
             expected, words = (f"{int(repeats_of(one)[at])} repeats per epoch" for one, at in both)
             hint = "no entry is affected: a build only records the new number"
+        elif state == State.FOCUS_CHANGED:
+            both = (self.samples, row), (self.now.samples, int(self.place[row]))
+            expected, words = ("the point {:g}, {:g}".format(*focus_of(one)[at].tolist()) for one, at in both)
+            hint = "with --crop focus a build encodes the image again"
         elif state == State.METADATA:
             hint = "a build stores the entry that it has under the new key and encodes nothing"
         elif state == State.CHANGED and not words:
@@ -206,7 +213,12 @@ class _Images:
         own = np.flatnonzero((state == State.OK) & (place >= 0))
         changed = self._captions(own)
         self._hash(own)
-        for rows, word in ((changed, State.CAPTION_CHANGED), (self._repeats(own), State.REPEATS_CHANGED)):
+        repeats, focus = self._differing(repeats_of, own), self._differing(focus_of, own)
+        for rows, word in zip(
+            (focus, changed, repeats),
+            (State.FOCUS_CHANGED, State.CAPTION_CHANGED, State.REPEATS_CHANGED),
+            strict=True,
+        ):
             state[rows[np.isin(state[rows], (State.OK, State.TOUCHED))]] = word
         said = {item.label: item for item in (*self._now.notes, *self._now.rejected)}
         absent = np.flatnonzero((state == State.OK) & (place < 0))
@@ -229,10 +241,11 @@ class _Images:
         changed: NDArray[np.intp] = own[differs]
         return changed
 
-    def _repeats(self, own: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Of samples, those that are seen another number of times now."""
-        before, now = repeats_of(self.found.samples)[own], repeats_of(self._now.samples)[self.found.place[own]]
-        changed: NDArray[np.intp] = own[before != now]
+    def _differing(self, column: Callable[[SampleTable], NDArray[Any]], own: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Of samples, those that have another value in a column now."""
+        before, now = column(self.found.samples)[own], column(self._now.samples)[self.found.place[own]]
+        differs = np.asarray(before != now)
+        changed: NDArray[np.intp] = own[differs.any(axis=tuple(range(1, differs.ndim)))]
         return changed
 
     def _hash(self, own: NDArray[np.intp]) -> None:

@@ -7,6 +7,7 @@ caption file, one read per caption file that is new or may have changed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, UnusableSampleError
+from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -42,10 +44,12 @@ from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of
 MAX_REPEATS = 65535
 #: What an image without a caption is counted as.
 NO_CAPTION = "none"
-_SET_COLUMNS = ("repeats", "image_set")
+_SET_COLUMNS = ("repeats", "image_set", FOCUS)
 #: Captions are not read.
 CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
+#: ``load_image_with_face_info`` of sd-scripts (``library/train_util.py``): the last four of five or more parts.
+_FACE = re.compile(r"[^/]*_([0-9]+)_([0-9]+)_[0-9]+_[0-9]+\.[^./]*$")
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
@@ -492,6 +496,7 @@ def _with_rows(
             [rows[image][2] if image in rows else folders.repeats[own[image]] for image in images], dtype=np.int64
         ),
         line=np.array([rows[image][1].line if image in rows else 0 for image in images], dtype=np.uint32),
+        focus=np.array([rows[image][1].focus if image in rows else (-1, -1) for image in images], dtype=np.float32),
         texts=[rows[image][1].caption if image in rows else "" for image in images],
     )
     return names, np.concatenate(memos), chosen
@@ -545,6 +550,9 @@ def _samples(
         columns["repeats"] = np.minimum(chosen.repeats, MAX_REPEATS).astype(np.uint16)
     if len(sets) > 1:
         columns["image_set"] = chosen.owner.astype(np.uint16)
+    focus = _focus(names, chosen, sets)
+    if (focus >= 0).any():
+        columns[FOCUS] = focus
     every = len(images) == len(names) and bool((np.diff(images) == 1).all())
     content = held.content if every else held.content[images]
     same = held.table if held.is_whole(rows) else None
@@ -554,6 +562,17 @@ def _samples(
         inputs={"image": Input(content=content, file=images.astype(np.int32)), "caption": caption},
         columns=columns,
     )
+
+
+def _focus(names: Strings, chosen: Chosen, sets: Sequence[ImageSet]) -> NDArray[np.float32]:
+    """(S, 2) points of focus crops: of table rows, and of names that end in ``_x_y_w_h`` where kohya reads them."""
+    focus = np.full((len(chosen.image), 2), -1, dtype=np.float32) if chosen.focus is None else chosen.focus
+    named = np.isin(chosen.owner, [number for number, one in enumerate(sets) if one.captions.face_crops])
+    for row in np.flatnonzero(named).tolist():
+        found = _FACE.search(names[int(chosen.image[row])])
+        if found and int(found[1]):
+            focus[row] = int(found[1]), int(found[2])
+    return focus
 
 
 def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import math
 import os
 import re
 import shlex
@@ -35,6 +36,8 @@ from latentcache.sources.walk import is_inside
 #: Names of the column of file names, and of the column of captions; in any case.
 FILE_COLUMNS = ("file_name", "image", "file", "filename", "path")
 CAPTION_COLUMNS = ("text", "caption", "prompt")
+#: Names of the columns of the point in the middle of a focus crop; see ``fields.focus``.
+FOCUS_COLUMNS = ("focus_x", "focus_y")
 #: Longest field of a CSV table in characters, and longest line of a JSONL table in bytes.
 MAX_FIELD = 10_000_000
 _DELIMITERS = (",", ";", "\t")
@@ -52,6 +55,7 @@ class Row:
     line: int
     cause: str = ""
     detail: str = ""
+    focus: tuple[float, float] = (-1, -1)
 
 
 def read_table(
@@ -145,18 +149,19 @@ def _error(path: Path, line: int, what: str, why: str, fix: str) -> TableError:
 def _csv_rows(path: Path, data: bytes, images: Collection[str], prefix: str, named: Sequence[str]) -> Iterator[Row]:
     """The rows of a CSV; each has exactly as many fields as the first record."""
     text = _decode(path, data)
-    columns, width = (0, 1), 0
+    columns, point, width = (0, 1), list[int](), 0
     for line, record in _records(path, text, _delimiter(text)):
         if not width:
             width = len(record)
             headerless = width == 2 and bool(image_named(prefix + record[0], images))
             if not headerless:
                 columns = choose_columns(path, line, [cell.strip() for cell in record], named)
+                point = [at for name in FOCUS_COLUMNS for at in _matching(record, (name,))]
                 continue
         if len(record) != width:
             why = f"expected {width} fields as in the first line, found {len(record)}: {listed(record)}"
             raise _error(path, line, "a row of another length", why, _QUOTE)
-        yield make_row(path.name, line, record[columns[0]], record[columns[1]])
+        yield make_row(path.name, line, record[columns[0]], record[columns[1]], [record[at] for at in point])
 
 
 def _records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -225,7 +230,8 @@ def _json_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row]:
             detail = f"{path.name}:{line} has no {names[1]!r}; found columns: {listed(list(record))}"
             yield Row(name=name, caption="", line=line, cause="table-row", detail=detail)
         else:
-            yield make_row(path.name, line, name, record[names[1]])
+            point = [record[one] for one in FOCUS_COLUMNS if one in record]
+            yield make_row(path.name, line, name, record[names[1]], point)
 
 
 def _json_record(path: Path, line: int, raw: bytes) -> dict[str, Any]:
@@ -264,10 +270,12 @@ def _parquet_rows(path: Path, data: bytes, named: Sequence[str]) -> Iterator[Row
         raise _error(path, 0, "it is no parquet file", str(error), "save it again, or as metadata.jsonl") from error
     file, caption = choose_columns(path, 0, table.column_names, named)
     captions = [caption, *(table.column_names.index(name) for name in named[2:] if name in table.column_names)]
-    columns = [table.column(number).to_pylist() for number in (file, *captions)]
-    for line, (name, *texts) in enumerate(zip(*columns, strict=True), start=1):
+    points = [table.column_names.index(name) for name in FOCUS_COLUMNS if name in table.column_names]
+    columns = [table.column(number).to_pylist() for number in (file, *captions, *points)]
+    for line, (name, *values) in enumerate(zip(*columns, strict=True), start=1):
+        texts, point = values[: len(captions)], values[len(captions) :]
         text = next((text for text in texts if text not in (None, "")), texts[0])
-        yield make_row(path.name, line, str(name), text)
+        yield make_row(path.name, line, str(name), text, point)
 
 
 def _kohya_rows(path: Path, data: bytes, separator: str) -> Iterator[Row]:
@@ -306,8 +314,8 @@ def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[
     )
 
 
-def make_row(table: str, line: int, name: str, caption: Any) -> Row:
-    """A row with its caption checked: text, without NUL and half surrogate pairs."""
+def make_row(table: str, line: int, name: str, caption: Any, point: Sequence[Any] = ()) -> Row:
+    """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
     if not isinstance(caption, str):
         detail = f"{table}:{line} has {shown(caption)} as the caption, expected text"
         return Row(name=name, caption="", line=line, cause="table-row", detail=detail)
@@ -315,7 +323,18 @@ def make_row(table: str, line: int, name: str, caption: Any) -> Row:
     if fault:
         detail = f"the caption in {table}:{line} has {fault}"
         return Row(name=name, caption="", line=line, cause="caption-unicode", detail=detail)
-    return Row(name=name, caption=caption, line=line)
+    if all(one in (None, "") for one in point):
+        return Row(name=name, caption=caption, line=line)
+    try:
+        x, y = map(float, point)
+        if not (0 <= x < math.inf and 0 <= y < math.inf):
+            raise ValueError
+    except (ValueError, TypeError):
+        detail = (
+            f"{table}:{line} has the point {shown(list(point))}, expected two numbers from 0: focus_x and focus_y"
+        )
+        return Row(name=name, caption="", line=line, cause="table-row", detail=detail)
+    return Row(name=name, caption=caption, line=line, focus=(x, y))
 
 
 def _matching(found: Sequence[str], wanted: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """Builds with chosen geometry: what is enlarged is said, small images keep small, crops are stored as variants."""
 
+import json
 import warnings
 
 import numpy as np
@@ -74,6 +75,61 @@ def test_random_crops_are_stored_served_and_verified(run, data, tmp_path):
     done = run("verify", tmp_path / "c", "--full", "--reencode", 18, "--json")
     assert (done.status, done.json["counts"]["ok"]) == (0, 3)
     assert run("build", data, "--out", tmp_path / "c", "--json").json["counts"]["encoded"] == 0
+
+
+def test_a_moved_point_is_stale_and_encodes_that_image_alone(run, data, tmp_path):
+    words = ["--crop", "focus", "--flip", "--bucket", "48x48", "--out", tmp_path / "c", "--json"]
+    table = data / "metadata.csv"
+    table.write_text("file_name,text,focus_x,focus_y\np0.png,a,1,0.5\np1.png,b,,\np2.png,c,20,4\n")
+    done = run("build", data, *words)
+    (note,) = [item for item in done.json["items"] if item["reason"] == "no-focus"]
+    assert (done.status, note["path"], note.get("count", 1)) == (0, "p1.png", 1)
+    rows = open_snapshot(tmp_path / "c").fields["latents"]
+    crops = np.asarray(rows.columns["crop"]).tolist()  # upright and flipped, resized to 80, 75 and 58 pixels
+    assert crops == [[0, 32], [0, 0], [0, 13], [0, 14], [0, 10], [0, 0]]
+    again = run("build", data, "--out", tmp_path / "c", "--json").json
+    assert (again["counts"]["encoded"], again["published"]) == (0, False)
+    assert run("verify", tmp_path / "c", "--full", "--reencode", 9, "--json").json["counts"]["ok"] == 3
+
+    table.write_text(table.read_text().replace("p0.png,a,1,", "p0.png,a,0,"))
+    found = run("verify", tmp_path / "c", "--json")
+    assert (found.status, found.json["counts"]["stale"], found.json["counts"]["ok"]) == (1, 1, 2)
+    item = found.json["items"][0]
+    assert [item[key] for key in ("path", "reason", "expected", "found")] == [
+        "p0.png", "focus-changed", "the point 1, 0.5", "the point 0, 0.5",
+    ]  # fmt: skip
+    assert run("build", data, "--out", tmp_path / "c", "--json").json["counts"]["encoded"] == 2
+    assert run("verify", tmp_path / "c", "--full").status == 0
+    loader = opened(tmp_path / "c").loader(batch_size=3, seed=0)
+    assert {batch["crop_top_left"][0].tolist()[1] for batch in loader for _ in batch} <= {0, 10, 13, 14, 32}
+
+
+def test_images_of_one_content_with_two_points_are_two_entries(run, tmp_path):
+    for name in ("a", "b"):
+        draw(tmp_path / "data" / f"{name}.png", (160, 96), seed=1)
+    lines = [
+        {"file_name": f"{name}.png", "text": name, "focus_x": x, "focus_y": 0} for name, x in (("a", 0), ("b", 1))
+    ]
+    (tmp_path / "data/metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = ["--bucket", "48x48", "--out", tmp_path / "c", "--json"]
+    assert run("build", tmp_path / "data", "--crop", "focus", *words).json["counts"]["encoded"] == 2
+    assert run("build", tmp_path / "data", "--crop", "center", *words).json["counts"]["encoded"] == 1
+
+
+def test_a_point_that_is_none_rejects_its_row(run, data, tmp_path):
+    (data / "metadata.csv").write_text("file_name,text,focus_x,focus_y\np0.png,a,left,0\np1.png,b,1,\np2.png,c,,\n")
+    done = run("build", data, *SMALL, "--out", tmp_path / "c", "--json")
+    found = [(item["path"], item["reason"]) for item in done.json["items"] if item["category"] == "quarantined"]
+    assert found == [("p0.png", "table-row"), ("p1.png", "table-row")]
+
+
+def test_faces_in_the_names_of_kohya_are_points(run, tmp_path):
+    for name in ("one_150_48_20_20", "two_0_0_0_0", "three"):
+        draw(tmp_path / "data/2_cat" / f"{name}.png", (160, 96), seed=len(name))
+    done = run("build", tmp_path / "data", "--crop", "focus", "--bucket", "48x48", "--out", tmp_path / "c", "--json")
+    rows = open_snapshot(tmp_path / "c").fields["latents"]
+    assert np.asarray(rows.columns["crop"]).tolist() == [[0, 32], [0, 16], [0, 16]]
+    assert [item["count"] for item in done.json["items"] if item["reason"] == "no-focus"] == [2]
 
 
 def test_a_loader_serves_the_crops_in_turn_with_their_places(data, tmp_path):

@@ -153,11 +153,12 @@ class VaeProducer(Producer):
         crops: dict[Placement, Pixels] = {}
         items = []
         for output in outputs:
-            upright = _placement(output, self._groups[output.group], image.size, content, self._recipe.geometry)
+            geometry = self._recipe.geometry
+            upright = _placement(output, self._groups[output.group], image.size, content, geometry)
             if upright not in crops:
                 crops[upright] = own_memory(resize_crop(pixels, upright, self._recipe.pixels.resample), pixels)
             cut, placement = crops[upright], upright
-            if output.variant >= self._recipe.geometry.crops:
+            if geometry.flips(output.variant):
                 cut, placement = np.ascontiguousarray(cut[:, ::-1]), flipped(upright)
             items.append(_prepared(output, cut, placement))
         return items
@@ -238,12 +239,13 @@ def _prepared(output: Output, pixels: Pixels, placement: Placement) -> Prepared:
 
 def _placement(output: Output, group: Group, size: Size, content: bytes, geometry: GeometrySettings) -> Placement:
     """Upright placement of an item: as stored if it is made again, else by today's rule."""
-    bucket, number = Size(*group.dims[1:]), output.variant % geometry.crops
+    bucket, (step, variant) = Size(*group.dims[1:]), divmod(output.variant, geometry.variants)
     if not output.columns:
-        return place_in(size, bucket, geometry.crop, crop_draw(content, number))
+        draw = step if geometry.crop == "focus" else crop_draw(content, variant % geometry.crops)
+        return place_in(size, bucket, geometry.crop, draw)
     (top, left), resize = (int(value) for value in output.columns["crop"]), output.columns["resize"]
     stored = Placement(bucket=bucket, resize=Size(*map(int, resize)), crop=Box(top=top, left=left, size=bucket))
-    return flipped(stored) if output.variant >= geometry.crops else stored
+    return flipped(stored) if geometry.flips(output.variant) else stored
 
 
 def _check_resample(recipe: LatentsRecipe) -> None:
