@@ -19,7 +19,7 @@ from latentcache.sources.compare import CATEGORY, State, compare
 from latentcache.sources.scan import SourceOptions, scan
 
 IMAGES, RECORDS = SourceOptions(kind="images"), SourceOptions(kind="records")
-OK, TOUCHED, MOVED, CAPTION, CHANGED, METADATA, REMOVED, UNREADABLE, NOT_CHECKED, REPEATS = State
+OK, TOUCHED, MOVED, CAPTION, CHANGED, METADATA, REMOVED, UNREADABLE, NOT_CHECKED, *_ = State
 
 
 @pytest.fixture(autouse=True)
