@@ -4,9 +4,10 @@ It runs as a process of its own, or in a thread of the build with the same messa
 the process commits its finished work and ends, within :data:`LAST_S`; signals to the whole group are left to the
 build.
 
-Messages of the build: ``ask`` (answered by ``answer``, before a build), ``open``, ``work``, ``stop``. Messages of a
-worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
-``ended``, in order or with an error.
+Messages of the build: ``ask`` (answered by ``answer``), ``open`` (a field), ``work``, ``stop`` (its end). Messages of
+a worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
+``ended``, in order or with an error. A process that ``stays`` after that has closed its model and waits for the next
+``open``.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ class WorkerLoop:
         self._told = time.monotonic()
         self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
         self._flushed = self._opened = False
+        self.told_to_stop = False
+        """True if the end came from the build, which may have another field."""
 
     def run(self) -> dict[str, Any]:
         """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message.
@@ -182,7 +185,8 @@ class WorkerLoop:
         finally:
             self._end(threads, producer)
         self._tell()
-        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}}
+        stays = self.told_to_stop and not self.opening.bounded and not any(one.is_alive() for one in threads)
+        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}, "stays": stays}
 
     def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
@@ -580,6 +584,7 @@ class WorkerLoop:
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
+        self._same.clear()
         try:
             self.writer.finish()
         finally:
@@ -595,34 +600,39 @@ def serve(
     on_loss: Callable[[], None] | None = None,
     jobs_of: Callable[[Message], Mapping[int, Job]] = lambda message: jobs_of(message["jobs"]),
 ) -> None:
-    """Do the work that the build asks for, until it says stop or is gone.
+    """Do the work that the build asks for, one field after the other, until it is gone.
 
     Args:
         channel: To the build.
         board: File of the activity board; None in the build's own process.
         opened: Called with the loop before it runs.
-        on_loss: Called when the build is gone, so that the process does not outlive it for long.
+        on_loss: Called when the build is gone, so that the process does not outlive it for long; None in the build's
+            own process, where one field is made.
         jobs_of: The jobs of a ``work`` message.
     """
-    loop: WorkerLoop | None = None
+    at_work: list[WorkerLoop] = []
+    heart = threading.Thread(target=_beat, args=(at_work, on_loss), name="heart", daemon=True)
     try:
-        while (message := channel.receive()) is not None and message.kind == "ask":
-            channel.send("answer", **_answer(message))
-        if message is None or message.kind != "open":
-            return
-        opening = from_json(Opening, message["opening"])
-        loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
-        opened(loop)
-        threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
-        if on_loss is not None:
-            threading.Thread(target=_beat, args=(loop, on_loss), name="heart", daemon=True).start()
-        own = on_loss is not None and loop.kind.makes_jobs
-        with few_collections() if own else contextlib.nullcontext():
-            facts = loop.run()
+        while (message := channel.receive()) is not None:
+            if message.kind == "ask":
+                channel.send("answer", **_answer(message))
+                continue
+            opening = from_json(Opening, message["opening"])
+            loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
+            at_work[:] = [loop]
+            opened(loop)
+            threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
+            if on_loss is not None and not heart.is_alive():
+                heart.start()
+            own = on_loss is not None and loop.kind.makes_jobs
+            with few_collections() if own else contextlib.nullcontext():
+                facts = loop.run()
+            channel.send("ended", **facts)
+            if on_loss is None or not facts["stays"]:
+                return
+            del loop
     except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        channel.send("ended", error=error_form(error), suspects=[] if loop is None else loop.suspects)
-    else:
-        channel.send("ended", **facts)
+        channel.send("ended", error=error_form(error), suspects=[one for loop in at_work for one in loop.suspects])
 
 
 def _answer(message: Message) -> dict[str, Any]:
@@ -647,17 +657,19 @@ def _listen(
             except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
                 loop.fail(error)
         elif message.kind == "stop":
+            loop.told_to_stop = True
             loop.stopping.set()
+            return  # what comes next is for the main thread; the heart still sees if the build goes
     _lost(loop, on_loss)
 
 
-def _beat(loop: WorkerLoop, on_loss: Callable[[], None]) -> None:
+def _beat(at_work: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> None:
     """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
     build = os.getppid()
     while os.getppid() == build:
-        loop.board.beat()
+        at_work[0].board.beat()
         time.sleep(_BEAT_S)
-    _lost(loop, on_loss)
+    _lost(at_work[0], on_loss)
 
 
 def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
