@@ -24,13 +24,14 @@ from latentcache.errors import WorkerError
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
+from latentcache.pipeline.workers.serve import serve
 from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form, to_json
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
-from latentcache.pipeline.workers.worker import WorkerLoop, serve
+from latentcache.pipeline.workers.worker import WorkerLoop
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from latentcache.pipeline.workers.worker import main; main()"
+    "from latentcache.pipeline.workers.serve import main; main()"
 )
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000
