@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import acknowledged, build, entries, finished, look, run, start_build, state_of, wait_for
+from commands import acknowledged, build_here, entries, finished, look, start_build, state_of, wait_for
 from made_archives import FORMS, as_folder, as_tars, png, rows_of, some_images, write_tar
 from small_cache import damage_payload
 
@@ -59,12 +59,12 @@ def served(cache: Path) -> list[tuple[str, bytes, list[int]]]:
 
 def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
     before, cache = state_of(data), tmp_path / "cache"
-    assert counts(build(data, cache)) == {"samples": COUNT, "encoded": COUNT, "no_caption": 1}
+    assert counts(build_here(data, cache)) == {"samples": COUNT, "encoded": COUNT, "no_caption": 1}
     as_folder(tmp_path / "folder", some_images(COUNT))
-    build(tmp_path / "folder", tmp_path / "same")
+    build_here(tmp_path / "folder", tmp_path / "same")
     assert payloads(cache) == payloads(tmp_path / "same")
     assert served(cache) == served(tmp_path / "same")
-    assert counts(build(data, cache)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    assert counts(build_here(data, cache)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     for mode in ((), ("--full",)):
         assert counts(look("verify", cache, *mode, "--json")) == {"ok": COUNT}
     assert look("verify", cache, "--reencode", COUNT, "--json").code == 0
@@ -74,9 +74,9 @@ def test_every_form_gives_the_same_cache(form: str, data: Path, tmp_path: Path) 
 def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> None:
     """The archives are written again; only what is in them counts."""
     cache = tmp_path / "cache"
-    assert build(data, cache).code == 0
+    assert build_here(data, cache).code == 0
     age(data)
-    build(data, cache)
+    build_here(data, cache)
     images = some_images(COUNT)
     images["0001"] = (png(200, 64, 96), images["0001"][1])
     images["0003"] = (images["0003"][0], "another caption")
@@ -91,7 +91,7 @@ def test_one_more_image_encodes_one(form: str, data: Path, tmp_path: Path) -> No
     )
     reasons = {item["reason"] for item in found.json["items"] if item["category"] == "stale"}
     assert reasons == {"source-changed", "caption-changed"}
-    assert counts(build(data, cache)) == {"samples": COUNT, "encoded": 1, "cached": COUNT - 1, "no_caption": 1}
+    assert counts(build_here(data, cache)) == {"samples": COUNT, "encoded": 1, "cached": COUNT - 1, "no_caption": 1}
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 
@@ -104,7 +104,7 @@ def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> N
     done = set(acknowledged(events))
     assert 0 < len(done) < COUNT
     there = set(entries(cache))
-    last = build(data, cache, events=events)
+    last = build_here(data, cache, events=events)
     assert counts(last)["encoded"] == COUNT - len(there)
     assert len(acknowledged(events)) == len(set(acknowledged(events))) == COUNT
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
@@ -112,28 +112,28 @@ def test_a_killed_build_is_continued(form: str, data: Path, tmp_path: Path) -> N
 
 def test_parts_are_merged_into_the_whole(form: str, data: Path, tmp_path: Path) -> None:
     for number in range(2):
-        assert build(data, tmp_path / f"part{number}", "--part", f"{number}/2").code == 0
+        assert build_here(data, tmp_path / f"part{number}", "--part", f"{number}/2").code == 0
     merged = tmp_path / "merged"
-    assert run("merge", tmp_path / "part0", tmp_path / "part1", "--out", merged, "--json").code == 0
-    build(data, tmp_path / "whole")
+    assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", merged, "--json").code == 0
+    build_here(data, tmp_path / "whole")
     assert payloads(merged) == payloads(tmp_path / "whole")
     assert served(merged) == served(tmp_path / "whole")
-    assert counts(build(data, merged)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    assert counts(build_here(data, merged)) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
     assert counts(look("verify", merged, "--full", "--json")) == {"ok": COUNT}
 
 
 def test_a_streaming_build_gives_the_same_cache(form: str, data: Path, tmp_path: Path) -> None:
-    assert build(data, tmp_path / "cache", "--stream").code == 0
-    build(data, tmp_path / "whole")
+    assert build_here(data, tmp_path / "cache", "--stream").code == 0
+    build_here(data, tmp_path / "whole")
     assert served(tmp_path / "cache") == served(tmp_path / "whole")
 
 
 def test_repair_makes_a_damaged_cache_whole(form: str, data: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    build(data, cache)
+    build_here(data, cache)
     damage_payload(cache)
     assert look("verify", cache, "--full", "--repair", "--yes", "--json").code in (0, 1)
-    assert counts(build(data, cache))["encoded"] == 1
+    assert counts(build_here(data, cache))["encoded"] == 1
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT}
 
 
@@ -166,7 +166,7 @@ def bad_tar(root: Path) -> None:
 def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     bad_tar(data)
-    done = build(data, cache)
+    done = build_here(data, cache)
     assert done.code == 1
     found = {(item["category"], item["path"]): item["reason"] for item in done.json["items"]}
     assert found == {
@@ -182,7 +182,7 @@ def test_faults_of_tars_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     }
     assert all(item["hint"] for item in done.json["items"])
     assert "from json" in {text for text, *_ in served(cache)}
-    again = build(data, cache)
+    again = build_here(data, cache)
     assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
     assert {(item["category"], item["path"]): item["reason"] for item in again.json["items"]} == found
     checked = look("verify", cache, "--full", "--json")
@@ -199,7 +199,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), data / "a.parquet")
     pq.write_table(table.select(["text"]), data / "b.parquet")
     (data / "c.parquet").write_bytes((data / "a.parquet").read_bytes()[:100])
-    done = build(data, cache)
+    done = build_here(data, cache)
     assert done.code == 1
     items = [item for item in done.json["items"] if item["category"] == "quarantined"]
     assert {(item["path"], item.get("line", 0)): item["reason"] for item in items} == {
@@ -209,7 +209,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
         ("c.parquet", 0): "rows-damaged",
     }
     assert sorted(text for text, *_ in served(cache)) == ["caption 0", "caption 3"]
-    again = build(data, cache)
+    again = build_here(data, cache)
     assert (again.code, again.json["counts"]["encoded"]) == (1, 0)
     assert counts(look("verify", cache, "--full", "--json")) == {"ok": 2, "quarantined": 4}
 
@@ -217,7 +217,7 @@ def test_faults_of_rows_are_named_and_the_rest_is_built(tmp_path: Path) -> None:
 def test_a_truncated_tar_is_said_by_verify(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     as_tars(data, some_images(COUNT), each=COUNT)
-    build(data, cache)
+    build_here(data, cache)
     tar = data / "shard-000.tar"
     tar.write_bytes(tar.read_bytes()[:2100])
     found = look("verify", cache, "--json")
@@ -232,15 +232,15 @@ def test_columns_that_are_ambiguous_name_their_flag(tmp_path: Path) -> None:
     data.mkdir()
     table = rows_of(some_images(3))
     pq.write_table(table.append_column("caption", table["text"]), data / "a.parquet")
-    done = build(data, tmp_path / "cache")
+    done = build_here(data, tmp_path / "cache")
     assert done.code == 2
     assert done.json["error"]["slug"] == "source-ambiguous"
     assert "--caption-column" in done.json["error"]["fix"]
-    assert build(data, tmp_path / "cache", "--caption-column", "caption").code == 0
+    assert build_here(data, tmp_path / "cache", "--caption-column", "caption").code == 0
     pq.write_table(table.append_column("control", table["image"]), data / "a.parquet")
-    done = build(data, tmp_path / "other")
+    done = build_here(data, tmp_path / "other")
     assert "--image-column" in done.json["error"]["fix"]
-    assert counts(build(data, tmp_path / "other", "--image-column", "control"))["encoded"] == 3
+    assert counts(build_here(data, tmp_path / "other", "--image-column", "control"))["encoded"] == 3
 
 
 def test_one_split_of_several_is_read(tmp_path: Path) -> None:
@@ -249,18 +249,18 @@ def test_one_split_of_several_is_read(tmp_path: Path) -> None:
     for number, split in enumerate(("train", "test")):
         images = {f"{split}{n}": (png(10 + 50 * number + n), split) for n in range(2 + number)}
         pq.write_table(rows_of(images), data / "data" / f"{split}-00000-of-00001.parquet")
-    done = build(data, tmp_path / "cache")
+    done = build_here(data, tmp_path / "cache")
     assert counts(done)["encoded"] == 2
     assert [item["reason"] for item in done.json["items"]] == ["split-unused"]
-    assert counts(build(data, tmp_path / "test", "--split", "test"))["encoded"] == 3
-    assert build(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split train"
+    assert counts(build_here(data, tmp_path / "test", "--split", "test"))["encoded"] == 3
+    assert build_here(data, tmp_path / "none", "--split", "valid").json["error"]["fix"] == "--split train"
 
 
 def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     data = tmp_path / "data"
     as_tars(data, some_images(3))
     (data / "loose.png").write_bytes(png(3))
-    done = build(data, tmp_path / "cache")
+    done = build_here(data, tmp_path / "cache")
     assert (done.code, done.json["error"]["slug"]) == (2, "source-ambiguous")
-    assert counts(build(data, tmp_path / "tars", "--layout", "webdataset"))["encoded"] == 3
-    assert counts(build(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1
+    assert counts(build_here(data, tmp_path / "tars", "--layout", "webdataset"))["encoded"] == 3
+    assert counts(build_here(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1

@@ -106,6 +106,9 @@ class _Watch:
             try:
                 thread, status = os.waitpid(-1, _WALL)
             except ChildProcessError:
+                # A write of another thread that was under way when the process was killed may have happened unseen.
+                begun = [found for found, answer in self.begun.values() if answer is None and _is_there(found)]
+                self.trace.operations[-1:-1] = begun
                 return self.trace
             if not os.WIFSTOPPED(status):
                 if thread == self.child:
@@ -198,6 +201,15 @@ def _write(thread, name, values):
         parts = list(struct.iter_unpack("<QQ", _memory(thread, values[1], 16 * values[2])))
     data = b"".join(_memory(thread, start, length) for start, length in parts)
     return Operation("write", path, offset=offset, data=data, durable=bool(flags & _DSYNC))
+
+
+def _is_there(operation):
+    """True for a write whose bytes are in their place."""
+    path = Path(operation.path)
+    if operation.name != "write" or not operation.data or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return os.pread(file.fileno(), len(operation.data), operation.offset) == operation.data
 
 
 def _here():
