@@ -314,7 +314,7 @@ class _Build:
                     self.base(listing, known), self.paths, listing.root, samples, works, seed=seed, batch=batch
                 )
             samples, outcomes = self.encode(listing, samples, works, catalog)
-            before, catalog = catalog, load_catalog(self.paths)
+            before, catalog = catalog.forgotten(), load_catalog(self.paths)
             for outcome in outcomes:
                 outcome.place = find_items(outcome.work, samples, before, catalog)
         else:

@@ -205,13 +205,15 @@ def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
     return replace(plan, **columns)
 
 
-def find_items(work: FieldWork, samples: SampleTable, before: Catalog, catalog: Catalog) -> NDArray[np.int64]:
+def find_items(
+    work: FieldWork, samples: SampleTable, before: tuple[Sequence[str], int], catalog: Catalog
+) -> NDArray[np.int64]:
     """(P,) places of all items after a run, with the contents that it found by reading.
 
     Args:
         work: With places in ``before``.
         samples: With the contents.
-        before: The committed items before the run.
+        before: Shards and number of the committed items before the run.
         catalog: Those after it.
     """
     plan, content, recipe = work.plan, work.kind.content(samples), work.described.recipe

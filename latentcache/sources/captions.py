@@ -131,12 +131,14 @@ class CaptionFiles:
         def texts() -> Iterator[list[str]]:
             for start in range(0, len(file), _BLOCK):
                 block = slice(start, min(start + _BLOCK, len(file)))
-                some = [self._texts.get(place, "") for place in file[block].tolist()]
+                some = [""] * (block.stop - start)
+                for number in np.flatnonzero(file[block] >= 0).tolist() if self._texts else ():
+                    some[number] = self._texts.get(int(file[start + number]), "")
                 for number in np.flatnonzero(chosen.line[block]).tolist() if chosen.line is not None else []:
                     some[number] = chosen.texts[start + number]
                 own = self._known[block] >= 0
                 self._fill(chosen, start, some, own)
-                made = [number for number, text in enumerate(some) if text]
+                made = [number for number, text in enumerate(some) if text] if any(some) else []
                 if made:
                     content[start + np.array(made)] = hashes([some[number] for number in made])
                 if old is not None and old.text is not None and own.any():

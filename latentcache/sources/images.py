@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import Files, Input, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import rejected
-from latentcache.sources.known import Known, Scanned, memo_row, memos_of, strings_of, take_rows
+from latentcache.sources.known import Known, Scanned, memo_row, strings_of, take_rows
 from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.sets import (
     CAPTION_EXTENSIONS,
@@ -131,12 +131,12 @@ class _Files:
         self.more = dict[int, list[int]]()
         """Image -> further caption files, by position."""
         self.links_out, self.owners = set[str](), dict[tuple[int, ...], int]()
-        self._stats = list[NDArray[np.uint64]]()
+        self._stats = bytearray()
         empty = np.empty(0, dtype=np.int64)
         self._images, self._captions, self._owner = [empty], [empty], [empty]
         self._which = [empty.astype(np.int8)]
         self.names = strings_of(self._walked())
-        self.memos = memos_of(self._stats)
+        self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
         self.images = np.concatenate(self._images)
         """(n,) positions of images among the files, in the byte order of their names."""
         self.beside = np.concatenate(self._captions)
@@ -179,14 +179,12 @@ class _Files:
     def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
         """Of each name of a folder: position of the image, of its caption (-1: none); and the names it takes."""
         names, prefix = level.names, level.prefix
-        endings = {ending.lower() for ending in level.endings}
-        if endings <= IMAGE_EXTENSIONS:
-            is_image = np.ones(len(names), dtype=np.bool_)
-        else:
-            is_image = np.array([extension_of(name) in IMAGE_EXTENSIONS for name in names], dtype=np.bool_)
+        endings = [name[name.rfind(".") :] for name in names]
+        images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
+        is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
         owners, is_sample = self._owners(prefix), is_image
         role = self._layout.role(prefix) or ("" if owners else "outside")
-        if role or ".png" in endings:
+        if role or ".png" in images:
             is_sample = is_image & ~self._set_aside(names, prefix, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
         more = dict[int, list[int]]()
@@ -206,7 +204,9 @@ class _Files:
         self.more |= {int(place[image]): place[files].tolist() for image, files in more.items()}
         self.links_out.update(prefix + name for name in level.links_out)
         names = names if kept.all() else [name for name, keep in zip(names, kept.tolist(), strict=True) if keep]
-        self._stats.append(level.stats if kept.all() else level.stats[kept])
+        memos = np.zeros((len(names), STAT_WIDTH), dtype=np.uint64)
+        memos[:, :5] = level.stats[kept]
+        self._stats += memos.tobytes()
         self._count += len(names)
         owner = self.owners.setdefault(owners, len(self.owners))
         mark = np.where(is_sample, place, -1), caption, which, owner
@@ -227,10 +227,10 @@ class _Files:
         if role:
             self._count_aside(role, [prefix + names[number] for number in np.flatnonzero(is_image).tolist()])
             return is_image
-        found, stems = np.zeros(len(names), dtype=np.bool_), set[str]()
+        found, stems, text = np.zeros(len(names), dtype=np.bool_), set[str](), "/".join(names) + "/"
         for ending, word in ((MASK_ENDING, "mask"), (CONTROL_ENDING, "control")):
             tail = ending + ".png"
-            mine = [number for number, name in enumerate(names) if name.endswith(tail)]
+            mine = [number for number, name in enumerate(names) if name.endswith(tail)] if tail + "/" in text else []
             if mine and not stems:
                 stems = {names[number].rpartition(".")[0] for number in np.flatnonzero(is_image).tolist()}
             mine = [number for number in mine if names[number].removesuffix(tail) in stems]
@@ -301,6 +301,7 @@ class ImageScan:
             loose=loose,
             used=layout.used.union(tables),
             folders=layout.folders,
+            listed=layout.listed,
         )
         files = _Files(walk, layout, None if tables else self.part)
         for note in layout.notes:

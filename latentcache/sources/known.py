@@ -6,6 +6,7 @@ was not written within two seconds of being hashed (``identity.stat``).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,15 +243,13 @@ def _rows(column: Any, places: NDArray[np.int64]) -> NDArray[Any]:
 
 def strings_of(parts: Iterable[Sequence[str]]) -> Strings:
     """One column of strings from lists of them; no string is kept."""
-    texts, lengths = list[bytes](), [np.empty(0, dtype=np.int64)]
+    data, lengths = bytearray(), array("q")
     for part in parts:
         text = "".join(part)
         each = part if text.isascii() else [one.encode("utf-8", "surrogateescape") for one in part]
-        texts.append(text.encode("utf-8", "surrogateescape"))
-        lengths.append(np.fromiter(map(len, each), dtype=np.int64, count=len(part)))
-    data = b"".join(texts)
-    texts.clear()
-    return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.concatenate(lengths)))
+        lengths.extend(map(len, each))
+        data += text.encode("utf-8", "surrogateescape")
+    return Strings(np.frombuffer(data, dtype=np.uint8), np.cumsum(np.frombuffer(lengths, dtype=np.int64)))
 
 
 def memos_of(parts: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:

@@ -273,7 +273,7 @@ def _listing(
     layout: Layout | None = None,
 ) -> Listing:
     values = {one.name: getattr(found, one.name) for one in fields(found)}
-    root = root.absolute()
+    root, layout = root.absolute(), layout and replace(layout, listed=None)
     return Listing(root=root, data_kind=options.kind, options=options, layout=layout, _files=files, **values)
 
 

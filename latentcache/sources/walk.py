@@ -8,17 +8,17 @@ wanted file.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shlex
 import stat
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 _NOTES_EACH = 100
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 _IDENTITY = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev")
+_STATE = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns", "st_ino", "st_dev", "st_mode")
+_NO_STATS = np.empty((0, 5), dtype=np.uint64)
 
 
 class Notes:
@@ -85,8 +87,6 @@ class Level:
     """(n, 5) size, mtime_ns, ctime_ns, inode, device; times before 1970 wrap into 64 bits."""
     links_out: AbstractSet[str]
     """Of ``names``, those that lead out of the root; only of ``loose`` endings."""
-    endings: AbstractSet[str]
-    """Of ``names``, with their dots."""
     mark: Any = None
     """The consumer's own."""
 
@@ -103,11 +103,9 @@ class _Listed:
     """One folder while it is sorted out."""
 
     folder: _Folder
-    names: list[str] = field(default_factory=list)
     odd: dict[str, os.stat_result] = field(default_factory=dict)
-    """Of links: the state of what they lead to."""
+    """Wanted names that are no plain files -> the state of what they lead to."""
     links_out: set[str] = field(default_factory=set)
-    endings: set[str] = field(default_factory=set)
     folders: list[_Folder] = field(default_factory=list)
 
 
@@ -125,6 +123,7 @@ class Walk:
             says so).
         used: Names of other files that are read, and so are not unused.
         folders: Folders below the root to list, none inside another one; by default all of the root.
+        listed: Gives the names in a folder below the root if they are known.
 
     Raises:
         SourceError: The folder itself cannot be listed (when iterated).
@@ -138,7 +137,9 @@ class Walk:
         loose: AbstractSet[str] = frozenset(),
         used: AbstractSet[str] = frozenset(),
         folders: Sequence[str] = ("",),
+        listed: Callable[[str], list[str]] | None = None,
     ) -> None:
+        self._listed_before = listed or (lambda folder: [])
         self._folders = sorted(folders, key=lambda one: os.fsencode(one + "/"))
         self.root, self._wanted, self._loose, self._used = root, wanted, loose, used
         # In the one case in which they are written, mostly: saves a call per file.
@@ -179,74 +180,49 @@ class Walk:
 
     def _inside(self, folder: _Folder) -> Iterator[tuple[Level, int, int] | _Folder]:
         """One folder, with the folders in it at the place of their names."""
-        found = self._listed(folder)
-        level = self._stated(found)
+        level, folders = self._listed(folder)
         names, done, cut = level.names, 0, len(folder.prefix)
-        in_bytes = not all(map(str.isascii, (*names, *(below.prefix for below in found.folders))))
+        in_bytes = not all(map(str.isascii, (*names, *(below.prefix for below in folders))))
         order = os.fsencode if in_bytes else str
-        for below in sorted(found.folders, key=lambda item: order(item.prefix)):
+        for below in sorted(folders, key=lambda item: order(item.prefix)):
             end = bisect_left(names, order(below.prefix[cut:]), lo=done, key=order)
             if end > done or level.mark is None:
                 yield level, done, end
             yield below
             done = end
-        if done < len(names) or not found.folders:
+        if done < len(names) or not folders:
             yield level, done, len(names)
 
-    def _stated(self, found: _Listed) -> Level:
-        """The files of a folder in byte order with their stats."""
-        names, path, prefix = found.names, found.folder.path + "/", found.folder.prefix
-        names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
-        if not found.odd:
-            # All in C. A file that is gone, or older than 1970, has the folder looked at again, name by name.
-            states = map(os.lstat, map(path.__add__, names))
-            with contextlib.suppress(OSError, OverflowError):
-                numbers = np.fromiter(chain.from_iterable(map(_IDENTITY, states)), np.uint64, 5 * len(names))
-                return Level(prefix, names, numbers.reshape(-1, 5), found.links_out, found.endings)
-        stats, kept = list[tuple[int, ...]](), list[str]()
-        for name in names:
-            try:
-                stats.append(pack_identity(found.odd.get(name) or os.lstat(path + name)))
-                kept.append(name)
-            except OSError as error:
-                self.rejected.append(_stateless(prefix + name, error))
-        memos = np.array(stats, dtype=np.uint64).reshape(-1, 5)
-        return Level(prefix, kept, memos, found.links_out, found.endings)
-
-    def _listed(self, folder: _Folder) -> _Listed:
-        found, rest, plain = _Listed(folder), list[os.DirEntry[str]](), self._plain
-        take, endings = found.names.append, found.endings
+    def _listed(self, folder: _Folder) -> tuple[Level, list[_Folder]]:
+        """The files of a folder in byte order with their stats, and the folders in it."""
+        found, prefix = _Listed(folder), folder.prefix
         try:
-            with os.scandir(folder.path) as listing:
-                for entry in listing:
-                    name = entry.name
-                    ending = name[name.rfind(".") :]
-                    if ending in plain and name[0] != "." and _is_file(entry):
-                        take(name)
-                        endings.add(ending)
-                    else:
-                        rest.append(entry)
+            names, stats, rest = _plain_files(folder.path, self._listed_before(prefix[:-1]), self._plain)
+            entries = _entries(folder.path, rest) if rest else []
         except OSError as error:
-            if not folder.prefix:
+            if not prefix:
                 raise SourceError(
                     f"the data folder cannot be listed: {folder.path}",
                     where=folder.path,
                     why=str(error.strerror),
                     fix=f"check it with `ls -la {shlex.quote(folder.path)}`",
                 ) from error
-            detail = f"the folder cannot be listed: {error.strerror}"
-            self.rejected.append(rejected(folder.prefix, cause_of(error), detail))
-            return _Listed(folder)
-        own = {entry.name for entry in rest} if folder.prefix else set()
-        if "shards" in own and own & _CACHE_MARKS:
-            self.notes.add(rejected(folder.prefix, "cache-folder", "it holds a cache"))
-            return _Listed(folder)
-        for entry in sorted(rest, key=attrgetter("name")):
+            self.rejected.append(rejected(prefix, cause_of(error), f"the folder cannot be listed: {error.strerror}"))
+            return Level(prefix, [], _NO_STATS, found.links_out), []
+        if prefix and "shards" in rest and rest & _CACHE_MARKS:
+            self.notes.add(rejected(prefix, "cache-folder", "it holds a cache"))
+            return Level(prefix, [], _NO_STATS, found.links_out), []
+        for entry in entries:
             try:
-                self._sort_out(entry, folder.prefix + entry.name, found)
+                self._sort_out(entry, prefix + entry.name, found)
             except OSError as error:
-                self.rejected.append(_stateless(folder.prefix + entry.name, error))
-        return found
+                self.rejected.append(_stateless(prefix + entry.name, error))
+        if found.odd:
+            names = [*names, *found.odd]
+            memos = np.array(list(map(pack_identity, found.odd.values())), dtype=np.uint64)
+            order = sorted(range(len(names)), key=[os.fsencode(name) for name in names].__getitem__)
+            names, stats = [names[number] for number in order], np.concatenate([stats, memos])[order]
+        return Level(prefix, names, stats, found.links_out), found.folders
 
     def _sort_out(self, entry: os.DirEntry[str], name: str, found: _Listed) -> None:
         """One name that is not plainly a wanted file."""
@@ -302,8 +278,6 @@ class Walk:
     def _take(self, own: str, name: str, extension: str, state: os.stat_result, found: _Listed) -> None:
         """A wanted name that is a regular file; of loose endings, anything."""
         if stat.S_ISREG(state.st_mode) or extension in self._loose:
-            found.names.append(own)
-            found.endings.add(own[own.rfind(".") :])
             found.odd[own] = state
         else:
             detail = f"it is {kind_of(state.st_mode)}, not a regular file"
@@ -312,8 +286,6 @@ class Walk:
     def _broken(self, entry: os.DirEntry[str], name: str, extension: str, error: OSError, found: _Listed) -> None:
         """A link that leads nowhere: rejected if a file is meant, a note if it could be a folder."""
         if extension in self._loose:
-            found.names.append(entry.name)
-            found.endings.add(entry.name[entry.name.rfind(".") :])
             found.odd[entry.name] = entry.stat(follow_symlinks=False)
             return
         item = rejected(name, cause_of(error), f"the link cannot be followed: {error.strerror}")
@@ -380,12 +352,36 @@ def pack_identity(state: os.stat_result) -> tuple[int, ...]:
     return tuple([value & _WORD for value in _IDENTITY(state)])
 
 
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """True if a name is surely a plain file; other states are sorted out one by one."""
+def _plain_files(
+    path: str, every: list[str], endings: AbstractSet[str]
+) -> tuple[list[str], NDArray[np.uint64], set[str]]:
+    """The regular files of a folder with one of these endings, in byte order, their stats, and all other names.
+
+    All in C: one listing, and one stat per name without a path. If one of the files is gone or older than 1970, all
+    are other names, which are looked at one by one.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return entry.is_file(follow_symlinks=False)
-    except OSError:
-        return False
+        every = every or os.listdir(handle)  # noqa: PTH208 - there is no path
+        names = [name for name in every if name[name.rfind(".") :] in endings and name[0] != "."]
+        names.sort(key=None if all(map(str.isascii, names)) else os.fsencode)
+        states = map(partial(os.stat, dir_fd=handle, follow_symlinks=False), names)
+        try:
+            numbers = np.fromiter(chain.from_iterable(map(_STATE, states)), np.uint64, 6 * len(names)).reshape(-1, 6)
+        except (OSError, OverflowError):
+            return [], _NO_STATS, set(every)
+    finally:
+        os.close(handle)
+    regular = numbers[:, 5] & 0o170000 == stat.S_IFREG
+    if not regular.all():
+        names, numbers = list(compress(names, regular)), numbers[regular]
+    return names, numbers[:, :5], set(every).difference(names) if len(names) < len(every) else set()
+
+
+def _entries(path: str, names: AbstractSet[str]) -> list[os.DirEntry[str]]:
+    """These names of a folder, in order."""
+    with os.scandir(path) as listing:
+        return sorted((entry for entry in listing if entry.name in names), key=attrgetter("name"))
 
 
 def _stateless(name: str, error: OSError) -> Rejected:

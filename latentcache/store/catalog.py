@@ -104,14 +104,26 @@ class Catalog:
 
         return self._search(columns["mixed"], mixed, right)
 
-    def moved(self, before: Catalog, place: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up."""
-        row, bases = self._columns["row"], self._columns["bases"]
+    def forgotten(self) -> tuple[Sequence[str], int]:
+        """Give the memory back: its shards and the number of its items, for :meth:`moved`, are all that is kept."""
+        count = len(self)
+        self._columns = {name: column[:0] for name, column in self._columns.items()}
+        self._indexes, self._lengths = {}, {}
+        return self.shards, count
+
+    def moved(self, before: tuple[Sequence[str], int], place: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """(n,) what places in a catalog of fewer shards are in this one; None if that has to be looked up.
+
+        Args:
+            before: What :meth:`forgotten` gave for the other one.
+            place: In the other one.
+        """
+        row, bases, (shards, count) = self._columns["row"], self._columns["bases"], before
         added = np.zeros(len(self), dtype=np.bool_)
-        for number in np.flatnonzero(~np.isin(self.shards, before.shards)).tolist():
+        for number in np.flatnonzero(~np.isin(self.shards, shards)).tolist():
             added |= (row >= bases[number]) & (row < bases[number + 1])
         fresh = np.flatnonzero(added)
-        if len(self) - len(fresh) != len(before) or not set(before.shards) <= set(self.shards):
+        if len(self) - len(fresh) != count or not set(shards) <= set(self.shards):
             return None
         return place + np.searchsorted(fresh - np.arange(len(fresh)), place, "right")
 

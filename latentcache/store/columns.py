@@ -44,6 +44,8 @@ _FEW, _TOGETHER, _GAP_BYTES = 1 << 8, 1 << 12, 1 << 12
 _DENSE = 16
 #: Rows of a column that are converted together.
 _CHUNK = 1 << 20
+#: Rows that are compared with their neighbours at a time when a column is written.
+_RUN_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,15 +447,27 @@ def _runs(values: NDArray[Any]) -> tuple[NDArray[np.intp], int] | None:
     if len(values) < 2 or values.dtype.kind not in "ui":
         return None
     if values.ndim > 1:
-        same = bool((values[1:] == values[:1]).all())
+        same = bool((values[1] == values[0]).all()) and bool((values[1:] == values[:1]).all())
         return (np.zeros(1, dtype=np.intp), 0) if same else None
-    before, after = values[:-1], values[1:]
-    level, rising = after != before, (after - before) != 1
-    step = int(np.count_nonzero(rising) < np.count_nonzero(level))
-    breaks = rising if step else level
-    if (np.count_nonzero(breaks) + 1) * 16 > len(values) * values.itemsize:
-        return None
-    return np.concatenate([[0], np.flatnonzero(breaks) + 1]), step
+    found = ((_breaks(values, step), step) for step in (0, 1))
+    return min(((firsts, step) for firsts, step in found if firsts is not None), key=_length, default=None)
+
+
+def _length(runs: tuple[NDArray[np.intp], int]) -> int:
+    return len(runs[0])
+
+
+def _breaks(values: NDArray[Any], step: int) -> NDArray[np.intp] | None:
+    """Where runs begin whose values rise by ``step``; None as soon as there are too many of them."""
+    found, count = [np.zeros(1, dtype=np.intp)], 1
+    for start in range(0, len(values) - 1, _RUN_BLOCK):
+        some = values[start : start + _RUN_BLOCK + 1]
+        breaks = np.flatnonzero(some[1:] - some[:-1] != step) + (start + 1)
+        count += len(breaks)
+        if count * 16 > len(values) * values.itemsize:
+            return None
+        found.append(breaks)
+    return np.concatenate(found)
 
 
 def _narrowed(values: NDArray[Any], *, based: bool = True) -> tuple[NDArray[Any], int]:

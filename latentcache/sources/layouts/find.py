@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def find_layout(data: Path, word: str = "") -> Layout:
     if data.is_file():
         return _of_file(data, word)
     tree = Tree(data)
+    found = _of_folder(tree, word)
+    return replace(found, listed=tree.take) if found.root == data else found
+
+
+def _of_folder(tree: Tree, word: str) -> Layout:
+    data = tree.root
     asked: dict[str, Callable[[Tree], Layout | None]] = {
         name: partial(_in_folder, name) for name in CONFIGS
     } | FOLDERS

@@ -39,6 +39,7 @@ class Tree:
 
     root: Path
     _known: dict[str, Folder] = field(default_factory=dict, repr=False)
+    _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def top(self) -> Folder:
@@ -48,8 +49,14 @@ class Tree:
     def folder(self, path: str) -> Folder:
         """One folder; empty if it cannot be listed."""
         if path not in self._known:
-            self._known[path] = _listed(os.fspath(self.root / path), path)
+            names = _names_in(os.fspath(self.root / path))
+            self._known[path], self._names[path] = _sorted_out(names, self.root / path, path), "/".join(names)
         return self._known[path]
+
+    def take(self, path: str) -> list[str]:
+        """Names in a folder that was listed, once, so that whoever walks it does not list it again."""
+        names = self._names.pop(path, "")
+        return names.split("/") if names else []
 
     def below(self, path: str = "", depth: int = MAX_DEPTH) -> Iterator[Folder]:
         """A folder and those below it, level by level, down to ``depth`` levels."""
@@ -65,11 +72,14 @@ class Tree:
             level = found
 
 
-def _listed(path: str, below: str) -> Folder:
+def _names_in(path: str) -> list[str]:
     try:
-        names = os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
+        return os.listdir(path)  # noqa: PTH208 - half the time of a scan, and most names tell what they are
     except OSError:
-        names = []  # the walk says why
+        return []  # the walk says why
+
+
+def _sorted_out(names: list[str], path: Path, below: str) -> Folder:
     rest = [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
     images, folders, others = len(names) - len(rest), list[str](), list[str]()
     for name in rest:
