@@ -37,7 +37,9 @@ Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
 Split = list[tuple[int, Ints, Ints]]
-"""Number of a part, places in the batch, numbers in the part."""
+"""Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
+#: The samples themselves, beside the names of fields.
+_SAMPLES = ""
 Variants = Mapping[str, Ints]
 """First input of fields -> (B,) variant that each sample is served in; without it the first."""
 #: Columns up to this size are kept in memory; larger ones are read by position.
@@ -146,14 +148,19 @@ class SampleReader:
         split = self._split(rows)
         variants = self._variants(split, turn)
         shapes = dict(self._shapes[bucket].shapes)
+        items: dict[str, Split] = {
+            name: [(number, at, self._items(name, number, local, at, variants)) for number, at, local in split]
+            for name in self.fields
+        }
+        items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
+        described = self._described(items, len(rows), bucket)  # first: a thread that has the bytes is done soon
         batch: Batch = {}
         for name in self.fields:
-            items = [(number, at, self._items(name, number, local, at, variants)) for number, at, local in split]
             if self._specs[name].ragged:
-                batch[name], batch[f"{name}_mask"] = self._padded(name, items, len(rows))
+                batch[name], batch[f"{name}_mask"] = self._padded(name, items[name], len(rows))
             else:
-                batch[name] = self._stacked(name, items, (len(rows), *shapes[name]), turn)
-        return batch | self._described(split, variants, len(rows), bucket)
+                batch[name] = self._stacked(name, items[name], (len(rows), *shapes[name]), turn)
+        return batch | described
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch with ``is_pad``, (B,) bool: samples have no labels that could say so."""
@@ -204,7 +211,7 @@ class SampleReader:
         self._slots = slots
         self._readers = [reader.fresh() for reader in self._readers]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
-        self._columns: dict[tuple[int, str], Any] = {}
+        self._columns: dict[tuple[int, str, str], Any] = {}
 
     def _split(self, rows: Ints) -> Split:
         """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
@@ -272,10 +279,7 @@ class SampleReader:
             return stored
         half = (shape[0], shape[1] // 2, *shape[2:])
         drawn = torch.from_numpy(self._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-        keys = np.empty((shape[0], 32), dtype=np.uint8)
-        for number, at, rows in items:
-            keys[at] = self._keys(name, number, rows)
-        posterior(stored, keys, drawn, draw, turn)
+        posterior(stored, self._over(items, partial(self._keys, name)), drawn, draw, turn)
         return drawn
 
     def _padded(self, name: str, items: Split, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -289,7 +293,8 @@ class SampleReader:
         size = longest * math.prod(rest) * kind.itemsize
         memory = self._pool.take(count * size)
         values = memory.view(kind).reshape(count, longest, *rest)
-        values[:] = spec.pad_value
+        for item, length in zip(values, lengths.tolist(), strict=True):
+            item[length:] = spec.pad_value
         for number, at, rows in items:
             self._readers[number].gather(name, rows, memory, at * size)
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
@@ -304,19 +309,19 @@ class SampleReader:
         self._readers[number].ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
-    def _described(self, split: Split, variants: Variants, count: int, bucket: int) -> Batch:
+    def _described(self, items: Mapping[str, Split], count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
                 batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims]).repeat(count, axis=0))
             elif form == "texts":
-                batch[name] = self._texts(source, split, count)
+                batch[name] = self._texts(source, items[_SAMPLES], count)
             elif form == "keys":
-                keys = {one: self._over(split, partial(self._item_keys, one, variants)) for one in self.fields}
+                keys = {field: self._over(items[field], partial(self._keys, field)) for field in self.fields}
                 batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
             else:  # of the samples, or of a field
-                found = self._over(split, partial(self._values_of, source, form, variants))
+                found = self._over(items[form], partial(self._values_of, source, form))
                 batch[name] = torch.from_numpy(found.astype(np.int64))
         return batch
 
@@ -330,7 +335,7 @@ class SampleReader:
             elif source == "names" or source in snapshot.samples.inputs:
                 form = "texts"
             elif source in snapshot.samples.columns:
-                form = ""
+                form = _SAMPLES
             else:
                 form = next(field for field in self.fields if source in snapshot.fields[field].columns)
             found.append((name, source, form))
@@ -348,61 +353,57 @@ class SampleReader:
 
     def _item_keys(self, name: str, variants: Variants, number: int, at: Ints, local: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys of the items that are served."""
-        return self._keys(name, number, self._items(name, number, local, at, variants))
+        return self._keys(name, number, at, self._items(name, number, local, at, variants))
 
-    def _values_of(
-        self, source: str, field: str, variants: Variants, number: int, at: Ints, local: Ints
-    ) -> NDArray[Any]:
+    def _values_of(self, source: str, field: str, number: int, at: Ints, rows: Ints) -> NDArray[Any]:
         """(n, 2) of a column of a field, or of the samples."""
-        rows = self._items(field, number, local, at, variants) if field else self._sample(number, at, local)
         found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
-    def _texts(self, source: str, split: Split, count: int) -> list[str]:
+    def _texts(self, source: str, samples: Split, count: int) -> list[str]:
         """Names, or texts of an input."""
-        if len(split) == 1:
-            number, _, local = split[0]
-            texts: list[str] = self._strings(number, source).take(self._joined[number].sample[local])
+        if len(samples) == 1:
+            number, _, rows = samples[0]
+            texts: list[str] = self._strings(number, source).take(rows)
             return texts
         found = [""] * count
-        for number, at, local in split:
-            texts = self._strings(number, source).take(self._joined[number].sample[local])
-            for place, text in zip(at.tolist(), texts, strict=True):
+        for number, at, rows in samples:
+            for place, text in zip(at.tolist(), self._strings(number, source).take(rows), strict=True):
                 found[place] = text
         return found
 
-    def _keys(self, field: str, number: int, rows: Ints) -> NDArray[np.uint8]:
+    def _keys(self, field: str, number: int, at: Ints, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys; kept in memory if they are few."""
         found = self._parts[number].snapshot.fields[field]
         if len(found) * 32 > _RESIDENT_BYTES:
             return found.row_keys(rows)
-        if (number, f"{field}.key") not in self._columns:
-            self._columns[number, f"{field}.key"] = found.row_keys()
-        keys: NDArray[np.uint8] = self._columns[number, f"{field}.key"][rows]
+        if (number, field, "key") not in self._columns:
+            self._columns[number, field, "key"] = found.row_keys()
+        keys: NDArray[np.uint8] = self._columns[number, field, "key"][rows]
         return keys
 
     def _column(self, number: int, field: str, name: str) -> Any:
         """A column of a field, or of the samples; kept in memory if it is small."""
-        if (number, f"{field}.{name}") not in self._columns:
+        if (number, field, name) not in self._columns:
             snapshot = self._parts[number].snapshot
             rows = snapshot.fields[field] if field else None
             column = snapshot.samples.columns[name] if rows is None else rows.columns.get(name)
             column = getattr(rows, name) if column is None else column
             small = math.prod(column.shape) * column.dtype.itemsize <= _RESIDENT_BYTES
-            self._columns[number, f"{field}.{name}"] = np.asarray(column) if small else column
-        return self._columns[number, f"{field}.{name}"]
+            self._columns[number, field, name] = np.asarray(column) if small else column
+        return self._columns[number, field, name]
 
     def _strings(self, number: int, source: str) -> Any:
         """Names or texts of the samples; kept in memory if they are short."""
-        if (number, source) not in self._columns:
+        if (number, _SAMPLES, source) not in self._columns:
             samples = self._parts[number].snapshot.samples
             found = samples.names if source == "names" else samples.inputs[source].text
             assert found is not None
             ends = found.ends
             if len(ends) and int(ends[-1]) + 8 * len(ends) <= _RESIDENT_BYTES:
                 found = Strings(np.asarray(found.data), np.asarray(ends))
-            self._columns[number, source] = found
-        return self._columns[number, source]
+            self._columns[number, _SAMPLES, source] = found
+        return self._columns[number, _SAMPLES, source]
 
     def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
         """The buckets of all parts, largest first, and (N,) the bucket of each sample."""

@@ -90,7 +90,7 @@ class Affine:
             )
         return found
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """True if values change."""
         return self.kind != "none" and self != Affine(kind=self.kind)
@@ -123,7 +123,7 @@ class Affine:
 
     @cached_property
     def _statistics(self) -> tuple[torch.Tensor, ...]:
-        """As batch norm takes them: factor, term, mean 0 and variance 1 of each channel, or of all.
+        """As batch norm takes them: factor, term, mean 0 and variance 1 of each channel, or of all; and nothing.
 
         ``z * factor + term``: (C,) or (1,) float32, rounded once from float64.
         """
@@ -132,18 +132,17 @@ class Affine:
         else:
             mean, std = (torch.tensor([part], dtype=torch.float64) for part in (self.shift, 1.0))
         factor = self.scale / std if self.changes else torch.ones_like(std)
-        return factor.float(), (-mean * factor).float(), torch.zeros(len(std)), torch.ones(len(std))
+        return factor.float(), (-mean * factor).float(), torch.zeros(len(std)), torch.ones(len(std)), torch.empty(0)
 
     def _multiply(self, z: torch.Tensor, out: torch.Tensor) -> None:
         """One pass of torch's batch norm: it computes values of 16 bits in float32 and needs no other memory.
 
         (``torch.add`` with ``alpha=`` would round the term to 16 bits first: every sixth value differs.)
         """
-        factor, term, zero, one = self._statistics
-        flat = z.view(len(z), len(factor), -1)
+        factor, term, zero, one, none = self._statistics
+        flat = z.view(z.shape[0], factor.shape[0], -1)
         target = flat if out is z else out.view(flat.shape)
-        unused = torch.empty(0), torch.empty(0)
-        torch.native_batch_norm(flat, factor, term, zero, one, False, 0.0, 0.0, out=(target, *unused))
+        torch.native_batch_norm(flat, factor, term, zero, one, False, 0.0, 0.0, out=(target, none, none))
 
     def _on_device(self, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The same in float32 on another device."""
