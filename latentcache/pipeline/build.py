@@ -347,6 +347,8 @@ class _Build:
                 outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
                 if result is not None and len(result.read.sample):
                     samples, learned = learn(samples, work.kind, result.read), True
+        if self.warm is not None:
+            self.warm.close()
         return samples, outcomes
 
     def run_field(self, work: FieldWork, listing: Listing, samples: SampleTable, lookup: str) -> RunResult | None:

@@ -304,6 +304,13 @@ class _Crew:
         warm = self._warm.take(device) if self._warm is not None and not again else None
         return warm or WorkerProcess(device.variables, lock=self._lock, again=again), head, shard
 
+    def keep(self, device: Device, launched: Launched) -> bool:
+        """As in ``Crew``."""
+        if self._warm is None or isinstance(launched, WorkerThread):
+            return False
+        self._warm.keep(device, launched)
+        return True
+
     def bound(self, launched: Launched, unit: WorkUnit) -> None:
         """As in ``Crew``: a job under suspicion gets all the memory there is."""
         if self._bounded:

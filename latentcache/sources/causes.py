@@ -103,6 +103,7 @@ HINTS: Mapping[str, str] = {
     "text-column": "name the column of captions to use it: --caption-column NAME",
     "unlisted": "add a row to the table to use it",
     "nested-table": "give --layout imagefolder to read it, or remove it",
+    "reg-unused": "raise the repeats of the training images to use more of them",
     "no-caption": "write a caption file for it, or give --default-caption TEXT",
     "mask": "masks are not read yet: training sees the images without them",
     "control": "control images are not read yet: training sees the images without them",

@@ -27,6 +27,7 @@ from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import Known, Scanned, memo_row, strings_of, take_rows
+from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.sets import (
     CAPTION_EXTENSIONS,
@@ -131,9 +132,11 @@ class _Files:
         self.more = dict[int, list[int]]()
         """Image -> further caption files, by position."""
         self.links_out, self.owners = set[str](), dict[tuple[int, ...], int]()
+        self.sizes = [0] * len(layout.sets)
+        """Images of each set, those of other parts too."""
         self._stats = bytearray()
         empty = np.empty(0, dtype=np.int64)
-        self._images, self._captions, self._owner = [empty], [empty], [empty]
+        self._images, self._captions, self._owner, self._rank = [empty], [empty], [empty], [empty]
         self._which = [empty.astype(np.int8)]
         self.names = strings_of(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
@@ -145,6 +148,8 @@ class _Files:
         """(n,) which extension of the rule the caption file has; the number of extensions for a shared file."""
         self.owner = np.concatenate(self._owner)
         """(n,) number of their sets in ``owners``."""
+        self.rank = np.concatenate(self._rank)
+        """(n,) place of each among the images of its folder, those of other parts too."""
         self._note_aside()
         walk.note_unused()
 
@@ -168,12 +173,13 @@ class _Files:
             if level.mark is None:
                 level.mark, names = self._entered(level)
                 yield names
-            place, caption, which, owner = level.mark
+            place, caption, which, owner, rank = level.mark
             some = place[start:stop]
             mine = some >= 0
             self._images.append(some[mine])
             self._captions.append(caption[start:stop][mine])
             self._which.append(which[start:stop][mine])
+            self._rank.append(rank[start:stop][mine])
             self._owner.append(np.full(int(mine.sum()), owner, dtype=np.int64))
 
     def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
@@ -209,7 +215,9 @@ class _Files:
         self._stats += memos.tobytes()
         self._count += len(names)
         owner = self.owners.setdefault(owners, len(self.owners))
-        mark = np.where(is_sample, place, -1), caption, which, owner
+        for number in owners:
+            self.sizes[number] += int(is_sample.sum())
+        mark = np.where(is_sample, place, -1), caption, which, owner, np.cumsum(is_sample) - 1
         return mark, [prefix + name for name in names] if prefix else names
 
     def _owners(self, prefix: str) -> tuple[int, ...]:
@@ -433,22 +441,33 @@ def _beside(
 
 def _of_folders(layout: Layout, files: _Files) -> Chosen:
     """Samples of sets that are folders; of several sets each one counts, and the deepest says the caption."""
-    folder_of, times = dict[int, int](), dict[int, int]()
+    folder_of, repeats = dict[int, int](), np.zeros(len(files.images), dtype=np.int64)
+    reg = balanced(layout.sets, files.sizes)
     for owners, number in files.owners.items():
         own = [one for one in owners if not layout.sets[one].captions.table]
         folder_of[number] = own[0] if own else -1
-        times[number] = sum(layout.sets[one].repeats for one in own)
+        rows = np.flatnonzero(files.owner == number)
+        for one in own:
+            repeats[rows] += reg[one](files.rank[rows]) if one in reg else layout.sets[one].repeats
         other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
-        images = files.images[files.owner == number] if other >= 0 else files.images[:0]
+        images = files.images[rows] if other >= 0 else files.images[:0]
         if len(images):
             first, used, left = files.names[int(images[0])], layout.sets[own[0]].label, layout.sets[other].label
             words = f"{len(images)} images, the first is {first}, have the captions of {used}, not those of {left}"
             files.walk.notes.add(rejected(first, "in-two-sets", words, count=len(images)))
     owner = _mapped(files.owner, folder_of)
-    chosen = Chosen(
-        image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=_mapped(files.owner, times)
-    )
-    return chosen if (owner >= 0).all() else chosen.take(owner >= 0)
+    chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
+    unused = files.images[(owner >= 0) & (repeats == 0)]
+    if len(unused):
+        first = files.names[int(unused[0])]
+        words = (
+            f"{len(unused)} regularization images are left out, as by the trainer: others are as many as the training"
+        )
+        files.walk.notes.add(
+            rejected(first, "reg-unused", f"{words} images; the first is {first}", count=len(unused))
+        )
+    kept = (owner >= 0) & (repeats > 0)
+    return chosen if kept.all() else chosen.take(kept)
 
 
 def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:

@@ -24,13 +24,14 @@ from latentcache.errors import WorkerError
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.devices import Device, devices_for
 from latentcache.pipeline.workers.memory import limit_memory
+from latentcache.pipeline.workers.serve import serve
 from latentcache.pipeline.workers.transport import Channel, Line, as_error, channel_pair, jobs_form, to_json
 from latentcache.pipeline.workers.watchdog import ActivityBoard, anonymous_file, unnamed_file
-from latentcache.pipeline.workers.worker import WorkerLoop, serve
+from latentcache.pipeline.workers.worker import WorkerLoop
 
 _CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from latentcache.pipeline.workers.worker import main; main()"
+    "from latentcache.pipeline.workers.serve import main; main()"
 )
 _DEBUG = "LATENTCACHE_DEBUG"
 _TAIL_BYTES = 2000
@@ -49,6 +50,8 @@ class WorkerProcess:
     """
 
     is_thread = False
+    used = False
+    """True if it has made items of another field."""
 
     def __init__(self, variables: Mapping[str, str] = {}, *, lock: int | None = None, again: bool = False) -> None:
         self.line: Line
@@ -126,6 +129,7 @@ class WorkerThread:
     """A worker in a thread of this process: starts at once, and cannot be killed."""
 
     is_thread = True
+    used = False
 
     def __init__(self) -> None:
         self.line: Line
@@ -180,7 +184,9 @@ Launched = WorkerProcess | WorkerThread
 
 
 class WarmWorker:
-    """A worker process that answers questions before a build. :func:`run_jobs` takes it over: torch is imported once.
+    """Worker processes that wait for work: torch is imported once for all fields.
+
+    The first answers questions before a build. :func:`run_jobs` takes processes over and gives them back.
 
     Args:
         device: As in ``--device``; the process is for the first device.
@@ -191,7 +197,7 @@ class WarmWorker:
     def __init__(self, device: str = "auto", *, needs_torch: bool = True, lock_fd: int | None = None) -> None:
         self._text, self._needs_torch = device, needs_torch
         self.lock_fd = lock_fd
-        self._started: tuple[Device, WorkerProcess] | None = None
+        self._waiting: list[tuple[Device, WorkerProcess]] = []
 
     def ask(self, target: str, /, **arguments: Any) -> Any:
         """The result of ``module:function(**arguments)``, both in JSON; ``device`` is added if the function takes it.
@@ -200,10 +206,10 @@ class WarmWorker:
             LatentcacheError: As the function raised it.
             WorkerError: The process died.
         """
-        if self._started is None:
+        if not self._waiting:
             device = devices_for(self._text, needs_torch=self._needs_torch)[0]
-            self._started = device, WorkerProcess(device.variables, lock=self.lock_fd)
-        device, process = self._started
+            self._waiting.append((device, WorkerProcess(device.variables, lock=self.lock_fd)))
+        device, process = self._waiting[0]
         process.line.send("ask", target=target, device=device.name, arguments=to_json(arguments))
         while True:
             select.select([process.line], [], [])
@@ -212,27 +218,28 @@ class WarmWorker:
                     raise as_error(message["error"])
                 return message["value"]
             if process.line.ended:
-                self._started = None
+                self._waiting.clear()
                 _, how = process.ended()
                 process.line.close()
                 raise WorkerError("a worker process cannot be started", why=f"it {how}")
 
     def take(self, device: Device) -> WorkerProcess | None:
-        """The process, if it was started and is for this device; the caller's from now on."""
-        if self._started is None or self._started[0] != device:
-            return None
-        _, process = self._started
-        self._started = None
-        return process
+        """A process for this device, if there is one; the caller's from now on."""
+        place = next((place for place, (own, _) in enumerate(self._waiting) if own == device), None)
+        return None if place is None else self._waiting.pop(place)[1]
+
+    def keep(self, device: Device, process: WorkerProcess) -> None:
+        """Take a process whose work is done."""
+        process.used = True
+        self._waiting.append((device, process))
 
     def close(self) -> None:
-        """End the process, if it was not taken over."""
-        if self._started is not None:
-            _, process = self._started
+        """End the processes that were not taken over."""
+        for _, process in self._waiting:
             process.kill()
             process.ended()
             process.line.close()
-            self._started = None
+        self._waiting.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -84,6 +84,9 @@ class Crew(Protocol):
     def ended(self, message: Message) -> None:
         """Take the ``opened`` or ``ended`` message of a worker."""
 
+    def keep(self, device: Device, launched: Launched) -> bool:
+        """Keep a worker that is done for the next field; False if there is no use for it."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
@@ -97,11 +100,13 @@ class _Worker:
     leases: dict[int, WorkUnit] = field(default_factory=dict)
     unmade: dict[int, int] = field(default_factory=dict)
     """Jobs of leased units that are not encoded yet, by unit."""
-    fresh: bool = True
-    """True until it has encoded a unit."""
+    fresh: bool
+    """True until it has encoded a unit, of this field or one before."""
     opened: bool = False
     ending: bool = False
     said_end: bool = False
+    stays: bool = False
+    """True if it has ended in order and its process waits for another field."""
     error: BaseException | None = None
     suspects: list[int] = field(default_factory=list)
     stuck: str = ""
@@ -267,7 +272,7 @@ class Scheduler:
         slot.started += 1
         launched.line.send("open", **head)
         self._selector.register(launched.line, selectors.EVENT_READ, slot)
-        worker = _Worker(launched=launched, shard=shard, threads=self._threads)
+        worker = _Worker(launched=launched, shard=shard, threads=self._threads, fresh=not launched.used)
         worker.watchdog = Watchdog(
             self._deadline,
             on_cpu=slot.device.name == "cpu" or launched.is_thread,
@@ -322,7 +327,7 @@ class Scheduler:
                 continue
             for message in slot.worker.launched.line.arrived():
                 self._hear(slot, slot.worker, message)
-            if slot.worker.launched.line.ended:
+            if slot.worker.launched.line.ended or slot.worker.stays:
                 self._gone(slot, slot.worker)
         for _, worker in self._workers():
             worker.launched.line.flush()
@@ -347,7 +352,7 @@ class Scheduler:
             if "error" in message.head:
                 worker.error, worker.suspects = as_error(message["error"]), message["suspects"]
             else:
-                worker.said_end = True
+                worker.said_end, worker.stays = True, message["stays"]
                 self._crew.ended(message)
 
     def _committed(self, slot: _Slot, worker: _Worker, message: Message) -> None:
@@ -524,7 +529,7 @@ class Scheduler:
             self._selector.select(_TICK_S)
             for slot, worker in self._workers():
                 late = self._last_words(slot, worker) or late
-                if worker.launched.line.ended:
+                if worker.launched.line.ended or worker.stays:
                     self._part(slot, worker)
         for slot, worker in self._workers():
             worker.launched.kill()
@@ -541,6 +546,7 @@ class Scheduler:
                     self._committed(slot, worker, message)
                 elif message.kind == "ended":
                     if "error" not in message.head:
+                        worker.stays = message["stays"]
                         self._crew.ended(message)
                     elif isinstance(error := as_error(message["error"]), StoreError):
                         return error
@@ -554,6 +560,8 @@ class Scheduler:
             return 0, ""
         slot.worker = None
         self._selector.unregister(worker.launched.line)
+        if worker.stays and not worker.leases and self._crew.keep(slot.device, worker.launched):
+            return 0, ""
         worker.launched.line.close()
         return worker.launched.ended()
 

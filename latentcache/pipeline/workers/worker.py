@@ -1,28 +1,19 @@
 """One worker: reads, encodes and commits the units it is given. It decides nothing.
 
-It runs as a process of its own, or in a thread of the build with the same messages. Guarantee: if the build is gone,
-the process commits its finished work and ends, within :data:`LAST_S`; signals to the whole group are left to the
-build.
-
-Messages of the build: ``ask`` (answered by ``answer``, before a build), ``open``, ``work``, ``stop``. Messages of a
-worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
-``ended``, in order or with an error.
+See ``serve`` for where it runs, and for its messages.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import os
 import queue
-import signal
-import socket
 import sys
 import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,24 +22,20 @@ from typing import Any
 import numpy as np
 
 from latentcache.errors import LatentcacheError, UnusableSampleError
-from latentcache.failpoint import VARIABLE, arm, failpoint
+from latentcache.failpoint import failpoint
 from latentcache.fields.protocol import Failure, Group, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.registry import field_kinds, load
 from latentcache.identity.key import KEY_BYTES
 from latentcache.pipeline.workers.batching import BatchEncoder, BatchSizes, Candidate, Result, prepare
-from latentcache.pipeline.workers.memory import ByteBudget, few_collections
+from latentcache.pipeline.workers.memory import ByteBudget
 from latentcache.pipeline.workers.tracking import Tracked, Tracker, Unit, Whole
-from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, jobs_of, to_json
+from latentcache.pipeline.workers.transport import Channel, Message, to_json
 from latentcache.pipeline.workers.watchdog import ENCODER, ENCODING, FIRST_PREPARER, OPENING, PREPARING, ActivityBoard
 from latentcache.pipeline.workers.writer import WriterThread
 from latentcache.store.catalog import open_lookup
 from latentcache.store.entry import Item, NewEntry, pack_items
 from latentcache.store.paths import CachePaths
 
-#: Seconds that a worker process may outlive its build.
-LAST_S = 8
-#: Seconds between two heartbeats.
-_BEAT_S = 0.5
 #: Seconds after which the loop looks if it was asked to stop, and in which settled jobs are reported.
 _TICK_S, _TELL_S = 0.05, 0.5
 _TELL_JOBS = 256
@@ -151,6 +138,8 @@ class WorkerLoop:
         self._told = time.monotonic()
         self._finished = self._durable = self._said = 0  # items: encoded, committed, last told to wait for
         self._flushed = self._opened = False
+        self.told_to_stop = False
+        """True if the end came from the build, which may have another field."""
 
     def run(self) -> dict[str, Any]:
         """Do the work until ``stopping`` is set; gives the facts of the ``ended`` message.
@@ -182,7 +171,8 @@ class WorkerLoop:
         finally:
             self._end(threads, producer)
         self._tell()
-        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}}
+        stays = self.told_to_stop and not self.opening.bounded and not any(one.is_alive() for one in threads)
+        return {"waits": {**self.waits, "encode": self.waits["encode"] + self.batches.waited_s}, "stays": stays}
 
     def feed(self, message: Message, jobs: Mapping[int, Job]) -> None:
         """Take a unit; called by the listening thread, so that preparing begins whatever the loop is doing."""
@@ -580,91 +570,12 @@ class WorkerLoop:
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(until - time.monotonic(), 0.0))
+        self._same.clear()
         try:
             self.writer.finish()
         finally:
             if producer is not None:
                 producer.close()
-
-
-def serve(
-    channel: Channel,
-    board: int | None,
-    *,
-    opened: Callable[[WorkerLoop], None] = lambda loop: None,
-    on_loss: Callable[[], None] | None = None,
-    jobs_of: Callable[[Message], Mapping[int, Job]] = lambda message: jobs_of(message["jobs"]),
-) -> None:
-    """Do the work that the build asks for, until it says stop or is gone.
-
-    Args:
-        channel: To the build.
-        board: File of the activity board; None in the build's own process.
-        opened: Called with the loop before it runs.
-        on_loss: Called when the build is gone, so that the process does not outlive it for long.
-        jobs_of: The jobs of a ``work`` message.
-    """
-    loop: WorkerLoop | None = None
-    try:
-        while (message := channel.receive()) is not None and message.kind == "ask":
-            channel.send("answer", **_answer(message))
-        if message is None or message.kind != "open":
-            return
-        opening = from_json(Opening, message["opening"])
-        loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
-        opened(loop)
-        threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
-        if on_loss is not None:
-            threading.Thread(target=_beat, args=(loop, on_loss), name="heart", daemon=True).start()
-        own = on_loss is not None and loop.kind.makes_jobs
-        with few_collections() if own else contextlib.nullcontext():
-            facts = loop.run()
-    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        channel.send("ended", error=error_form(error), suspects=[] if loop is None else loop.suspects)
-    else:
-        channel.send("ended", **facts)
-
-
-def _answer(message: Message) -> dict[str, Any]:
-    """The result of a function that a message names."""
-    try:
-        function, arguments = load(message["target"]), message["arguments"]
-        if "device" in inspect.signature(function).parameters:
-            arguments = {"device": message["device"], **arguments}
-        return {"value": to_json(function(**arguments))}
-    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
-        return {"error": error_form(error)}
-
-
-def _listen(
-    loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs_of: Callable[[Message], Mapping[int, Job]]
-) -> None:
-    """Take messages, in a thread of its own."""
-    while (message := loop.channel.receive()) is not None:
-        if message.kind == "work":
-            try:
-                loop.feed(message, jobs_of(message))
-            except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
-                loop.fail(error)
-        elif message.kind == "stop":
-            loop.stopping.set()
-    _lost(loop, on_loss)
-
-
-def _beat(loop: WorkerLoop, on_loss: Callable[[], None]) -> None:
-    """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
-    build = os.getppid()
-    while os.getppid() == build:
-        loop.board.beat()
-        time.sleep(_BEAT_S)
-    _lost(loop, on_loss)
-
-
-def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
-    loop.stopping.set()
-    loop.budget.close()
-    if on_loss is not None:
-        on_loss()
 
 
 def _mark(item: Candidate) -> tuple[int, bytes] | None:
@@ -686,15 +597,3 @@ def _give_way() -> None:
     if sys.platform == "linux":
         number = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, number, min(os.getpriority(os.PRIO_PROCESS, number) + _NICER, 19))
-
-
-def main() -> None:
-    """A worker process: ``sys.argv`` has the import path, the channel, the board and the build's process id."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
-    arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
-    channel = Channel(socket.socket(fileno=int(sys.argv[2])))
-    serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
-    os._exit(0)  # threads that are still preparing must not hold the process

@@ -3,22 +3,25 @@
 Rule (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``generate_dreambooth_subsets_config_by_subdirs``):
 what is before the first ``_`` is the number of repeats, the rest are the class words; other folders are ignored.
 Captions (``library/train_util.py``, ``DreamBoothDataset``): the first line of the file; without one the class words.
-Folders of regularization images are in a folder of their own (``reg_data_dir``).
+Folders of regularization images are in a folder of their own (``reg_data_dir``); see :func:`balanced`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from latentcache.sources.causes import rejected
+import numpy as np
+from numpy.typing import NDArray
+
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Folder, Tree
 
+Ints = NDArray[np.int64]
 WORD = "kohya"
 #: Names of the folders that hold training images and regularization images, as kohya_ss makes them.
 IMAGE_FOLDERS, REG_FOLDERS = ("img", "image", "images"), ("reg", "regularization")
-#: The trainer raises or drops repeats of these images while it makes its batches.
-REG_NOTE = "regularization images have the repeats that are given, whatever the number of training images is"
 _NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 #: More repeats than that are rather a year or a number of a series.
 _MOST = 1000
@@ -42,12 +45,12 @@ def recognize(tree: Tree) -> Layout | None:
         return None
     train = _named(tree, base)
     reg = [one for name in REG_FOLDERS if name in tree.top.folders for one in _named(tree, name)]
-    sets = (*(_set(one, is_reg=False) for one in train), *(_set(one, is_reg=True) for one in reg))
+    root = str(tree.root)
+    sets = (*(_set(one, root, is_reg=False) for one in train), *(_set(one, root, is_reg=True) for one in reg))
     first = sets[0]
     why = f"{first.folder}/ reads as {first.repeats} repeats of {first.class_words or 'no class words'!r}"
-    notes = (rejected(sets[-1].folder, "config", REG_NOTE),) if reg else ()
     doubt = _doubt(tree, base, [*train, *reg])
-    return Layout(word=WORD, why=why, root=tree.root, sets=sets, notes=notes, doubt=doubt)
+    return Layout(word=WORD, why=why, root=tree.root, sets=sets, doubt=doubt)
 
 
 def _named(tree: Tree, base: str) -> list[Folder]:
@@ -63,7 +66,43 @@ def _named(tree: Tree, base: str) -> list[Folder]:
     return found
 
 
-def _set(folder: Folder, *, is_reg: bool) -> ImageSet:
+def balanced(sets: Sequence[ImageSet], sizes: Sequence[int]) -> dict[int, Callable[[Ints], Ints]]:
+    """Set of regularization images -> repeats of its images by their places (n,) in it; 0: left out by the trainer.
+
+    Rule (``library/train_util.py``, ``DreamBoothDataset``): images are taken in order, each with its repeats,
+    until they are as many as the training images with theirs; if all are fewer, each in turn is repeated once more.
+
+    Args:
+        sets: Of the layout.
+        sizes: Images of each.
+    """
+    found = dict[int, Callable[[Ints], Ints]]()
+    for name in {one.balance for one in sets} - {""}:
+        own = [number for number, one in enumerate(sets) if one.balance == name]
+        wanted = sum(sizes[number] * sets[number].repeats for number in own if not sets[number].is_reg)
+        reg = [number for number in own if sets[number].is_reg and sizes[number]]
+        images = sum(sizes[number] for number in reg)
+        missing = wanted - sum(sizes[number] * sets[number].repeats for number in reg)
+        before = images_before = 0
+        for number in reg if wanted else ():
+            each = sets[number].repeats
+            if missing < 0:
+                found[number] = partial(_until, each, -(-(wanted - before) // each))
+            else:
+                found[number] = partial(_raised, each + missing // images, missing % images - images_before)
+            before, images_before = before + sizes[number] * each, images_before + sizes[number]
+    return found
+
+
+def _until(repeats: int, end: int, place: Ints) -> Ints:
+    return np.where(place < end, repeats, 0)
+
+
+def _raised(repeats: int, end: int, place: Ints) -> Ints:
+    return repeats + (place < end)
+
+
+def _set(folder: Folder, root: str, *, is_reg: bool) -> ImageSet:
     match = _NAME.fullmatch(folder.path.rpartition("/")[2])
     assert match is not None
     return ImageSet(
@@ -72,6 +111,7 @@ def _set(folder: Folder, *, is_reg: bool) -> ImageSet:
         repeats=int(match[1]),
         class_words=match[2],
         is_reg=is_reg,
+        balance=root,
         captions=caption_rule(match[2]),
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.sources.layouts.config import Config, joined, of_folder, relative
-from latentcache.sources.layouts.kohya import REG_NOTE, caption_rule
+from latentcache.sources.layouts.kohya import caption_rule
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 
 WORD = "kohya-config"
@@ -58,9 +58,8 @@ def read(config: Config, base: Path | None) -> Layout:
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
                 continue
             seen.add(own)
-            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept))
-    if any(one.is_reg for part in parts for one in part.sets):
-        config.note(REG_NOTE)
+            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept,
+                               balance=f"{number}:{config.path}"))  # fmt: skip
     return joined(config, WORD, f"{config.path.name} has {len(parts)} subsets of kohya", parts, base)
 
 

@@ -100,6 +100,9 @@ class ImageSet:
     class_words: str = ""
     is_reg: bool = False
     """True for regularization images."""
+    balance: str = ""
+    """kohya's data set of this set: in each one the repeats of regularization images follow the number of training
+    images; empty: repeats are as given."""
     split: str = ""
     """``train``, ``validation`` or ``test``, if the layout says so."""
     archives: str = ""

@@ -32,11 +32,72 @@ def test_one_process_answers_every_question_and_is_taken_over(squares):
         with pytest.raises(EncoderError, match="a negative number") as caught:
             warm.ask(ANSWER, number=-1)
         assert caught.value.fix == "give another one"
-        process = warm._started[1]
+        (_, process), *_ = warm._waiting
         assert warm.ask(ANSWER, number=2)["number"] == 3
-        assert warm._started[1] is process
         assert squares.run(["a", "b"], device="cpu*2", warm=warm).encoded == 4
-        assert warm._started is None
+        assert process in [kept for _, kept in warm._waiting]
+
+
+def test_a_worker_is_kept_for_the_next_field(squares):
+    def pids():
+        return [process.pid for _, process in warm._waiting]
+
+    with WarmWorker("cpu", needs_torch=False) as warm:
+        squares.run(["a", "b"], warm=warm)
+        first = pids()
+        assert squares.run(["c", "d"], warm=warm).encoded == 4
+        assert pids() == first
+        assert squares.run(["e", "f once-encode"], warm=warm).restarts == 1
+        second = pids()
+    assert len(first) == len(second) == 1
+    assert first != second, "a worker that died is replaced, and its successor kept"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in first + second)
+
+
+def test_a_sample_that_kills_is_convicted_by_fresh_workers_alone(squares):
+    with WarmWorker("cpu", needs_torch=False) as warm:
+        squares.run(["a", "b"], warm=warm)
+        result = squares.run(["c", "bad crash-encode"], warm=warm)
+    assert [(sample, why.reason) for sample, why in result.failed] == [(1, "encoder-crash")]
+    assert squares.times("encode", "bad") >= 3, "once on a used worker, twice alone on fresh ones"
+
+
+def test_workers_of_limited_memory_are_not_kept(words):
+    with WarmWorker("cpu", needs_torch=False) as warm:
+        assert words.run(["a", "b"], warm=warm).encoded == 2
+        assert not warm._waiting
+
+
+def test_a_stopped_run_ends_in_order_and_may_leave_its_workers(squares):
+    with WarmWorker("cpu", needs_torch=False) as warm:
+        stop = lambda now: squares.stop.request() if now.encoded and not squares.stop.requested else None  # noqa: E731
+        result = squares.run([f"w{n} sleep-encode" for n in range(40)], warm=warm, progress=stop)
+        assert result.interrupted
+        assert {key.tobytes() for key in result.keys} == set(squares.stored())
+
+
+@pytest.mark.parametrize("held", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
+    """Also if a fork of the build holds its end of the connection."""
+    script = (
+        "import os, time; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
+        "from latentcache.fields import registry; registry.register(TOYS)\n"
+        "from latentcache.pipeline.workers.process import WarmWorker\n"
+        "warm = WarmWorker('cpu', needs_torch=False)\n"
+        f"Toy('squares', Path({str(squares.folder)!r})).run(['a'], warm=warm)\n"
+        "print(*[process.pid for _, process in warm._waiting], flush=True)\n"
+        f"{held} and os.fork() == 0 and (time.sleep(12), os._exit(0))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    build = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pids = build.stdout.readline().split()
+    build.wait()
+    until = time.monotonic() + 11
+    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.05)
+    assert pids
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    build.stdout.close()
 
 
 def test_a_process_that_dies_at_a_question_is_an_error():
@@ -75,7 +136,7 @@ def test_a_worker_that_prints_a_lot_does_not_block(squares, monkeypatch):
 def test_signals_to_the_group_are_left_to_the_build(number):
     with WarmWorker("cpu") as warm:
         assert warm.ask(ANSWER, number=1)["number"] == 2
-        os.kill(warm._started[1].pid, number)
+        os.kill(warm._waiting[0][1].pid, number)
         assert warm.ask(ANSWER, number=1)["number"] == 2
 
 

@@ -66,7 +66,7 @@ def kohya(root):
 def test_kohya_dataset_toml(tmp_path):
     kohya(tmp_path)
     found = scan(tmp_path / "dataset.toml")
-    assert rows(found) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 1)]
+    assert rows(found) == [("cats/a.jpg", "photo, one", 7), ("cats/b.jpg", "photo, a cat", 7), ("reg/d.jpg", "", 4)]
     assert (found.layout.word, found.root) == ("kohya-config", tmp_path)
     sets = [one.as_json() for one in found.layout.sets]
     assert [(one["folder"], one["repeats"], one.get("is_reg", False)) for one in sets] == [
@@ -199,7 +199,7 @@ def test_several_data_sets_in_one_file(tmp_path):
         ("new/5_dog/b.jpg", "tags", 10),
         ("old/cats/a.jpg", "photo, one", 7),
         ("old/cats/b.jpg", "photo, a cat", 7),
-        ("old/reg/d.jpg", "", 1),
+        ("old/reg/d.jpg", "", 4),
     ]
     put(tmp_path, {"latentcache.toml": '[[sets]]\npath = "new"\nrepaets = 2\n'})
     with pytest.raises(SourceError, match="repaets = 2 is no setting of a set"):

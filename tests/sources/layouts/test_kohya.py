@@ -1,8 +1,14 @@
 """Folders with repeats and class words, read as kohya's sd-scripts reads them."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.sources.layouts.kohya import balanced
+from latentcache.sources.layouts.sets import ImageSet
+from latentcache.sources.part import Part
 from latentcache.sources.scan import SourceOptions, scan
 
 
@@ -40,13 +46,44 @@ def test_repeats_class_words_and_first_lines(tmp_path):
 def test_folders_of_images_and_of_regularization_images(tmp_path):
     put(tmp_path, {"img/5_cat/a.jpg": "x", "reg/2_a cat/b.jpg": "x", "log/x.txt": "log", "img/5_cat/deep/c.jpg": "x"})
     found = scan(tmp_path)
-    assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 2)]
+    assert rows(found) == [("img/5_cat/a.jpg", "cat", 5), ("reg/2_a cat/b.jpg", "a cat", 5)]
     assert [one.is_reg for one in found.layout.sets] == [False, True]
     assert [(note.name, note.reason) for note in found.notes] == [
         ("img/5_cat/deep/c.jpg", "outside-sets"),
         ("log/x.txt", "caption-unused"),
-        ("reg/2_a cat", "config"),
     ]
+
+
+def by_rounds(train: int, repeats: list[int]) -> list[int]:
+    """Repeats of regularization images as the trainer gives them: one image after another until they suffice."""
+    served = [0] * len(repeats)
+    while sum(served) < train:
+        for number, first in enumerate(repeats):
+            served[number] += 1 if served[number] else first
+            if sum(served) >= train:
+                break
+    return served
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=1, max_size=3))
+def test_regularization_images_are_as_many_as_training_images(train, reg):
+    sets = [ImageSet(folder="", balance="x", repeats=train)]
+    sets += [ImageSet(folder="", balance="x", repeats=each, is_reg=True) for _, each in reg]
+    found = balanced(sets, [1, *(count for count, _ in reg)])
+    mine = [n for at, (count, _) in enumerate(reg, 1) if count for n in found[at](np.arange(count)).tolist()]
+    assert mine == (by_rounds(train, each) if (each := [n for count, n in reg for _ in range(count)]) else [])
+
+
+def test_regularization_images_that_the_trainer_leaves_out(tmp_path):
+    put(tmp_path, {"img/2_cat/a.jpg": "x", **{f"reg/1_a cat/{name}.jpg": "x" for name in "abcd"}})
+    found = scan(tmp_path)
+    assert [(name, count) for name, _, count in rows(found)] == [
+        ("img/2_cat/a.jpg", 2), ("reg/1_a cat/a.jpg", 1), ("reg/1_a cat/b.jpg", 1),
+    ]  # fmt: skip
+    assert [(note.name, note.reason, note.count) for note in found.notes] == [("reg/1_a cat/c.jpg", "reg-unused", 2)]
+    parts = [scan(tmp_path, SourceOptions(part=Part(index=number, of=2))) for number in range(2)]
+    both = [row for part in parts for row in rows(part)] if all(len(part.samples) for part in parts) else []
+    assert sorted(both) == rows(found)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Where a worker runs: a process of its own, or a thread of the build with the same messages.
+
+Guarantee: if the build is gone, the process commits its finished work and ends, within :data:`LAST_S`; signals to the
+whole group are left to the build.
+
+Messages of the build: ``ask`` (answered by ``answer``), ``open`` (a field), ``work``, ``stop`` (its end). Messages of
+a worker: ``opened``; ``made`` (a unit is encoded: give me more); ``committed``, after the commit; ``warning``;
+``ended``, in order or with an error. A process that ``stays`` after that has closed its model and waits for the next
+``open``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from latentcache.failpoint import VARIABLE, arm
+from latentcache.fields.protocol import Job
+from latentcache.fields.registry import load
+from latentcache.pipeline.workers.memory import few_collections
+from latentcache.pipeline.workers.transport import Channel, Message, error_form, from_json, jobs_of, to_json
+from latentcache.pipeline.workers.watchdog import ActivityBoard
+from latentcache.pipeline.workers.worker import Opening, WorkerLoop
+
+#: Seconds that a worker process may outlive its build.
+LAST_S = 8
+#: Seconds between two heartbeats.
+_BEAT_S = 0.5
+
+
+def serve(
+    channel: Channel,
+    board: int | None,
+    *,
+    opened: Callable[[WorkerLoop], None] = lambda loop: None,
+    on_loss: Callable[[], None] | None = None,
+    jobs_of: Callable[[Message], Mapping[int, Job]] = lambda message: jobs_of(message["jobs"]),
+) -> None:
+    """Do the work that the build asks for, one field after the other, until it is gone.
+
+    Args:
+        channel: To the build.
+        board: File of the activity board; None in the build's own process.
+        opened: Called with the loop before it runs.
+        on_loss: Called when the build is gone, so that the process does not outlive it for long; None in the build's
+            own process, where one field is made.
+        jobs_of: The jobs of a ``work`` message.
+    """
+    at_work: list[WorkerLoop] = []
+    heart = threading.Thread(target=_beat, args=(at_work, on_loss), name="heart", daemon=True)
+    try:
+        while (message := channel.receive()) is not None:
+            if message.kind == "ask":
+                channel.send("answer", **_answer(message))
+                continue
+            opening = from_json(Opening, message["opening"])
+            loop = WorkerLoop(opening, channel, ActivityBoard(opening.threads, board))
+            at_work[:] = [loop]
+            opened(loop)
+            threading.Thread(target=_listen, args=(loop, on_loss, jobs_of), name="listener", daemon=True).start()
+            if on_loss is not None and not heart.is_alive():
+                heart.start()
+            own = on_loss is not None and loop.kind.makes_jobs
+            with few_collections() if own else contextlib.nullcontext():
+                facts = loop.run()
+            channel.send("ended", **facts)
+            if on_loss is None or not facts["stays"]:
+                return
+            del loop
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        channel.send("ended", error=error_form(error), suspects=[one for loop in at_work for one in loop.suspects])
+
+
+def _answer(message: Message) -> dict[str, Any]:
+    """The result of a function that a message names."""
+    try:
+        function, arguments = load(message["target"]), message["arguments"]
+        if "device" in inspect.signature(function).parameters:
+            arguments = {"device": message["device"], **arguments}
+        return {"value": to_json(function(**arguments))}
+    except BaseException as error:  # noqa: BLE001 - sent to the build, which raises it
+        return {"error": error_form(error)}
+
+
+def _listen(
+    loop: WorkerLoop, on_loss: Callable[[], None] | None, jobs_of: Callable[[Message], Mapping[int, Job]]
+) -> None:
+    """Take messages, in a thread of its own."""
+    while (message := loop.channel.receive()) is not None:
+        if message.kind == "work":
+            try:
+                loop.feed(message, jobs_of(message))
+            except BaseException as error:  # noqa: BLE001 - a dead thread would hang the build: the loop raises it
+                loop.fail(error)
+        elif message.kind == "stop":
+            loop.told_to_stop = True
+            loop.stopping.set()
+            return  # what comes next is for the main thread; the heart still sees if the build goes
+    _lost(loop, on_loss)
+
+
+def _beat(at_work: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> None:
+    """Show that this process is alive, and look if the build is: a fork of the build may hold its end open."""
+    build = os.getppid()
+    while os.getppid() == build:
+        at_work[0].board.beat()
+        time.sleep(_BEAT_S)
+    _lost(at_work[0], on_loss)
+
+
+def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
+    loop.stopping.set()
+    loop.budget.close()
+    if on_loss is not None:
+        on_loss()
+
+
+def main() -> None:
+    """A worker process: ``sys.argv`` has the import path, the channel, the board and the build's process id."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGALRM))
+    arm(os.environ.get(VARIABLE), build=int(sys.argv[4]))
+    channel = Channel(socket.socket(fileno=int(sys.argv[2])))
+    serve(channel, int(sys.argv[3]), on_loss=lambda: signal.alarm(LAST_S))  # type: ignore[arg-type]
+    os._exit(0)  # threads that are still preparing must not hold the process
