@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import EmptySourceError, UnusableSampleError
+from latentcache.errors import EmptySourceError
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import rejected
-from latentcache.sources.known import Known, Scanned, memo_row, strings_of, take_rows
+from latentcache.sources.known import Known, Scan, Scanned, memo_row, strings_of
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.sets import (
@@ -38,7 +37,6 @@ from latentcache.sources.layouts.sets import (
     Layout,
 )
 from latentcache.sources.part import Part
-from latentcache.sources.reading import read_source
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
 
 #: Most repeats of a sample.
@@ -279,18 +277,8 @@ class _Files:
                 self.walk.notes.add(rejected(first, reason, detail, count=count))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageScan:
-    """What a scan of images is asked for; see ``scan.scan``."""
-
-    captions: bool = True
-    part: Part | None = None
-    known: SampleTable | None = None
-    rejected: Sequence[Rejected] = ()
-    reread: NDArray[np.bool_] | None = None
-    hash_all: bool = False
-    hash_known: bool = False
-    stopping: Callable[[], bool] = bool
+class ImageScan(Scan):
+    """A scan of images that are files."""
 
     def __call__(self, layout: Layout) -> Scanned:
         """Every image of a layout.
@@ -329,11 +317,8 @@ class ImageScan:
             bad, read = listed.rejected, list(listed.tables.values())
             for item in listed.notes:
                 walk.notes.add(item)
-        held = Known(self.known, names, memos, self.rejected)
-        if self.reread is not None:
-            held.distrust((held.place >= 0) & self.reread[held.place])
         reading = _readings(layout.sets, chosen, len(names))
-        held.distrust(read_otherwise(held, reading))
+        held = self.held(names, memos, reading, self.rejected)
         trusted = held.all_trusted
         for number, (content, memo) in enumerate(read, start=len(names) - len(read)):
             held.remember(number, content, memo)
@@ -363,27 +348,17 @@ class ImageScan:
 
     def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:
         """Hash images of unknown content if asked for; (F,) True for those that there was no time for."""
-        unread = np.zeros(len(names), dtype=np.bool_)
         touched = images[held.touched[images] >= 0] if self.hash_known else images[:0]
         if held.table is not None:  # the images of a cache of captions were never read
             touched = touched[np.asarray(held.table.files.content)[held.touched[touched]].any(axis=1)]
         unknown = images[~held.content[images].any(axis=1)] if self.hash_all else touched
-
-        def read(file: int) -> None:
-            if self.stopping():
-                unread[file] = True
-                return
-            try:
-                data, memo = read_source(root / names[file])
-            except UnusableSampleError:
-                return  # whoever encodes it says why
-            held.remember(file, content_hash(data), memo)
-
-        if len(unknown):
-            with ThreadPoolExecutor(_HASH_THREADS) as pool:
-                list(pool.map(read, unknown.tolist()))
+        at = self.contents(root, unknown, lambda some: [{"path": name} for name in names.take(some)])
+        for files, content, memos in at:
+            held.content[files], held.stat[files] = content, memos
         if len(touched):
             held.believe_equal(touched)
+        unread = np.zeros(len(names), dtype=np.bool_)
+        unread[unknown] = self.stopping() and ~held.content[unknown].any(axis=1)
         return unread
 
 
@@ -532,17 +507,6 @@ def _readings(sets: Sequence[ImageSet], chosen: Chosen, files: int) -> NDArray[n
     rules = np.frombuffer(b"".join(each), dtype=np.uint8).reshape(-1, HASH_BYTES)
     found[chosen.caption[there]] = rules[chosen.owner[there]]
     return found
-
-
-def read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
-    """(F,) True for files that the snapshot read in another way."""
-    old = held.table.files.reading if held.table is not None else None
-    if old is None and reading is None:
-        return np.zeros(len(held.place), dtype=np.bool_)
-    before = np.zeros((len(held.place), HASH_BYTES), dtype=np.uint8) if old is None else take_rows(old, held.place)
-    now = np.zeros_like(before) if reading is None else reading
-    differs: NDArray[np.bool_] = (before != now).any(axis=1) & (held.place >= 0)
-    return differs
 
 
 def _with_text(texts: Strings, rows: NDArray[np.bool_], length: NDArray[np.int64], text: str) -> NDArray[np.bool_]:

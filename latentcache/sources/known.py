@@ -7,21 +7,83 @@ was not written within two seconds of being hashed (``identity.stat``).
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from latentcache.errors import UnusableSampleError
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable
+from latentcache.fields.table import STAT_WIDTH, Rejected, SampleTable, stat_numbers
 from latentcache.identity import stat as stat_rule
-from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.identity.stat import StatMemo
+from latentcache.sources.archives.members import Place, close_tables, read_image
+from latentcache.sources.part import Part
 
 _SLICE = 1 << 14
+#: Threads that hash images, and images that they are given at a time.
+_HASH_THREADS, _HASHED = 4, 1 << 12
+
+
+@dataclass(kw_only=True)
+class Scan:
+    """What a scan is asked for; see ``scan.scan``."""
+
+    captions: bool = True
+    image_column: str = ""
+    caption_column: str = ""
+    part: Part | None = None
+    known: SampleTable | None = None
+    rejected: Sequence[Rejected] = ()
+    notes: Sequence[Rejected] = ()
+    reread: NDArray[np.bool_] | None = None
+    hash_all: bool = False
+    hash_known: bool = False
+    stopping: Callable[[], bool] = bool
+
+    def held(
+        self,
+        names: Strings,
+        memos: NDArray[np.uint64],
+        reading: NDArray[np.uint8] | None,
+        rejected: Sequence[Rejected] = (),
+    ) -> Known:
+        """The files of the snapshot among these, without those that are to be read again or were read otherwise."""
+        held = Known(self.known, names, memos, rejected)
+        if self.reread is not None:
+            held.distrust((held.place >= 0) & self.reread[held.place])
+        held.distrust(_read_otherwise(held, reading))
+        return held
+
+    def contents(
+        self, root: Path, rows: NDArray[np.integer], places_of: Callable[[NDArray[np.integer]], Sequence[Place]]
+    ) -> Iterator[tuple[NDArray[np.integer], NDArray[np.uint8], NDArray[np.uint64]]]:
+        """Hash the images of some rows: (rows, contents, memos of their files) of those that can be read."""
+
+        def read(place: Place) -> tuple[bytes, tuple[int, ...]] | None:
+            try:
+                data, memo = read_image(root, place)
+            except UnusableSampleError:
+                return None  # whoever encodes it says why
+            return content_hash(data), stat_numbers(memo)
+
+        with ThreadPoolExecutor(_HASH_THREADS) as pool:
+            for start in range(0, len(rows), _HASHED):
+                some = rows[start : start + _HASHED]
+                found = list(pool.map(lambda at: None if self.stopping() else read(at), places_of(some)))
+                done = [one for one in found if one is not None]
+                if done:
+                    content = np.frombuffer(b"".join(one for one, _ in done), dtype=np.uint8)
+                    there = np.array([one is not None for one in found], dtype=np.bool_)
+                    memos = np.array([memo for _, memo in done], dtype=np.uint64)
+                    yield some[there], content.reshape(-1, HASH_BYTES), memos
+        close_tables()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +268,17 @@ class Known:
             if unknown and (memo[:5] == self.stat[file, :5]).all() and not racy(memo[None])[0]:
                 self.stat[file, 5] = memo[5]
                 self.content[file] = np.frombuffer(item.content, dtype=np.uint8)
+
+
+def _read_otherwise(held: Known, reading: NDArray[np.uint8] | None) -> NDArray[np.bool_]:
+    """(F,) True for files that the snapshot read in another way."""
+    old = held.table.files.reading if held.table is not None else None
+    if old is None and reading is None:
+        return np.zeros(len(held.place), dtype=np.bool_)
+    before = np.zeros((len(held.place), HASH_BYTES), dtype=np.uint8) if old is None else take_rows(old, held.place)
+    now = np.zeros_like(before) if reading is None else reading
+    differs: NDArray[np.bool_] = (before != now).any(axis=1) & (held.place >= 0)
+    return differs
 
 
 def fold_reads(stat: NDArray[np.uint64], files: NDArray[np.integer], read: NDArray[np.uint64]) -> None:

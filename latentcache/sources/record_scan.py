@@ -23,7 +23,7 @@ from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
 from latentcache.sources.causes import as_rejected
 from latentcache.sources.corpus import RecordFiles
-from latentcache.sources.known import Known, Scanned, match_names, memos_of, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, match_names, memos_of, strings_of
 from latentcache.sources.part import Part
 from latentcache.sources.record_files import RecordReader, Way
 from latentcache.sources.records import Record, record_size
@@ -133,16 +133,11 @@ class _Rows:
         }
 
 
-@dataclass(slots=True, kw_only=True)
-class RecordScan:
-    """What a scan of records is asked for; see ``scan.scan``."""
+@dataclass(kw_only=True)
+class RecordScan(Scan):
+    """A scan of records; see ``scan.scan``."""
 
-    part: Part | None = None
-    known: SampleTable | None = None
-    rejected: Sequence[Rejected] = ()
-    reread: NDArray[np.bool_] | None = None
     progress: Callable[[int], None] = lambda count: None
-    stopping: Callable[[], bool] = bool
     _read: int = 0
     _room: int = 0
     _kept: dict[int, list[Record]] = field(default_factory=dict)
@@ -155,7 +150,7 @@ class RecordScan:
         """
         readings = [np.frombuffer(way.reading(str(self.part or "")), dtype=np.uint8) for way in files.ways]
         reading = np.stack(readings)[files.way] if readings else np.empty((0, HASH_BYTES), dtype=np.uint8)
-        held = self._held(files, reading)
+        held = self.held(files.names, memos_of([files.stats]), reading)
         known, old = self._known_rows(held, files)
         trusted, again = held.all_trusted, list[Rejected]()
         rows, notes, self._room = _Rows(), Notes(), _KEEP_BYTES
@@ -174,19 +169,6 @@ class RecordScan:
             records_read=self._read,
             kept=self._kept,
         )
-
-    def _held(self, files: RecordFiles, reading: NDArray[np.uint8]) -> Known:
-        held = Known(self.known, files.names, memos_of([files.stats]))
-        there = np.flatnonzero(held.place >= 0)
-        if self.known is not None and len(there):
-            before = self.known.files.reading
-            alike = before is not None and (np.asarray(before)[held.place[there]] == reading[there]).all(axis=1)
-            other = np.ones(len(files), dtype=np.bool_)
-            other[there] = ~np.broadcast_to(alike, len(there))
-            if self.reread is not None:
-                other[there] |= self.reread[held.place[there]]
-            held.distrust(other)
-        return held
 
     def _file(
         self, file: int, files: RecordFiles, held: Known, rows: _Rows, bad: list[Rejected], notes: Notes

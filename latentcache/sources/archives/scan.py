@@ -8,10 +8,9 @@ member if that is asked for, so that images are found again that are as they wer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +19,14 @@ from latentcache.errors import EmptySourceError, UnusableSampleError
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.identity.stat import StatMemo
 from latentcache.sources.archives.entries import Entries, Wanted, read_archive
 from latentcache.sources.archives.kinds import EXTENSIONS, TAR, is_packed, kind_of_archive
-from latentcache.sources.archives.members import SPAN, Place, close_tables, places, read_image
+from latentcache.sources.archives.members import SPAN, places
 from latentcache.sources.captions import hashes
 from latentcache.sources.causes import as_rejected, rejected
-from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found, read_otherwise
-from latentcache.sources.known import Known, Scanned, fold_reads, match_names, memo_row, memos_of, take_rows
+from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found
+from latentcache.sources.known import Known, Scan, Scanned, fold_reads, match_names, memos_of, strings_of, take_rows
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
-from latentcache.sources.part import Part
 from latentcache.sources.walk import Notes, Walk, in_order
 
 _RULE = 1
@@ -85,22 +82,8 @@ class _Rows:
     """(n, 16) of the captions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveScan:
-    """What a scan of archives is asked for; see ``scan.scan``."""
-
-    captions: bool = True
-    image_column: str = ""
-    caption_column: str = ""
-    part: Part | None = None
-    known: SampleTable | None = None
-    rejected: Sequence[Rejected] = ()
-    notes: Sequence[Rejected] = ()
-    """Of the snapshot."""
-    reread: NDArray[np.bool_] | None = None
-    hash_all: bool = False
-    hash_known: bool = False
-    stopping: Callable[[], bool] = bool
+class ArchiveScan(Scan):
+    """A scan of images in archives."""
 
     def __call__(self, layout: Layout) -> Scanned:
         """Every image in the archives of a layout.
@@ -115,11 +98,8 @@ class ArchiveScan:
         for note in layout.notes:
             walk.notes.add(note)
         names = Strings.of(archives.names)
-        held = Known(self.known, names, memos_of(archives.stats))
-        if self.reread is not None:
-            held.distrust((held.place >= 0) & self.reread[held.place])
         reading = self._reading(layout, archives)
-        held.distrust(read_otherwise(held, reading))
+        held = self.held(names, memos_of(archives.stats), reading)
         before, trusted = self._as_before(held, reading), held.all_trusted
         unread, bad = np.zeros(len(names), dtype=np.bool_), list[Rejected]()
         if before is not None:
@@ -228,47 +208,14 @@ class ArchiveScan:
         content[trusted] = before[trusted]
         unknown = ~content.any(axis=1)
         asked = unknown if self.hash_all else unknown & (rows >= 0) & self.hash_known
-        self._hash(layout.root, samples, np.flatnonzero(asked), content, held.stat)
+        for done, hashed, memos in self.contents(layout.root, np.flatnonzero(asked), partial(places, samples)):
+            content[done] = hashed
+            fold_reads(held.stat, file[done], memos)
         same = content.any(axis=1) & (content == before).all(axis=1)
         columns = {n: c for n, c in held.columns(np.where(same, rows, -1)).items() if n not in _OWN_COLUMNS}
         columns.setdefault("original_size", np.zeros((len(samples), 2), dtype=np.uint32))
         inputs = {**samples.inputs, "image": replace(image, content=content)}
         return replace(samples, inputs=inputs, columns={**columns, **samples.columns})
-
-    def _hash(
-        self,
-        root: Path,
-        samples: SampleTable,
-        rows: NDArray[np.intp],
-        content: NDArray[np.uint8],
-        stat: NDArray[np.uint64],
-    ) -> None:
-        """Fill in the contents of some images, and when their files were read."""
-        file = np.asarray(samples.inputs["image"].file)
-
-        def read(place: Place) -> tuple[bytes, StatMemo] | None:
-            try:
-                return None if self.stopping() else read_image(root, place)
-            except UnusableSampleError:
-                return None  # whoever encodes it says why
-
-        with ThreadPoolExecutor(_HASH_THREADS) as pool:
-            for start in range(0, len(rows), _BLOCK):
-                some = rows[start : start + _BLOCK]
-                found = list(pool.map(lambda place: _hashed(read(place)), places(samples, some)))
-                done = np.array([one is not None for one in found], dtype=np.bool_)
-                read_now = [one for one in found if one is not None]
-                if read_now:
-                    content[some[done]] = np.stack([one[0] for one in read_now])
-                    fold_reads(stat, file[some[done]], np.concatenate([one[1] for one in read_now]))
-        close_tables()
-
-
-def _hashed(read: tuple[bytes, StatMemo] | None) -> tuple[NDArray[np.uint8], NDArray[np.uint64]] | None:
-    if read is None:
-        return None
-    data, memo = read
-    return np.frombuffer(content_hash(data), dtype=np.uint8), memo_row((*memo.identity, memo.seen_ns))[None]
 
 
 def _table(files: Files, layout: Layout, owner: Sequence[int], rows: _Rows) -> SampleTable:
@@ -280,7 +227,7 @@ def _table(files: Files, layout: Layout, owner: Sequence[int], rows: _Rows) -> S
         content=np.concatenate([np.zeros((0, HASH_BYTES), np.uint8), *rows.content]),
         file=np.where(has_text, file, -1).astype(np.int32),
         line=np.where(has_text, line, 0).astype(np.uint32),
-        text=_joined(rows.texts),
+        text=strings_of(rows.texts),
     )
     columns: dict[str, NDArray[np.generic]] = {SPAN: np.concatenate([np.zeros((0, 2), np.uint64), *rows.span])}
     own = np.array(owner, dtype=np.uint16)[file]
@@ -291,16 +238,8 @@ def _table(files: Files, layout: Layout, owner: Sequence[int], rows: _Rows) -> S
         columns["image_set"] = own
     image = Input(content=np.zeros((len(file), HASH_BYTES), dtype=np.uint8), file=file, line=line)
     return SampleTable(
-        names=_joined(rows.names), files=files, inputs={"image": image, "caption": caption}, columns=columns
+        names=strings_of(rows.names), files=files, inputs={"image": image, "caption": caption}, columns=columns
     )
-
-
-def _joined(parts: Sequence[Strings]) -> Strings:
-    """One column of several."""
-    data = np.concatenate([np.zeros(0, np.uint8), *(one.data for one in parts)])
-    starts = np.cumsum([0, *(len(one.data) for one in parts)])
-    ends = [one.ends + start for one, start in zip(parts, starts.tolist(), strict=False)]
-    return Strings(data, np.concatenate([np.zeros(0, np.int64), *ends]))
 
 
 def _of_archives(items: Sequence[Rejected], names: Sequence[str]) -> list[Rejected]:
