@@ -72,7 +72,7 @@ class Input:
     """One input of every sample: where it is and what it holds."""
 
     content: NDArray[np.uint8]
-    """(S, 16) content hash; zeros while unknown (a file that is hashed when it is encoded)."""
+    """(S, 16) content hash; zeros while unknown (a file that is hashed when it is encoded), and for no caption."""
     file: NDArray[np.int32]
     """(S,) position in the files; -1: the sample lacks this input."""
     line: NDArray[np.uint32] | None = None

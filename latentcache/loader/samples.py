@@ -154,7 +154,7 @@ class _Items:
         variants = max(field.spec.variants, 1)
         first = np.arange(len(sample), dtype=np.int32)
         rows = first[:, None]
-        if variants > 1:
+        if variants > 1 or field.spec.first_prompt < 256:
             variant = field.spec.variant_of(field.variant)
             first = np.flatnonzero(variant == 0).astype(np.int32)
             rows = np.repeat(first[:, None], variants, axis=1)
@@ -181,6 +181,13 @@ class _Items:
         order = np.argsort(own, kind="stable")
         at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
         return np.where(own[at] == wanted, at, -1)
+
+
+def prompt_row(field: FieldRows, text: str) -> int:
+    """Row of a prompt that belongs to a field and to no sample; -1: the field does not hold it."""
+    number = field.recipe.read_time.prompts.get(text, -1) if field.recipe is not None else -1
+    found = np.flatnonzero(np.asarray(field.variant) == number)
+    return int(found[0]) if len(found) else -1
 
 
 def _together(sample: Ints, dims: Ints) -> NDArray[Any]:

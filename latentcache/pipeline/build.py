@@ -127,8 +127,10 @@ class _Build:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known = dict(self.settings.fields), field_kinds()
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
+        own = self.existing.field_names
         found = {
-            name: known[name].asked(fields, listing.samples) if name in known else fields[name] for name in names
+            name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
+            for name in names
         }
         return {name: said for name, said in found.items() if said is not None or fields.get(name, name) is None}
 

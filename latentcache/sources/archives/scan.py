@@ -193,7 +193,9 @@ class ArchiveScan(Scan):
         rows.line.append(found.line[kept])
         rows.span.append(found.span[kept])
         rows.has_text.append(has_text[kept])
-        rows.content.append(hashes(texts))
+        content = hashes(texts)
+        content[[not text and not rule.is_empty_by_choice for text in texts]] = 0
+        rows.content.append(content)
 
     def _with_known(self, layout: Layout, held: Known, samples: SampleTable) -> SampleTable:
         """The samples with contents and columns that the snapshot knows or hashing finds to be as they were."""
@@ -263,7 +265,7 @@ def _found(layout: Layout, owner: Sequence[int], samples: SampleTable) -> Found:
         mine = own == number
         words["tar members" if one.archives == TAR else "column"] += int((mine & has_text).sum())
         words[one.captions.text_source] += int((mine & ~has_text & ~empty).sum())
-        if one.captions.text_source and not one.captions.made(one.captions.text):  # --default-caption ""
+        if one.captions.is_empty_by_choice:
             words[one.captions.text_source] += int((mine & empty).sum())
             empty &= ~mine
     words[NO_CAPTION] = int(empty.sum())

@@ -55,6 +55,11 @@ class CaptionRule:
         said = (self.first_line, self.prefix, self.suffix, self.text)
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
+    @property
+    def is_empty_by_choice(self) -> bool:
+        """True if images without any other caption have the empty one: ``--default-caption ""``."""
+        return bool(self.text_source) and not self.made(self.text)
+
     def fallback(self, name: str) -> str:
         """The caption of an image that has none, by its file name."""
         stem = name.rpartition("/")[2].rpartition(".")[0]
