@@ -326,7 +326,7 @@ class SampleReader:
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
-                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims]).repeat(count, axis=0))
+                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims[1:]]).repeat(count, axis=0))
             elif form == "texts":
                 drawn = variants.get(source, np.zeros(count, dtype=np.int64))
                 batch[name] = self._texts(source, items[_SAMPLES], drawn)
@@ -482,7 +482,7 @@ class SampleReader:
                 shape = self._shape(part.snapshot, joined, int(first[each]))
                 number[each] = met.setdefault(shape, len(met))
             numbers.append(number[code])
-        order = sorted(met, key=lambda one: (*size_rank(*one.dims), one.shapes))
+        order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
         final = np.empty(len(order), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
         bucket = np.concatenate(numbers)
@@ -491,9 +491,9 @@ class SampleReader:
     def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
         groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
         labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
-        _, height, width = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
+        size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
         shapes = tuple((name, group.shape) for name, group in groups.items())
-        return Shape(labels[0] if labels else "all", (height, width), shapes)
+        return Shape(labels[0] if labels else "all", size, shapes)
 
     def _longest(self, name: str) -> int:
         """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""

@@ -94,16 +94,15 @@ class Shape:
     """What a bucket means for the fields of a batch."""
 
     label: str
-    dims: tuple[int, int]
-    """Height and width in pixels."""
+    dims: tuple[int, int, int]
+    """Frames, and height and width in pixels."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Stacked field -> shape of one item."""
 
     @property
     def bucket(self) -> Bucket:
         """As plans know it."""
-        height, width = self.dims
-        return Bucket(label=self.label, dims={"height": height, "width": width} if height * width > 1 else {})
+        return Bucket.sized(self.label, self.dims)
 
 
 def join(part: Part, fields: Sequence[str]) -> Joined:

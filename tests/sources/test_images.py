@@ -14,7 +14,8 @@ from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 
-LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp; "
+LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
+LOOKED_FOR += " .webm .webp; "
 IMAGES = SourceOptions(kind="images")
 
 

@@ -20,6 +20,7 @@ from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.encoders.vae.opening import EXACT, check_encoder, measured_noise, open_encoder
 from latentcache.encoders.vae.storage import drawn, encoded_channels, encoded_dtype
 from latentcache.errors import DeviceMemoryError, EncoderError, UnusableSampleError, UsageError
+from latentcache.fields.clips import CLIP
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
 from latentcache.fields.protocol import Failure, Group, Job, Made, Output, Prepared, Producer, ProducerContext, Read
@@ -27,10 +28,12 @@ from latentcache.fields.table import stat_numbers
 from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Box, Size, latent_size
 from latentcache.identity.content import content_hash
+from latentcache.images.clips import EncodedClip
+from latentcache.images.cut import cut, encoded_file
 from latentcache.images.decode import EncodedImage
 from latentcache.images.headers import since_listed
-from latentcache.images.resize import pixel_hash, resample_self_test, resize_crop, thread_setup
-from latentcache.images.scratch import Scratch, own_memory
+from latentcache.images.resize import pixel_hash, resample_self_test, thread_setup
+from latentcache.images.scratch import Scratch
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
 
@@ -49,7 +52,7 @@ class _Value:
     """What the encoder gets for one item."""
 
     pixels: Pixels
-    """(H, W, 3)"""
+    """(H, W, 3); (F, H, W, 3) if the recipe has clips"""
     noise: bytes
     """Names the noise of a draw."""
 
@@ -71,7 +74,7 @@ class VaeProducer(Producer):
         self._max_pixels = int(context.options.get("max_pixels", MAX_PIXELS))
         self._local, self._encodes = threading.local(), threading.get_ident()
         self._description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
-        self._fold = bool(producer["fold"])
+        self._fold = bool(producer["fold"]) and recipe.geometry.clips is None
         _check_resample(recipe)
         self._encoder: Encoder
         self._is_open = False
@@ -97,8 +100,8 @@ class VaeProducer(Producer):
         try:
             data, found = read_image(self._context.root, job.inputs["image"])
             memo, content = stat_numbers(found), content_hash(data)
-            image = EncodedImage(data, max_pixels=self._max_pixels)
-            self._check_size(job, image.size)
+            image = encoded_file(data, max_pixels=self._max_pixels)
+            self._check_size(job, image)
             outputs = self._context.missing(job, content)
             items = self._items(image, outputs, content) if outputs else []
         except UnusableSampleError as error:
@@ -135,32 +138,35 @@ class VaeProducer(Producer):
         if self._is_open:
             self._encoder.close()
 
-    def _check_size(self, job: Job, size: Size) -> None:
-        """The plan was made for the size of the header; another size means another file.
+    def _check_size(self, job: Job, image: EncodedImage | EncodedClip) -> None:
+        """The plan was made for the size and the frames of the header; others mean another file.
 
         Raises:
             UnusableSampleError: ``changing``.
         """
-        planned = tuple(int(side) for side in job.facts.get("original_size", ()))
-        if planned and planned != (size.height, size.width):
-            detail = f"it was {Size(*planned)} when the build was planned and is {size} now"
+        frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
+        planned = [int(side) for side in job.facts.get("original_size", ())]
+        planned = [*map(int, filter(None, job.facts.get(CLIP, ())[:1])), *planned]
+        found = [*frames, image.size.height, image.size.width]
+        if len(planned) > 1 and planned != found:
+            was, now = ("x".join(map(str, one)) for one in (planned, found))
+            detail = f"it was {was} when the build was planned and is {now} now"
             raise UnusableSampleError(detail, fix=hint_for("changing"), slug="changing")
 
-    def _items(self, image: EncodedImage, outputs: Sequence[Output], content: bytes) -> list[Prepared]:
+    def _items(self, image: EncodedImage | EncodedClip, outputs: Sequence[Output], content: bytes) -> list[Prepared]:
         """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""
-        scratch = self._scratch()
-        pixels = image.pixels(self._recipe.pixels, scratch)
-        crops: dict[Placement, Pixels] = {}
+        geometry, groups = self._recipe.geometry, [self._groups[output.group] for output in outputs]
+        places = [
+            _placement(output, group, image.size, content, geometry)
+            for output, group in zip(outputs, groups, strict=True)
+        ]
+        crops = cut(image, dict.fromkeys(places), groups[0].dims[0], self._recipe, self._scratch())
         items = []
-        for output in outputs:
-            geometry = self._recipe.geometry
-            upright = _placement(output, self._groups[output.group], image.size, content, geometry)
-            if upright not in crops:
-                crops[upright] = own_memory(resize_crop(pixels, upright, self._recipe.pixels.resample), pixels)
-            cut, placement = crops[upright], upright
+        for output, upright in zip(outputs, places, strict=True):
+            pixels, placement = crops[upright], upright
             if geometry.flips(output.variant):
-                cut, placement = np.ascontiguousarray(cut[:, ::-1]), flipped(upright)
-            items.append(_prepared(output, cut, placement))
+                pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
+            items.append(_prepared(output, pixels, placement))
         return items
 
     def _scratch(self) -> Scratch:
@@ -269,9 +275,10 @@ def _check_encoded(encoder: Encoder, values: Sequence[_Value], encoded: EncodedB
         EncoderError: They are not those of geometry and recipe: a fault of the encoder, not of a file.
     """
     spec = encoder.spec
-    cells = latent_size(Size(*values[0].pixels.shape[:2]), spec.factor)
+    cells = latent_size(Size(*values[0].pixels.shape[-3:-1]), spec.factor)
     expected = (len(values), encoded_channels(spec), cells.height, cells.width)
-    found, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
+    shape, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
+    found = (*shape[:2], *shape[-2:])  # frames of a latent are those of its group: the engine compares
     if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
         raise EncoderError(
             "the encoder gives latents of another shape or type than its description",
