@@ -200,6 +200,7 @@ def _below(layout: Layout, root: Path) -> Layout:
             one,
             folder=moved(one.folder),
             captions=replace(one.captions, table=moved(one.captions.table) if one.captions.table else ""),
+            files=frozenset(map(moved, one.files)),
         )
         for one in layout.sets
     ]

@@ -153,7 +153,7 @@ class Layout:
     """Names are below it."""
     sets: tuple[ImageSet, ...]
     folders: tuple[str, ...] = ("",)
-    """Folders below the root that are listed, in any order."""
+    """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Folder -> ``mask`` or ``control``: images in it are no samples."""
     used: frozenset[str] = frozenset()
@@ -169,7 +169,7 @@ class Layout:
         there = [
             (-len(one.prefix), number)
             for number, one in enumerate(self.sets)
-            if prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix))
+            if not one.archives and (prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix)))
         ]
         return tuple(number for _, number in sorted(there))
 
