@@ -138,9 +138,10 @@ def flip(path, offset, mask=1):
 _AS_NOBODY = """
 import json, os, sys
 from latentcache.cli.app import main
+from latentcache.fields.registry import field_kinds
 warm, words = json.loads(sys.argv[1])
 stdout, sys.stdout = sys.stdout, open(os.devnull, "w")
-main(warm)  # imports everything: the interpreter may be readable by root alone
+main(warm), field_kinds()  # imports everything: the interpreter may be readable by root alone
 sys.stdout = stdout
 os.setgroups([])
 os.setgid(65534)

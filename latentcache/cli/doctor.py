@@ -7,10 +7,8 @@ import platform
 import resource
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +168,8 @@ def _packages() -> Check:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -248,6 +248,8 @@ def _place(asked: _Asked) -> Check:
     if not is_network(kind):
         return Check(name="disk", text=text, facts=facts)
     hint = "build on a local disk, then copy the cache: readers need no locks"
+    import tempfile
+
     local = Path(tempfile.gettempdir(), asked.cache.name)
     fix = asked.build(f"--out {shlex.quote(str(local))}") if asked.data is not None else ""
     return Check(name="disk", state="warning", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)

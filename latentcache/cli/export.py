@@ -27,6 +27,8 @@ _NEXT = {
 _PREPARED = "dataset_kwargs={'skip_prepare_dataset': True}, max_length=None"
 _TRL = {"pad": _PREPARED, "chunk": _PREPARED, "pack": f"{_PREPARED}, padding_free=True"}
 
+HELP = "Write tokens as files for trainers without a latentcache loader."
+
 
 def export(
     cache: flags.Cache,

@@ -11,6 +11,8 @@ from latentcache.cli.flags import option
 if TYPE_CHECKING:
     from latentcache.verify.collect import CollectReport
 
+HELP = "Delete unreferenced data (dry run unless --apply)."
+
 _HINTS = {
     "superseded": "newer snapshots replace it",
     "unreferenced": "no kept snapshot needs it",

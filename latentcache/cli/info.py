@@ -27,6 +27,8 @@ from latentcache.errors import CacheFormatError, LatentcacheError
 if TYPE_CHECKING:
     from latentcache.store.snapshot import FieldRows, Snapshot
 
+HELP = "Show the contents of a cache."
+
 
 def info(
     cache: flags.Cache,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from latentcache.errors import InterruptedBuildError
     from latentcache.pipeline.report import BuildReport
 
+HELP = "Merge the parts of one build, or caches of one recipe, into one cache."
+
 
 def merge(
     parts: list[Path] = argument("PART...", "Caches of build --part, or of one recipe."),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from latentcache.plan.batching import BatchPlan, PlanReport
     from latentcache.plan.samples import SampleIndex
 
+HELP = "Count the steps of an epoch by bucket or row length, before training."
+
 
 def plan(
     paths: list[Path] = argument("CACHE|DATA...", "Caches, or folders of images; several are planned as one."),

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_device_that_is_not_there(run, data, tmp_path):
 def test_a_network_file_system_and_a_place_that_is_not(run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "file_system", lambda path: "nfs4")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(doctor.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     done = run("doctor", data, *SMALL, "--json")
     check = checks(done)["disk"]
     assert (done.status, check["state"]) == (0, "warning")
