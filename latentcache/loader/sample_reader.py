@@ -163,7 +163,8 @@ class SampleReader:
             if self._specs[name].ragged:
                 batch[name], batch[f"{name}_mask"] = self._padded(name, items[name], len(rows))
             else:
-                batch[name] = self._stacked(name, items[name], (len(rows), *shapes[name]), turn)
+                again = self._over(split, self._occurrence) if self._draws[name] else None
+                batch[name] = self._stacked(name, items[name], (len(rows), *shapes[name]), turn, again)
         return batch | described
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
@@ -276,7 +277,9 @@ class SampleReader:
         held: NDArray[np.uint64] = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
         return held
 
-    def _stacked(self, name: str, items: Split, shape: tuple[int, ...], turn: Turn) -> torch.Tensor:
+    def _stacked(
+        self, name: str, items: Split, shape: tuple[int, ...], turn: Turn, again: NDArray[np.integer] | None = None
+    ) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn."""
         spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
         size = math.prod(shape[1:]) * kind.itemsize
@@ -291,7 +294,7 @@ class SampleReader:
             return stored
         half = (shape[0], shape[1] // 2, *shape[2:])
         drawn = torch.from_numpy(self._pool.take(math.prod(half) * 4)).view(torch.float32).view(half)
-        posterior(stored, self._over(items, partial(self._keys, name)), drawn, draw, turn)
+        posterior(stored, self._over(items, partial(self._keys, name)), drawn, draw, turn, again)
         return drawn
 
     def _padded(self, name: str, items: Split, count: int) -> tuple[torch.Tensor, torch.Tensor]:

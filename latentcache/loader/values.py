@@ -2,8 +2,8 @@
 
 The formulas are those of the pipelines in diffusers (``pipeline_flux.py``, ``pipeline_wan.py``,
 ``pipeline_flux2.py``); the numbers come from the manifest. Guarantee: computed in float32 and rounded once; a draw
-depends on (seed, epoch, key) alone, so it is the same on every rank, in every worker, for any batch size and after a
-resume. Cost: scale and shift are one pass over a batch, in place where the type stays.
+depends on (seed, epoch, key, occurrence) alone, so it is the same on every rank, in every worker, for any batch size
+and after a resume. Cost: scale and shift are one pass over a batch, in place where the type stays.
 """
 
 from __future__ import annotations
@@ -179,7 +179,12 @@ def without_team() -> Iterator[None]:
 
 
 def posterior(
-    moments: torch.Tensor, keys: NDArray[np.uint8], out: torch.Tensor, draw: Draw, turn: tuple[int, int]
+    moments: torch.Tensor,
+    keys: NDArray[np.uint8],
+    out: torch.Tensor,
+    draw: Draw,
+    turn: tuple[int, int],
+    occurrence: NDArray[np.integer] | None = None,
 ) -> None:
     """Draw from stored posteriors (``mean + exp(logvar / 2) * noise``, diffusers), or take their means.
 
@@ -189,13 +194,15 @@ def posterior(
         out: (B, C, ...) float32, contiguous; raw.
         draw: ``sample`` or ``mode``.
         turn: Seed and epoch.
+        occurrence: (B,) number of each occurrence of a sample that the epoch serves several times.
     """
-    for item, key, made in zip(moments, keys, out, strict=True):
+    times = [0] * len(keys) if occurrence is None else occurrence.tolist()
+    for item, key, number, made in zip(moments, keys, times, out, strict=True):
         mean, spread = item.chunk(2)
         if draw == "mode":
             made.copy_(mean)
             continue
-        noise = torch.from_numpy(gaussian(made.numel(), b"read", *turn, key.tobytes()))
+        noise = torch.from_numpy(gaussian(made.numel(), b"read", *turn, key.tobytes(), *([number] if number else [])))
         deviation = spread.to(torch.float32, copy=True).mul_(0.5)
         np.exp(deviation.numpy(), out=deviation.numpy())
         torch.addcmul(mean.to(torch.float32), deviation, noise.view(made.shape), out=made)

@@ -1,14 +1,14 @@
-"""Find files of equal content before a build, so that its plan counts entries and not files.
+"""Find images of equal content before a build, so that its plan counts entries and not images.
 
-Only unread files that agree in size, in their header facts and in their first bytes are hashed. All others differ, so
-their content is learned when a worker reads them. Cost: one short read for each file whose size and facts another
-file has too, and one whole read for each file of equal first bytes.
+Only unread images that agree in size, in their header facts and in their first bytes are hashed. All others differ,
+so their content is learned when a worker reads them. Cost: one short read for each image whose size and facts one
+other has too, and one whole read for each of equal first bytes. Rows of parquet files are left out: sizes are known
+only after decompression, so finding equal ones would read all of the data before the build does.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
-from latentcache.fields.table import STAT_WIDTH, SampleTable, stat_numbers
+from latentcache.fields.table import STAT_WIDTH, Input, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.sources.reading import open_source, read_source
+from latentcache.sources.archives.members import SPAN, Place, is_read_by_workers, open_image, places, read_image
 from latentcache.sources.scan import with_contents
 
 #: Bytes at the start of two files that are compared; tables and headers of most images end before.
@@ -38,32 +38,32 @@ def with_equal_files(
     skip: NDArray[np.bool_],
     stopping: Callable[[], bool] = bool,
 ) -> SampleTable:
-    """The table with the contents of unread files that are equal to another file, as far as their heads tell.
+    """The table with the contents of unread images that are equal to another one, as far as their heads tell.
 
     Args:
         samples: With the header columns that a build reads.
-        name: The input; one that is not a whole file is left as it is.
+        name: The input; one that is no file and no part of a file is left as it is.
         root: Of the data.
-        facts: Columns that are read from the heads of files.
+        facts: Columns that are read from the heads of images.
         skip: (S,) True for samples that are known to be unusable.
         stopping: Asked between files; once True, nothing more is read.
     """
-    held = samples.inputs[name]
-    if held.line is not None or held.text is not None:
+    if not is_read_by_workers(samples, name):
         return samples
-    file = np.asarray(held.file)
-    rows = np.flatnonzero((file >= 0) & ~skip)
+    held = samples.inputs[name]
+    size = _sizes(samples, held)
+    rows = np.flatnonzero((np.asarray(held.file) >= 0) & ~skip & (size > 0))
     unread: NDArray[np.bool_] = np.asarray(~np.asarray(held.content)[rows].any(axis=1))
     if not unread.any():
         return samples
-    marks = _facts(samples, file[rows], rows, facts)
+    marks = _facts(samples, size[rows], rows, facts)
     alike = _shared(marks, unread)
     rows, unread, marks = rows[alike], unread[alike], marks[alike]
-    heads, there = _read(_head, root, samples, file[rows], stopping)
+    heads, there = _read(_head, root, places(samples, rows, name), stopping)
     rows, unread, marks = rows[there], unread[there], marks[there] * _PRIME ^ np.array(heads, dtype=np.uint64)
     alike = _shared(marks, unread)
     rows = rows[alike[unread[alike]]]
-    found, there = _read(_whole, root, samples, file[rows], stopping)
+    found, there = _read(_whole, root, places(samples, rows, name), stopping)
     if not found:
         return samples
     hashes = np.frombuffer(b"".join(content for content, _ in found), dtype=np.uint8).reshape(-1, HASH_BYTES)
@@ -71,11 +71,19 @@ def with_equal_files(
     return with_contents(samples, name, rows[there], hashes, stats)
 
 
+def _sizes(samples: SampleTable, held: Input) -> NDArray[np.uint64]:
+    """(S,) bytes of each image; 0 for rows of parquet files."""
+    whole: NDArray[np.uint64] = np.asarray(samples.files.stat[:, 0])[np.asarray(held.file)]
+    if held.line is None:
+        return whole
+    return np.where(np.asarray(held.line) > 0, np.asarray(samples.columns[SPAN])[:, 1], whole)
+
+
 def _facts(
-    samples: SampleTable, file: NDArray[np.integer], rows: NDArray[np.intp], facts: Iterable[str]
+    samples: SampleTable, size: NDArray[np.uint64], rows: NDArray[np.intp], facts: Iterable[str]
 ) -> NDArray[np.uint64]:
-    """(n,) one number from the size of each file and the header columns; equal for equal files."""
-    marks = np.array(samples.files.stat[file, 0], dtype=np.uint64)
+    """(n,) one number from the size of each image and the header columns; equal for equal images."""
+    marks = size.copy()
     for name in facts:
         for part in np.asarray(samples.columns[name][rows]).reshape(len(rows), -1).T:
             marks = marks * _PRIME + part.astype(np.uint64)
@@ -91,33 +99,29 @@ def _shared(marks: NDArray[np.uint64], unread: NDArray[np.bool_]) -> NDArray[np.
 
 
 def _read(
-    read: Callable[[Path], Any],
-    root: Path,
-    samples: SampleTable,
-    files: NDArray[np.integer],
-    stopping: Callable[[], bool],
+    read: Callable[[Path, Place], Any], root: Path, asked: Sequence[Place], stopping: Callable[[], bool]
 ) -> tuple[list[Any], NDArray[np.bool_]]:
-    """What a function reads from files, and True for each that can be read: whoever encodes the others says why."""
+    """What a function reads of images, and True for each that can be read: whoever encodes the others says why."""
 
-    def one(name: str) -> Any:
+    def one(place: Place) -> Any:
         try:
-            return None if stopping() else read(root / name)
+            return None if stopping() else read(root, place)
         except (UnusableSampleError, OSError):
             return None
 
-    if not len(files):
+    if not asked:
         return [], np.zeros(0, dtype=np.bool_)
     with ThreadPoolExecutor(_THREADS) as pool:
-        results = list(pool.map(one, samples.files.names.take(files)))
+        results = list(pool.map(one, asked))
     there = np.array([result is not None for result in results], dtype=np.bool_)
     return [result for result in results if result is not None], there
 
 
-def _head(path: Path) -> int:
-    with open_source(path) as file:
-        return xxhash.xxh3_64_intdigest(os.read(file.fileno(), _HEAD_BYTES))
+def _head(root: Path, place: Place) -> int:
+    with open_image(root, place) as file:
+        return xxhash.xxh3_64_intdigest(file.read(_HEAD_BYTES))
 
 
-def _whole(path: Path) -> tuple[bytes, tuple[int, ...]]:
-    data, memo = read_source(path)
+def _whole(root: Path, place: Place) -> tuple[bytes, tuple[int, ...]]:
+    data, memo = read_image(root, place)
     return content_hash(data), stat_numbers(memo)

@@ -142,6 +142,20 @@ def test_each_occurrence_of_a_repeated_sample_is_flipped_or_not_by_itself(tmp_pa
     assert sum(len(set(variants)) == 2 for variants in first.values()) >= 6
 
 
+def test_each_occurrence_of_a_repeated_sample_is_another_draw(tmp_path):
+    cache = opened(images(tmp_path / "c", [(64, 64)] * 2, posterior="moments", repeats=[3, 1]))
+
+    def drawn(epoch, batch_size):
+        loader = cache.loader(batch_size=batch_size, seed=1)
+        loader.set_epoch(epoch)
+        return sorted(one.numpy().tobytes() for batch in loader for one in batch["latents"])
+
+    first = drawn(0, 1)
+    assert len(set(first)) == 4
+    assert drawn(0, 2) == first
+    assert not set(drawn(1, 1)) & set(first)
+
+
 def test_the_command_shows_repeats_and_turns_them_off(folder, capsys):
     def planned(*words):
         capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made_archives import as_parquet, as_saved, as_tars, some_images
 from small_cache import draw
 
 from latentcache.pipeline import duplicates
@@ -30,7 +31,7 @@ def found(folder, samples=None, skip=None):
 def test_only_files_of_equal_heads_are_hashed(data, monkeypatch):
     whole = []
     read = duplicates._whole
-    monkeypatch.setattr(duplicates, "_whole", lambda path: whole.append(path.name) or read(path))
+    monkeypatch.setattr(duplicates, "_whole", lambda root, at: whole.append(at["path"]) or read(root, at))
     table, names = found(data)
     assert names == sorted(whole) == ["p0.bmp", "q.bmp"]
     content = table.inputs["image"].content
@@ -53,6 +54,16 @@ def test_unusable_and_unreadable_files_are_left_alone(data):
     assert found(data, samples, np.array([True, False, False, False, False]))[1] == []
     (data / "p0.bmp").unlink()
     assert found(data, samples)[1] == []
+
+
+@pytest.mark.parametrize(("form", "equal"), [(as_tars, 2), (as_saved, 2), (as_parquet, 0)])
+def test_equal_images_of_archives_are_found_unless_they_are_compressed(tmp_path, form, equal):
+    images = some_images(4)
+    form(tmp_path, {**images, "again": (next(iter(images.values()))[0], "")})
+    samples = scan(tmp_path).samples
+    read = found(tmp_path, samples)[0].inputs["image"].content
+    assert int(read.any(axis=1).sum()) == equal
+    assert len(np.unique(read, axis=0)) == 1 + bool(equal)
 
 
 def test_records_and_captions_are_left_alone(data):
