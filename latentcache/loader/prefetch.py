@@ -27,6 +27,8 @@ _LOOKS, _CALM, _SELDOM = 4, 8, 32
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+#: Results that wait while one thread is enough: a second one would take the processor from the caller.
+_ENOUGH = 2
 #: Where a look puts the byte that it finds.
 _BYTE = (bytearray(1),)
 
@@ -42,11 +44,12 @@ class _Queue(Generic[Item, Made]):
         self.allowed = 0
         self.positions: SimpleQueue[int | None] = SimpleQueue()
         self.results: SimpleQueue[tuple[int, Made | None, BaseException | None]] = SimpleQueue()
+        self.calls: SimpleQueue[None] = SimpleQueue()
         self.early: dict[int, tuple[int, Made | None, BaseException | None]] = {}
 
-    def work(self) -> None:
-        """A thread: one result per position, until one fails or the caller leaves."""
-        while (position := self.positions.get()) is not None and not self.closed:
+    def work(self, *, helps: bool = False) -> None:
+        """A thread: one result per position, until one fails or the caller leaves; a helper makes one when called."""
+        while (position := self._next(helps)) is not None and not self.closed:
             try:
                 self.results.put((position, self.make(self.items[position]), None))
             except BaseException as error:  # noqa: BLE001 -- the caller raises it
@@ -54,6 +57,13 @@ class _Queue(Generic[Item, Made]):
                 break
         if self.closed:  # else the caller still wants them
             self.clear()
+
+    def _next(self, helps: bool) -> int | None:
+        while helps:
+            self.calls.get()
+            with contextlib.suppress(Empty):
+                return self.positions.get_nowait()
+        return self.positions.get()
 
     def allow(self, start: int, end: int) -> None:
         """Let threads make results from ``start`` to before ``end``."""
@@ -63,6 +73,8 @@ class _Queue(Generic[Item, Made]):
 
     def take(self, position: int) -> Made:
         """The result at a position; the caller asks for them in order."""
+        if self.results.qsize() + len(self.early) < _ENOUGH and self.calls.empty():
+            self.calls.put(None)
         result = self.early.pop(position, None) or self.results.get()
         while result[0] != position:  # another thread was quicker with a later one
             self.early[result[0]] = result
@@ -80,6 +92,7 @@ class _Queue(Generic[Item, Made]):
         self.closed = True
         for _ in range(threads):
             self.positions.put(None)
+            self.calls.put(None)
 
     def clear(self) -> None:
         """Let go of results that are not taken any more."""
@@ -108,8 +121,8 @@ def read_ahead(
     queue.allow(0, ahead)
     started: list[threading.Thread] = []
     try:
-        for _ in range(threads):
-            started.append(_started(queue))  # noqa: PERF401 -- the second may fail to start
+        for number in range(threads):
+            started.append(_started(queue, helps=number > 0))  # noqa: PERF401 -- the second may fail to start
         for position, item in enumerate(items):
             here = forks == _forks
             ready = [queue.take(position) if here and position < queue.allowed else make(item)]
@@ -124,11 +137,11 @@ def read_ahead(
         thread.join()  # nothing reads any more once the last result was taken
 
 
-def _started(queue: _Queue[Any, Any]) -> threading.Thread:
+def _started(queue: _Queue[Any, Any], *, helps: bool) -> threading.Thread:
     for thread, its in list(_RUNNING.items()):
         if its() is None and not thread.is_alive():
             _RUNNING.pop(thread, None)
-    thread = threading.Thread(target=queue.work, name="latentcache-read-ahead", daemon=True)
+    thread = threading.Thread(target=queue.work, kwargs={"helps": helps}, name="latentcache-read-ahead", daemon=True)
     _RUNNING[thread] = weakref.ref(queue)
     try:
         thread.start()

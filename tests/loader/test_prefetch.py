@@ -80,6 +80,19 @@ def test_two_threads_work_at_once():
     iterator.close()
 
 
+def test_a_caller_who_takes_his_time_has_one_thread_beside_him():
+    """A second one, woken by each step, would take the processor from it."""
+    made = []
+
+    def make(item):
+        made.append(threading.get_ident())
+        return item
+
+    for result in read_ahead(make, range(30), 3, threads=2):
+        wait_until(lambda: len(made) == min(result + 5, 30))  # noqa: B023 -- waited for at once
+    assert len(set(made[4:])) == 1
+
+
 def test_an_error_of_one_of_several_threads_comes_at_its_place():
     def make(number):
         time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
