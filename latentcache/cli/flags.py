@@ -97,6 +97,14 @@ _SOURCE: Mapping[str, Any] = {
     ],
     "caption_prefix": Annotated[str | None, _shared("--caption-prefix TEXT", "Put TEXT before every caption.")],
     "caption_suffix": Annotated[str | None, _shared("--caption-suffix TEXT", "Put TEXT behind every caption.")],
+    "masks": Annotated[
+        str | None,
+        _shared("--masks FOLDER", "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"),
+    ],
+    "controls": Annotated[
+        list[str] | None,
+        _shared("--controls FOLDER", "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
+    ],
     "split": Annotated[str | None, _shared("--split NAME", "Split of a data set in archives. [default: train]")],
     "image_column": Annotated[
         str | None,
@@ -193,7 +201,7 @@ class _Option:
 def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
     options: dict[str, _Option] = {}
     for kind in kinds:
-        if not dataclasses.is_dataclass(kind.settings) or not kind.has_options:
+        if not dataclasses.is_dataclass(kind.settings):
             continue
         hints = get_type_hints(kind.settings)
         for attribute in dataclasses.fields(kind.settings):
@@ -255,7 +263,9 @@ def _requested(
     for name, option in options.items():
         if values[name] is None:
             continue
-        takers = [field for field in option.targets if wanted is None or field in wanted]
+        takers = [
+            field for field in option.targets if (not known[field].follows if wanted is None else field in wanted)
+        ]
         if not takers:
             owner = next(iter(option.targets))
             fix = f"add {owner} to --fields, or leave {option.flag} out"

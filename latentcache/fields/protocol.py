@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnsupportedModelError
-from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES, json_hash
+from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
 
 #: Kinds below are reserved for this package; others use 128 to 255.
@@ -64,16 +63,10 @@ class FieldSpec:
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
 
-    first_prompt: int = 256
-    """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
-
     def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops).
-
-        A prompt keeps its number, which is above those of all variants.
-        """
-        given = np.asarray(numbers)
-        return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
+        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops)."""
+        found: NDArray[np.integer] = np.asarray(numbers) % max(self.variants, 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +79,6 @@ class ReadSpec:
     """True if means and log variances are stored, from which the loader draws."""
     flips: bool = False
     """True if the second half of the variants are the horizontal flips of the first half."""
-    texts: str = ""
-    """What decides the texts of variants. Fields of one input are served together only if they have the same."""
-    prompts: Mapping[str, int] = field(default_factory=dict)
-    """Texts that belong to the field and to no sample -> variant of their item; one sample has their rows."""
 
 
 class FieldRecipe(Protocol):
@@ -186,6 +175,8 @@ class Failure:
     field: str = ""
     content: bytes = b""
     stat: tuple[int, ...] = ()
+    contents: bytes = b""
+    """As in :class:`Read`."""
 
 
 # Not frozen: there is one for each item, and a frozen one takes three times as long to make.
@@ -212,7 +203,9 @@ class Read:
     content: bytes
     """Content hash of the field's inputs (16 bytes)."""
     stat: tuple[int, ...] = ()
-    """Stat memo of the file that was read; empty for records."""
+    """Stat memo of the file that was read, of several files one after the other; empty for records."""
+    contents: bytes = b""
+    """Content hash of each input of a kind with several files, 16 bytes each; zeros for a file that is not there."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Sample columns as found (``original_size``)."""
     items: Sequence[Prepared] = ()
@@ -365,6 +358,8 @@ class DescribeContext:
     """True: only say which recipe the settings ask for; an encoder that was not named is not opened."""
     check_encoder: bool = False
     """True with ``check``: describe the recorded encoder as it is now, or raise."""
+    followed: Described | None = None
+    """What the field of ``FieldKind.follows`` is in the same build; None: that field is not built."""
     warn: Callable[[str], None] = lambda message: None
 
 
@@ -445,11 +440,11 @@ class FieldKind:
     settings: type[Any] = object
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
     None always means "not given", and then the current snapshot decides."""
-    has_options: bool = True
-    """False: the options of the command line are those of another kind, which gives its settings to this one."""
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
+    follows: str = ""
+    """Field whose settings this one takes if a build makes both; it is made by itself only beside that field."""
     needs_header: tuple[str, ...] = ()
     """Sample columns that must be filled before :meth:`plan`: ``original_size``."""
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}
@@ -482,13 +477,12 @@ class FieldKind:
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
+    def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
         """Settings of this field in a build, or None if the build was not asked for it.
 
         Args:
             fields: Field -> settings, as they were given.
             samples: Of DATA.
-            held: True if the cache has this field.
         """
         return fields.get(self.name)
 
@@ -535,12 +529,16 @@ class FieldKind:
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """(S, 16) what keys of this field are made from: the content of its only input, or a hash of all of them."""
-        first: NDArray[np.uint8] = samples.inputs[self.inputs[0]].content
-        return first
-
-    def text(self, text: str, variant: int, recipe: FieldRecipe) -> str:
-        """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
-        return CaptionVariants().text(text, variant)
+        own = [samples.inputs[name] for name in self.inputs]
+        if len(own) == 1:
+            return own[0].content
+        parts = [np.asarray(one.content) for one in own]
+        known = [part.any(axis=1) | (np.asarray(one.file) < 0) for part, one in zip(parts, own, strict=True)]
+        rows, found = np.flatnonzero(np.logical_and.reduce(known)), np.zeros_like(parts[0])
+        both, width = np.concatenate([part[rows] for part in parts], axis=1).tobytes(), len(parts) * HASH_BYTES
+        hashes = b"".join(content_hash(both[at : at + width]) for at in range(0, len(both), width))
+        found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
+        return found
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Why a payload with a correct checksum is wrong all the same (not finite, id out of range); empty: right."""

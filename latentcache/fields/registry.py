@@ -23,6 +23,8 @@ _OWN = (
     "latentcache.fields.input_ids:InputIds",
     "latentcache.fields.prompt_embeds:PromptEmbeds",
     "latentcache.fields.prompt_embeds:PooledPromptEmbeds",
+    "latentcache.fields.paired:Mask",
+    *(f"latentcache.fields.paired:{name}" for name in ("CONTROL", "CONTROL_2", "CONTROL_3")),
 )
 
 

@@ -27,12 +27,12 @@ from latentcache.images.headers import (
     SIDEWAYS,
     check_png,
     opened,
+    rejection,
     stored_orientation,
     translated_errors,
 )
 from latentcache.images.jpeg import turbo_pixels
 from latentcache.images.scratch import Scratch
-from latentcache.sources.causes import rejection
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.
 MAX_ICC_BYTES = 4 << 20
@@ -89,6 +89,19 @@ class EncodedImage:
         if found != self.size:
             raise rejection("decoder-error", f"the header says {self.size}, the decoder gives {found}")
         return turned
+
+    def opacity(self) -> NDArray[np.uint8]:
+        """Opacity (H, W, 3) in all channels, upright, 255 is opaque; to be called once, in place of :meth:`pixels`.
+
+        Raises:
+            UnusableSampleError: The file is damaged; ``slug`` is the reason.
+        """
+        _check_pillow_is_strict()
+        check_png(self._data)
+        with translated_errors(self._stream):
+            color, alpha = _split(self._image, self._data)
+            level = alpha or Image.new("L", color.size, 255)
+            return upright(_array(level.convert("RGB")), self._orientation)
 
 
 def decode(

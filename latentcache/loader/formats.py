@@ -22,8 +22,7 @@ from latentcache.plan.numbers import choice
 
 Batch = dict[str, Any]
 #: Columns of a batch that come from an input's text, a sample column, a field's own column, or the bucket.
-CAPTION = "caption"
-METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
+METADATA = {"captions": "caption", "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
 #: Label where nothing is learned (``torch.nn.CrossEntropyLoss(ignore_index=)``, also of transformers).
 IGNORED = -100
 #: Scales and shifts that differ by less are the same number, rounded otherwise.
@@ -72,7 +71,9 @@ def image_ids(batch: Mapping[str, Any]) -> torch.Tensor:
 
 
 _SD = {"latents": "latents", "prompts": "captions", "keys": "keys", "names": "names"}
-_TEXT = {name: name for name in ("prompt_embeds", "pooled_prompt_embeds", "mask", "conditioning")}
+_TEXT = {
+    name: name for name in ("prompt_embeds", "pooled_prompt_embeds", "mask", "control", "control_2", "control_3")
+}
 _SIZES = {"original_sizes": "original_size", "crop_top_lefts": "crop_top_left", "target_sizes": "target_size"}
 FORMATS: Mapping[str, Format] = {
     "diffusers-sd": Format(names=_SD | _TEXT, channels=4, scale=0.18215, unscaled=True),

@@ -40,7 +40,7 @@ from latentcache.pipeline.report import (
     field_done,
     field_planned,
 )
-from latentcache.pipeline.run import ReadColumns, RunResult, run_jobs, worker_count
+from latentcache.pipeline.run import RunResult, run_jobs, worker_count
 from latentcache.pipeline.settings import BuildSettings
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
@@ -90,7 +90,9 @@ class _Build:
             self.settings = replace(self.settings, fields=self.asked(listing))
             kinds = self.kinds(listing)
             self.warm = stack.enter_context(WarmWorker(self.settings.device, lock_fd=self.lock))
-            described = {kind.name: self.describe(kind, listing) for kind in kinds}
+            described: dict[str, Described] = {}
+            for kind in kinds:
+                described[kind.name] = self.describe(kind, listing, described.get(kind.follows))
             catalog = load_catalog(self.paths, open_shards=True)
             samples, works = self.works(kinds, described, listing, listing.samples, catalog)
             plan = self.plan(listing, samples, works)
@@ -127,12 +129,16 @@ class _Build:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known = dict(self.settings.fields), field_kinds()
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
-        own = self.existing.field_names
         found = {
-            name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
-            for name in names
+            name: known[name].asked(fields, listing.samples) if name in known else fields[name] for name in names
         }
-        return {name: said for name, said in found.items() if said is not None or fields.get(name, name) is None}
+        leads = {*fields, *self.existing.field_names}
+        return {
+            name: said
+            for name, said in found.items()
+            if (said is not None or fields.get(name, name) is None)
+            and (name in fields or not (leads and known[name].follows) or known[name].follows in leads)
+        }
 
     def kinds(self, listing: Listing) -> list[FieldKind]:
         """The fields to build: those of the snapshot, those that were named, else the first that DATA allows.
@@ -143,9 +149,10 @@ class _Build:
         """
         has = set(listing.samples.inputs)
         names = list(dict.fromkeys([*self.existing.field_names, *self.settings.fields]))
-        if not names:
-            names = [name for name, kind in field_kinds().items() if has.issuperset(kind.inputs)][:1]
         kinds = [kind_of(name) for name in names]
+        if not self.existing.field_names and all(self.settings.related and kind.follows for kind in kinds):
+            kinds = [kind for kind in field_kinds().values() if has.issuperset(kind.inputs)][:1] + kinds
+        kinds.sort(key=lambda kind: bool(kind.follows))
         for kind in kinds:
             lacking = ", ".join(sorted(set(kind.inputs) - has))
             if lacking and kind.name in self.existing.field_names:
@@ -164,7 +171,7 @@ class _Build:
                 )
         return kinds
 
-    def describe(self, kind: FieldKind, listing: Listing) -> Described:
+    def describe(self, kind: FieldKind, listing: Listing, followed: Described | None) -> Described:
         """Recipe, producer and provenance of a field; files of its encoder are read, nothing is loaded."""
         assert self.warm is not None
         context = DescribeContext(
@@ -173,6 +180,7 @@ class _Build:
             ask=self.warm.ask,
             fold=self.settings.fold,
             warn=self.observer.warned,
+            followed=followed,
         )
         settings = self.settings.fields.get(kind.name) or kind.settings()
         found: Described = load(kind.describer)(settings, self.existing.cached(kind), context)
@@ -215,7 +223,8 @@ class _Build:
         ]
         for work in works:
             own = work.kind.inputs[0]
-            for row, one in work.rejected.items() if is_read_by_workers(samples, own) else ():
+            alone = len(work.kind.inputs) == 1 and is_read_by_workers(samples, own)
+            for row, one in work.rejected.items() if alone else ():
                 if not one.content:
                     work.rejected[row] = with_bytes(one, listing.root, places(samples, [row], own)[0])
         return samples, works
@@ -241,12 +250,10 @@ class _Build:
         samples: SampleTable,
         known: Mapping[str, dict[int, Rejected]],
     ) -> SampleTable:
-        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind.
-
-        What else the headers say (the frames of videos) is a column of its own.
-        """
+        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind."""
+        values = np.array(samples.columns[column])
         has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
-        rows = np.flatnonzero(~np.asarray(samples.columns[column]).any(axis=1) & has_file)
+        rows = np.flatnonzero(~values.any(axis=1) & has_file)
         done = set.intersection(*(set(known[kind.name]) for kind in kinds))
         if done:
             rows = np.setdiff1d(rows, np.fromiter(done, dtype=np.intp, count=len(done)))
@@ -255,16 +262,10 @@ class _Build:
         found, rejected = load(HEADERS[column])(
             root, samples, rows, max_pixels=self.settings.max_pixels, stopping=lambda: self.stop.requested
         )
-        columns = dict(samples.columns)
-        for name, values in found.items():
-            held = columns.get(name)
-            columns[name] = (
-                np.zeros((len(samples), *values.shape[1:]), values.dtype) if held is None else np.array(held)
-            )
-            columns[name][rows] = values
+        values[rows] = found
         for kind in kinds:
             known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
-        return replace(samples, columns=columns)
+        return samples.with_columns(**{column: values})
 
     def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""
@@ -355,8 +356,8 @@ class _Build:
                 if self.stop.requested:
                     raise self.stop.error()
                 outcomes.append(Outcome(work=work, place=work.place, result=result, seconds=seconds))
-                if result is not None and len(result.read.sample):
-                    samples, learned = learn(samples, work.kind, result.read), True
+                if result is not None and (len(result.read.sample) or result.failed):
+                    samples, learned = learn(samples, work.kind, result), True
         if self.warm is not None:
             self.warm.close()
         return samples, outcomes
@@ -475,17 +476,38 @@ def with_bytes(rejected: Rejected, root: Path, place: Place) -> Rejected:
     return replace(rejected, content=content_hash(data), stat=stat_numbers(memo))
 
 
-def learn(samples: SampleTable, kind: FieldKind, read: ReadColumns) -> SampleTable:
+def learn(samples: SampleTable, kind: FieldKind, result: RunResult) -> SampleTable:
     """The table with the contents, stats and header columns that a run found by reading."""
-    rows, own = read.sample.astype(np.intp), samples.inputs[kind.inputs[0]]
-    if len(kind.inputs) == 1 and own.text is None and read.stat.any():
-        samples = with_contents(samples, kind.inputs[0], rows, read.content, read.stat)
+    read, failed = result.read, [(row, one) for row, one in result.failed if one.contents]
+    rows = read.sample.astype(np.intp)
+    if read.content.shape[1] == len(kind.inputs):
+        samples = _with_files(samples, kind, rows, read.content, read.stat)
+    if failed:
+        content = np.frombuffer(b"".join(one.contents for _, one in failed), dtype=np.uint8)
+        stat = np.array([one.stat for _, one in failed], dtype=np.uint64)
+        found, shape = np.array([row for row, _ in failed], dtype=np.intp), (len(failed), len(kind.inputs), -1)
+        samples = _with_files(samples, kind, found, content.reshape(shape), stat.reshape(shape))
     changed: dict[str, NDArray[Any]] = {}
     for name, values in read.facts.items():
         if name in samples.columns:
             changed[name] = np.array(samples.columns[name])
             changed[name][rows] = values
     return samples.with_columns(**changed) if changed else samples
+
+
+def _with_files(
+    samples: SampleTable,
+    kind: FieldKind,
+    rows: NDArray[np.intp],
+    content: NDArray[np.uint8],
+    stat: NDArray[np.uint64],
+) -> SampleTable:
+    """The table with what reading the k files of n jobs gave: (n, k, 16) and (n, k, 6), zeros for no file."""
+    for number, name in enumerate(kind.inputs):
+        there = stat[:, number].any(axis=1)
+        if samples.inputs[name].text is None and there.any():
+            samples = with_contents(samples, name, rows[there], content[there, number], stat[there, number])
+    return samples
 
 
 @python_words()

@@ -70,10 +70,12 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
 
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:
     """Why a field rejects a sample, with the content that it was rejected for: it holds until the bytes change."""
-    own = samples.inputs[work.kind.inputs[0]]
+    own, several = samples.inputs[work.kind.inputs[0]], len(work.kind.inputs) > 1
     seen = tuple(np.asarray(samples.files.stat[int(own.file[row])]).tolist())
     content, stat = failure.content or np.asarray(own.content[row]).tobytes(), failure.stat or seen
-    if own.text is None and not failure.content and not any(content):
+    if several:  # a memo of one file says nothing of the others
+        content, stat = failure.content, ()
+    elif own.text is None and not failure.content and not any(content):
         content, stat = _read_again(root, places(samples, [row], work.kind.inputs[0])[0], seen)
     name, line = samples.where(row)
     return Rejected(
@@ -160,13 +162,14 @@ def _remarks(
 ) -> Iterator[Rejected]:
     """What the kind has to say of its items, each with the first sample that it holds for."""
     for reason, detail, rows in outcome.work.kind.remarks(draft.columns):
-        sample = int(outcome.work.plan.sample[items[rows[0]]])
+        found = np.unique(outcome.work.plan.sample[items[rows]])
+        sample, count = int(found[0]), len(found)
         own = samples.inputs[outcome.work.kind.inputs[0]]
         note = rejected(
             str(samples.files.names[int(own.file[sample])]),
             reason,
-            f"{detail} (samples: {len(rows)})",
-            count=len(rows),
+            f"{detail} (samples: {count})",
+            count=count,
         )
         yield replace(note, line=0 if own.line is None else int(own.line[sample]), target=draft.name)
 

@@ -96,9 +96,9 @@ class ReadColumns:
     sample: NDArray[np.int32]
     """(n,) ``Job.sample``."""
     content: NDArray[np.uint8]
-    """(n, 16)"""
+    """(n, k, 16) of each file of a job that was told."""
     stat: NDArray[np.uint64]
-    """(n, 6) stat memos; zeros if there is none."""
+    """(n, k, 6) their stat memos; zeros if there is none."""
     facts: Mapping[str, NDArray[Any]]
     """(n, ...) ``Read.facts``, by name."""
 
@@ -355,7 +355,7 @@ class _Crew:
         rows = [row for row in message["jobs"] if row[0] in settled]
         if rows:
             sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
-            stat = [row[2] or [0] * STAT_WIDTH for row in rows]
+            stat = [row[2] or [0] * (len(row[1]) // (2 * HASH_BYTES) * STAT_WIDTH) for row in rows]
             self._rows.append(
                 (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
             )
@@ -425,12 +425,14 @@ class _Crew:
     def _read_columns(self) -> ReadColumns:
         facts = [one for _, _, _, found in self._rows for one in found]
         names = facts[0] if facts else {}
-        stats = [np.array(stat, dtype=np.uint64).reshape(-1, STAT_WIDTH) for _, _, stat, _ in self._rows]
+        sample = np.concatenate([np.empty(0, np.int32), *(sample for sample, _, _, _ in self._rows)])
         content = np.frombuffer(b"".join(found for _, found, _, _ in self._rows), dtype=np.uint8)
+        stat = np.array([one for _, _, stats, _ in self._rows for one in stats], dtype=np.uint64)
+        files = len(content) // (HASH_BYTES * max(len(sample), 1))
         return ReadColumns(
-            sample=np.concatenate([np.empty(0, np.int32), *(sample for sample, _, _, _ in self._rows)]),
-            content=content.reshape(-1, HASH_BYTES),
-            stat=np.concatenate([np.empty((0, STAT_WIDTH), np.uint64), *stats]),
+            sample=sample,
+            content=content.reshape(len(sample), files, HASH_BYTES),
+            stat=stat.reshape(len(sample), files, STAT_WIDTH),
             facts={name: np.array([one[name] for one in facts]) for name in names},
         )
 

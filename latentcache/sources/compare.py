@@ -8,7 +8,7 @@ and content (moved to another line), then by file and line (changed). Cost: 1 us
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.fields.focus import focus_of
+from latentcache.fields.registry import field_kind
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -52,9 +53,10 @@ class State(IntEnum):
     NOT_CHECKED = 8
     REPEATS_CHANGED = 9
     FOCUS_CHANGED = 10
+    INPUT_CHANGED = 11
 
 
-#: State -> category and reason of contract.md; the reason of UNREADABLE is that of the file.
+#: State -> category and reason of contract.md; the reasons of UNREADABLE and INPUT_CHANGED are those of the file.
 CATEGORY: Mapping[State, tuple[str, str]] = {
     State.OK: ("ok", ""),
     State.TOUCHED: ("touched", "stat-changed"),
@@ -67,6 +69,7 @@ CATEGORY: Mapping[State, tuple[str, str]] = {
     State.NOT_CHECKED: ("", ""),
     State.REPEATS_CHANGED: ("stale", "repeats-changed"),
     State.FOCUS_CHANGED: ("stale", "focus-changed"),
+    State.INPUT_CHANGED: ("stale", "mask-changed"),
 }
 
 
@@ -118,7 +121,7 @@ class Compared:
         category, reason = CATEGORY[state]
         path, line = self.samples.where(row)
         cause, words = self._details.get(row, ("", ""))
-        expected, hint = _expected(self.samples, row, state), hint_for(cause) if cause else ""
+        expected, hint, name = _expected(self.samples, row, state), hint_for(cause) if cause else "", ""
         if state == State.UNREADABLE:
             reason, expected = cause, "a file that can be read"
         elif state == State.REMOVED:
@@ -138,6 +141,9 @@ class Compared:
             both = (self.samples, row), (self.now.samples, int(self.place[row]))
             expected, words = ("the point {:g}, {:g}".format(*focus_of(one)[at].tolist()) for one, at in both)
             hint = "with --crop focus a build encodes the image again"
+        elif state == State.INPUT_CHANGED:
+            name, reason = cause, f"{cause}-changed"
+            hint = f"a build makes the {name} of this sample again, and nothing else"
         elif state == State.METADATA:
             hint = "a build stores the entry that it has under the new key and encodes nothing"
         elif state == State.CHANGED and not words:
@@ -148,7 +154,14 @@ class Compared:
         elif cause:
             expected = "a file that can be used"
         return Found(
-            category=category, reason=reason, path=path, line=line, expected=expected, found=words, hint=hint
+            category=category,
+            reason=reason,
+            path=path,
+            line=line,
+            field=name,
+            expected=expected,
+            found=words,
+            hint=hint,
         )
 
     def found_new(self, row: int) -> Found:
@@ -166,6 +179,7 @@ def compare(
     chosen: NDArray[np.bool_] | None = None,
     stopping: Callable[[], bool] = bool,
     same_pixels: Callable[[int, bytes], bool | None] | None = None,
+    inputs: Collection[str] = (),
 ) -> Compared:
     """Compare a snapshot's samples with DATA as it is now.
 
@@ -177,11 +191,13 @@ def compare(
         chosen: (S,) samples to look at; all by default.
         stopping: Once it returns True, no further file is read.
         same_pixels: Tells a metadata edit from a change: (sample, the file's bytes); None if it cannot tell.
+        inputs: Those that fields are made of; further images of a sample are compared if they are among them.
     """
     wanted = np.ones(len(samples), dtype=np.bool_) if chosen is None else chosen
     if now.data_kind == "records":
         return _Records(samples, now, rejected, wanted).compared()
-    return _Images(samples, now, rejected, wanted, full=full, stopping=stopping, same_pixels=same_pixels).compared()
+    found = _Images(samples, now, rejected, wanted, full=full, stopping=stopping, same_pixels=same_pixels)
+    return found.compared(sorted(set(inputs).intersection(samples.inputs) - {"image", "caption"}))
 
 
 class _Images:
@@ -207,12 +223,14 @@ class _Images:
         met[place[place >= 0]] = True
         self.found = Compared(samples=samples, now=now, state=state, place=place, new=np.flatnonzero(~met))
 
-    def compared(self) -> Compared:
-        """Everything."""
+    def compared(self, further: Sequence[str]) -> Compared:
+        """Everything; ``further``: inputs of samples beside images and captions."""
         found, place, state = self.found, self.found.place, self.found.state
         own = np.flatnonzero((state == State.OK) & (place >= 0))
         changed = self._captions(own)
         self._hash(own)
+        for name in further:
+            self._further(name, own[np.isin(state[own], (State.OK, State.TOUCHED))])
         repeats, focus = self._differing(repeats_of, own), self._differing(focus_of, own)
         for rows, word in zip(
             (focus, changed, repeats),
@@ -248,35 +266,49 @@ class _Images:
         changed: NDArray[np.intp] = own[differs.any(axis=tuple(range(1, differs.ndim)))]
         return changed
 
-    def _hash(self, own: NDArray[np.intp]) -> None:
-        """Hash the files whose stat does not prove them."""
+    def _further(self, name: str, own: NDArray[np.intp]) -> None:
+        """Compare masks or control images of samples."""
+        before, after = self.found.samples.inputs[name], self._now.samples.inputs.get(name)
+        then = np.asarray(before.file)[own] >= 0
+        now = then & False if after is None else after.file[self.found.place[own]] >= 0
+        for row, gone in zip(own[then != now].tolist(), then[then != now].tolist(), strict=True):
+            self.found.state[row] = State.INPUT_CHANGED
+            self.found._details[row] = (name, f"no {name} any more" if gone else f"a {name} that was not there")
+        self._hash(own[then & now], name)
+
+    def _hash(self, own: NDArray[np.intp], name: str = "image") -> None:
+        """Hash the files whose stat does not prove them, of one input that all of the samples have."""
         samples, now, place = self.found.samples, self._now.samples, self.found.place
-        memos = np.ascontiguousarray(np.asarray(samples.files.stat)[np.asarray(self._input.file)[own]])
-        stats = now.files.stat[np.asarray(now.inputs["image"].file)[place[own]], :5]
+        before = samples.inputs[name]
+        memos = np.ascontiguousarray(np.asarray(samples.files.stat)[np.asarray(before.file)[own]])
+        stats = now.files.stat[np.asarray(now.inputs[name].file)[place[own]], :5]
         same = (memos[:, :5] == stats).all(axis=1)
-        known = np.asarray(self._input.content)[own].any(axis=1)
+        known = np.asarray(before.content)[own].any(axis=1)
         asked = known & (self._full | ~same | racy(memos))
         doubtful = own[asked]
         moved = dict(zip(doubtful.tolist(), (~same[asked]).tolist(), strict=True))
-        content = np.asarray(self._input.content)
+        content = np.asarray(before.content)
 
         def look(row: int, at: Place) -> State:
-            state, words = self._look(row, at, content[row].tobytes())
+            state, words = self._look(row if name == "image" else -1, [at], content[row].tobytes())
+            if name != "image" and state != State.OK:
+                state, words = State.INPUT_CHANGED, (name, f"{at['path']}: {words[1]}")
             if words[1]:
                 self.found._details[row] = words
             return State.TOUCHED if state == State.OK and moved[row] else state
 
-        for row, state in zip(doubtful.tolist(), self._map(look, doubtful, place), strict=True):
-            self.found.state[row] = State.NOT_CHECKED if state is None else state
+        for row, state in zip(doubtful.tolist(), self._map(look, doubtful, place, name), strict=True):
+            if state != State.OK or name == "image":
+                self.found.state[row] = State.NOT_CHECKED if state is None else state
             self.found.hashed += state is not None
 
-    def _look(self, row: int, place: Place, content: bytes) -> tuple[State, tuple[str, str]]:
-        """Hash one image; below 0 the row is of an image without a sample."""
+    def _look(self, row: int, files: Sequence[Place], content: bytes) -> tuple[State, tuple[str, str]]:
+        """Hash one image, or several as one content; below 0 the row is of an image without a sample."""
         try:
-            data, _ = read_image(self._now.root, place)
+            hashes = [content_hash(data := read_image(self._now.root, place)[0]) for place in files]
         except UnusableSampleError as error:
             return _unusable(error.slug, error.what)
-        now = content_hash(data)
+        now = hashes[0] if len(hashes) == 1 else content_hash(b"".join(hashes))
         if now == content:
             return State.OK, ("", "")
         same = self._same_pixels(row, data) if self._same_pixels is not None and row >= 0 else False
@@ -284,7 +316,7 @@ class _Images:
         return State.METADATA if same else State.CHANGED, ("", words)
 
     def _map(
-        self, look: Callable[[int, Place], State], rows: NDArray[np.intp], now: NDArray[np.int64]
+        self, look: Callable[[int, Place], State], rows: NDArray[np.intp], now: NDArray[np.int64], name: str
     ) -> Iterator[State | None]:
         """``look`` of each in threads, where it is now; None if there was no time."""
 
@@ -295,7 +327,7 @@ class _Images:
         try:
             for first in range(0, len(rows), _WINDOW):
                 some = rows[first : first + _WINDOW]
-                yield from pool.map(one, some.tolist(), places(self._now.samples, now[some]))
+                yield from pool.map(one, some.tolist(), places(self._now.samples, now[some], name))
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C only the reads in hand are waited for
             close_tables()
@@ -332,18 +364,21 @@ class _Images:
 
     def _rejected_then(self, item: Rejected, row: int) -> Found:
         """A file that the snapshot rejected and that the listing takes: only other bytes or captions matter."""
-        place = places(self._now.samples, [row])[0]
+        table, kind = self._now.samples, field_kind(item.target) if not item.stat else None
+        names = kind.inputs if kind is not None and kind.inputs[0] == "image" else ("image",)
+        there = [name for name in names if name in table.inputs and int(table.inputs[name].file[row]) >= 0]
+        files = [places(table, [row], name)[0] for name in there]
         if item.content:
             stat = self._now.samples.files.stat[int(self._now.samples.inputs["image"].file[row])]
             memo = memo_row(item.stat or (0,) * 6)
             if not self._full and (memo[:5] == stat[:5]).all() and not racy(memo[None])[0]:
                 return _quarantined(item)
-            state, (_, words) = self._look(-1, place, item.content)
+            state, (_, words) = self._look(-1, files, item.content)
             self.found.hashed += 1
             return _quarantined(item) if state != State.CHANGED else _stale(item, "source-changed", words)
         if item.reason.startswith("caption"):
             return _stale(item, "caption-changed", f"rejected as {item.reason}; it can be read now")
-        if self._look(-1, place, b"")[1][0]:
+        if len(there) < len(names) or self._look(-1, files, b"")[1][0]:
             return _quarantined(item)
         words = f"rejected as {item.reason}; it can be read now"
         if item.reason in ("empty", "changing"):

@@ -25,17 +25,11 @@ from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
 from latentcache.sources.causes import rejected
-from latentcache.sources.known import Known, Scan, Scanned, memo_row, strings_of
+from latentcache.sources.known import Known, Scan, Scanned, memo_row, strings_of, take_rows
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
-from latentcache.sources.layouts.sets import (
-    CAPTION_EXTENSIONS,
-    CONTROL_ENDING,
-    MASK_ENDING,
-    CaptionRule,
-    ImageSet,
-    Layout,
-)
+from latentcache.sources.layouts.partners import ENDINGS, Partners
+from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS, CaptionRule, ImageSet, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
 
@@ -84,7 +78,7 @@ class Found:
         for number, rule in enumerate(rules):
             mine = chosen.owner == number
             empty = mine & (length == 0)
-            if rule.is_empty_by_choice:
+            if rule.text_source and not rule.made(rule.text):
                 words[rule.text_source] += int(empty.sum())
             else:
                 without |= empty
@@ -126,7 +120,7 @@ class _Files:
 
     def __init__(self, walk: Walk, layout: Layout, part: Part | None) -> None:
         self.walk, self._layout, self._part, self._count = walk, layout, part, 0
-        self.found, self._aside = Found(), dict[str, str]()
+        self.found, self.partners, self._first_outside = Found(), Partners(), ""
         self.more = dict[int, list[int]]()
         """Image -> further caption files, by position."""
         self.links_out, self.owners = set[str](), dict[tuple[int, ...], int]()
@@ -148,7 +142,10 @@ class _Files:
         """(n,) number of their sets in ``owners``."""
         self.rank = np.concatenate(self._rank)
         """(n,) place of each among the images of its folder, those of other parts too."""
-        self._note_aside()
+        if self.found.outside:
+            words = "images in folders that the layout does not use"
+            detail = f"{self.found.outside} {words}, the first is {self._first_outside}"
+            walk.notes.add(rejected(self._first_outside, "outside-sets", detail, count=self.found.outside))
         walk.note_unused()
 
     def places(self) -> dict[str, int]:
@@ -189,7 +186,7 @@ class _Files:
         owners, is_sample = self._owners(prefix), is_image
         role = self._layout.role(prefix) or ("" if owners else "outside")
         if role or ".png" in images:
-            is_sample = is_image & ~self._set_aside(names, prefix, is_image, role)
+            is_sample = is_image & ~self._set_aside(level, is_image, role)
         caption, which = np.full(len(names), -1, dtype=np.int64), np.full(len(names), -1, dtype=np.int8)
         more = dict[int, list[int]]()
         kept = is_sample.copy()
@@ -226,30 +223,33 @@ class _Files:
         rules = (self._layout.sets[number].captions for number in owners)
         return next((rule for rule in rules if not rule.table), _PLAIN_RULE)
 
-    def _set_aside(
-        self, names: Sequence[str], prefix: str, is_image: NDArray[np.bool_], role: str
-    ) -> NDArray[np.bool_]:
+    def _set_aside(self, level: Level, is_image: NDArray[np.bool_], role: str) -> NDArray[np.bool_]:
         """(n,) True for images that are no samples: masks, control images, those of no set. They are counted."""
+        names = level.names
         if role:
-            self._count_aside(role, [prefix + names[number] for number in np.flatnonzero(is_image).tolist()])
+            self._count_aside(level, np.flatnonzero(is_image).tolist(), role)
             return is_image
         found, stems, text = np.zeros(len(names), dtype=np.bool_), set[str](), "/".join(names) + "/"
-        for ending, word in ((MASK_ENDING, "mask"), (CONTROL_ENDING, "control")):
+        for ending, word in ENDINGS.items():
             tail = ending + ".png"
             mine = [number for number, name in enumerate(names) if name.endswith(tail)] if tail + "/" in text else []
             if mine and not stems:
                 stems = {names[number].rpartition(".")[0] for number in np.flatnonzero(is_image).tolist()}
             mine = [number for number in mine if names[number].removesuffix(tail) in stems]
             found[mine] = True
-            self._count_aside(word, [prefix + names[number] for number in mine])
+            self._count_aside(level, mine, word, ending)
         return found
 
-    def _count_aside(self, word: str, names: Sequence[str]) -> None:
-        if names:
-            self._aside.setdefault(word, names[0])
+    def _count_aside(self, level: Level, numbers: Sequence[int], word: str, ending: str = "") -> None:
+        names = [level.prefix + level.names[number] for number in numbers]
         self.found.masks += len(names) * (word == "mask")
         self.found.controls += len(names) * (word == "control")
         self.found.outside += len(names) * (word == "outside")
+        if word == "outside":
+            self._first_outside = self._first_outside or next(iter(names), "")
+            return
+        for name, number in zip(names, numbers, strict=True):
+            self.partners.add(word, name, level.stats[number], ending)
 
     def _orphan(self, name: str, role: str, rule: CaptionRule) -> None:
         """A caption file that belongs to no sample."""
@@ -262,19 +262,6 @@ class _Files:
         if not role and extension_of(name) not in rule.extensions:
             detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
         self.walk.notes.add(rejected(name, "caption-unused", detail))
-
-    def _note_aside(self) -> None:
-        """One note for masks, control images and images of no set each."""
-        found = self.found
-        for word, reason, count, words in (
-            ("mask", "mask", found.masks, "masks"),
-            ("control", "control", found.controls, "control images"),
-            ("outside", "outside-sets", found.outside, "images in folders that the layout does not use"),
-        ):
-            if count:
-                first = self._aside[word]
-                detail = f"{count} {words}, the first is {first}"
-                self.walk.notes.add(rejected(first, reason, detail, count=count))
 
 
 class ImageScan(Scan):
@@ -317,10 +304,12 @@ class ImageScan(Scan):
             bad, read = listed.rejected, list(listed.tables.values())
             for item in listed.notes:
                 walk.notes.add(item)
+        tables_at = len(names) - len(read)
+        names, memos, further = self._with_partners(layout, files, names, memos, chosen)
         reading = _readings(layout.sets, chosen, len(names))
         held = self.held(names, memos, reading, self.rejected)
         trusted = held.all_trusted
-        for number, (content, memo) in enumerate(read, start=len(names) - len(read)):
+        for number, (content, memo) in enumerate(read, start=tables_at):
             held.remember(number, content, memo)
         if not self.captions:
             closed = np.where(chosen.which >= 0, -1, chosen.caption)
@@ -337,14 +326,40 @@ class ImageScan(Scan):
         for item in found.notes():
             walk.notes.add(item)
         return Scanned(
-            unread=self._hash(walk.root, names, chosen.image, held),
-            samples=_samples(names, held, chosen, caption, layout.sets, reading),
+            unread=self._hash(walk.root, names, _used(chosen.image, further), held),
+            samples=_samples(names, held, chosen, caption, layout.sets, reading, further),
             rejected=in_order([*walk.rejected, *bad]),
             notes=walk.notes.all(),
             caption_source=found.caption_word(tables),
             files_unchanged=trusted,
             images=found,
         )
+
+    def _with_partners(
+        self, layout: Layout, files: _Files, names: Strings, memos: NDArray[np.uint64], chosen: Chosen
+    ) -> tuple[Strings, NDArray[np.uint64], dict[str, NDArray[np.int64]]]:
+        """Files with masks and control images at the end; input -> (S,) position of each, -1: none.
+
+        An input that the snapshot has stays one, so that a sample whose image is gone is found.
+        """
+        partners, before = files.partners, self.known.inputs if self.known is not None else {}
+        inputs = dict.fromkeys([*partners.inputs(layout), *(set(before) - {"image", "caption"} - layout.unpaired)])
+        found = {name: np.full(len(chosen.image), -1, dtype=np.int64) for name in inputs}
+        numbers = dict[str, int]()
+        for row, name in enumerate(names.take(chosen.image)) if inputs else ():
+            for role in inputs:
+                other = partners.of(name, layout.sets[int(chosen.owner[row])], role)
+                if other == name:
+                    found[role][row] = chosen.image[row]
+                elif other is not None:
+                    found[role][row] = numbers.setdefault(other, len(names) + len(numbers))
+        if self.part is None:
+            for note in partners.unused(numbers, layout):
+                files.walk.notes.add(note)
+        if numbers:
+            more = np.array([[*partners.stats[name], 0] for name in numbers], dtype=np.uint64)
+            names, memos = strings_of([names, list(numbers)]), np.concatenate([memos, more])
+        return names, memos, found
 
     def _hash(self, root: Path, names: Strings, images: NDArray[np.int64], held: Known) -> NDArray[np.bool_]:
         """Hash images of unknown content if asked for; (F,) True for those that there was no time for."""
@@ -445,6 +460,11 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
     return chosen if kept.all() else chosen.take(kept)
 
 
+def _used(images: NDArray[np.int64], further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Files of images and of what belongs to them, each once."""
+    return np.unique(np.concatenate([images, *(file[file >= 0] for file in further.values())])) if further else images
+
+
 def repeats_of(samples: SampleTable) -> NDArray[np.uint16]:
     """(S,) how often each sample is seen in one epoch."""
     held = samples.columns.get("repeats")
@@ -524,8 +544,9 @@ def _samples(
     caption: Input,
     sets: Sequence[ImageSet],
     reading: NDArray[np.uint8] | None,
+    further: Mapping[str, NDArray[np.int64]],
 ) -> SampleTable:
-    """The table of images at these positions among the files."""
+    """The table of images at these positions among the files; masks and control images as :func:`_with_partners`."""
     images = chosen.image
     rows = held.rows_of("image", images)
     columns = {name: values for name, values in held.columns(rows).items() if name not in _SET_COLUMNS}
@@ -543,7 +564,14 @@ def _samples(
     return SampleTable(
         names=names if every else same.names if same else _selected(names, images),
         files=Files(names=names, stat=held.stat, content=held.content, reading=reading),
-        inputs={"image": Input(content=content, file=images.astype(np.int32)), "caption": caption},
+        inputs={
+            "image": Input(content=content, file=images.astype(np.int32)),
+            "caption": caption,
+            **{
+                name: Input(content=take_rows(held.content, file), file=file.astype(np.int32))
+                for name, file in further.items()
+            },
+        },
         columns=columns,
     )
 

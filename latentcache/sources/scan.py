@@ -21,13 +21,14 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
-from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.archives.members import places
-from latentcache.sources.archives.mixed import scan_images
+from latentcache.sources.archives.scan import ArchiveScan
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import NO_CAPTION, Found, holds_images
-from latentcache.sources.known import Scan, Scanned, fold_reads
+from latentcache.sources.images import NO_CAPTION, Found, ImageScan, holds_images
+from latentcache.sources.known import Scanned, fold_reads
+from latentcache.sources.layouts.archives import choose_split
 from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
+from latentcache.sources.layouts.partners import paired_with
 from latentcache.sources.layouts.sets import Layout, Said
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
@@ -61,6 +62,10 @@ class SourceOptions:
     """Caption of images without one; None: they have none."""
     caption_prefix: str = ""
     caption_suffix: str = ""
+    masks: str = ""
+    """Folder of masks in DATA; ``alpha``: the transparency of each image; ``none``; empty: as the layout has it."""
+    controls: tuple[str, ...] = ()
+    """Folders of control images below DATA, or ``none``; empty: as the layout has them."""
     split: str = ""
     """Split of a data set in archives; empty: ``train`` if there are several."""
     image_column: str = ""
@@ -82,6 +87,8 @@ class SourceOptions:
             "default_caption": self.default_caption,
             "caption_prefix": self.caption_prefix,
             "caption_suffix": self.caption_suffix,
+            "masks": self.masks,
+            "controls": list(self.controls),
             "split": self.split,
             "image_column": self.image_column,
             "caption_column": self.caption_column,
@@ -90,21 +97,25 @@ class SourceOptions:
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
     def applied(self, layout: Layout) -> Layout:
-        """A layout with what is said of captions here."""
+        """A layout with what is said of captions, masks and control images here.
+
+        Raises:
+            UsageError: A folder is not in DATA.
+        """
         said = Said(
             caption_ext=self.caption_ext,
             default_caption=self.default_caption,
             caption_prefix=self.caption_prefix,
             caption_suffix=self.caption_suffix,
         )
-        return replace(layout, sets=tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets))
+        sets = tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets)
+        return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
         """Inverse of :meth:`as_json`. Raises TypeError for a name that this version does not know."""
         values = dict(data)
-        if "datasets" in values:
-            values["datasets"] = tuple(values["datasets"])
+        values |= {name: tuple(values[name]) for name in ("datasets", "controls") if name in values}
         if "form" in values:
             values["form"] = RecordFormat(**values["form"])
         if "part" in values:
@@ -158,8 +169,8 @@ class Listing:
 
         Args:
             rows: Rows of :attr:`samples`; ascending if records are asked for.
-            names: ``image``: a place of ``archives.members``; ``caption``: ``{"text": ...}``; ``record``: see
-                ``records.record_json``.
+            names: ``image``, ``mask``, ``control``: a place of ``archives.members`` or None; ``caption``:
+                ``{"text": ...}``; ``record``: see ``records.record_json``.
             strict: False gives None for a record that is not in its file any more.
 
         Raises:
@@ -183,11 +194,12 @@ class Listing:
             for number, row in enumerate(some.tolist()):
                 yield row, {name: value[number] for name, value in zip(names, values, strict=True)}
 
-    def _values(self, name: str, rows: NDArray[np.integer]) -> Sequence[Mapping[str, Any]]:
+    def _values(self, name: str, rows: NDArray[np.integer]) -> Sequence[Mapping[str, Any] | None]:
         held = self.samples.inputs[name]
         if held.text is not None:
             return [{"text": text} for text in held.text.take(rows)]
-        return places(self.samples, rows, name)
+        there = (np.asarray(held.file)[rows] >= 0).tolist()
+        return [one if own else None for one, own in zip(places(self.samples, rows, name), there, strict=True)]
 
 
 def scan(
@@ -240,12 +252,16 @@ def scan(
         if options.kind == RECORDS:
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
-        if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
+        if not is_config(data):
             _check_folder(data)
-        layout = options.applied(find_layout(data, options.layout, options.split))
-        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
-        shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
-        return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
+        layout = options.applied(choose_split(find_layout(data, options.layout), options.split))
+        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known}
+        if any(one.archives for one in layout.sets):
+            shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
+            images = ArchiveScan(**shared, notes=notes)(layout)
+        else:
+            images = ImageScan(**shared)(layout)
+        return _listing(layout.root, images, options, layout=layout)
     except EmptySourceError:
         if not may_be_empty:
             raise
@@ -339,7 +355,7 @@ def _writable(column: Any) -> NDArray[Any]:
 
 def _kind(data: Path) -> str:
     """``images`` for archives of images, a metadata table, a configuration or any image, else ``records``."""
-    if is_config(data) or holds_archives(data):
+    if is_config(data) or (data.is_dir() and holds_archives(data)):
         return IMAGES
     if is_records_file(data):
         return RECORDS

@@ -105,7 +105,9 @@ def check_sources(
             looked=np.ones(len(samples), dtype=np.bool_),
             apply=lambda: store.findings.add("stale", "source-removed", rows, found="the data holds no samples now"),
         )
-    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, stopping=over, same_pixels=pixels)
+    used = {name for view in store.views.values() if view.rows.kind is not None for name in view.rows.kind.inputs}
+    more: dict[str, Any] = {"stopping": over, "same_pixels": pixels, "inputs": used}
+    compared = compare(samples, now, rejected=rejected, full=full, chosen=chosen, **more)
 
     def apply() -> None:
         for state in set(State) - {State.OK, State.NOT_CHECKED}:
@@ -240,7 +242,7 @@ def _add_state(store: Store, compared: Compared, state: State) -> None:
     if not len(rows):
         return
     category, reason = CATEGORY[state]
-    if state != State.UNREADABLE:
+    if state not in (State.UNREADABLE, State.INPUT_CHANGED):
         first: Found = compared.found(int(rows[0]))
         store.findings.add(
             category,
@@ -254,7 +256,13 @@ def _add_state(store: Store, compared: Compared, state: State) -> None:
     for row in rows.tolist():
         found = compared.found(row)
         store.findings.add(
-            found.category, found.reason, np.array([row]), expected=found.expected, found=found.found, hint=found.hint
+            found.category,
+            found.reason,
+            np.array([row]),
+            field=found.field,
+            expected=found.expected,
+            found=found.found,
+            hint=found.hint,
         )
 
 

@@ -39,12 +39,18 @@ class Kind:
     suffix: str = ".png"
     captions: bool = False
     """True: a sample is its caption, a file of text beside an image."""
+    beside: str = ""
+    """Ending of the name of the image that differs between samples; the sample's own image is beside it."""
     variables: dict = field(default_factory=dict)
 
     def write(self, folder, number, seed=None, *, size=40):
         """Sample ``number``, a file of its own."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
-        if self.captions:
+        if self.beside:
+            path.write_bytes(noise(number, 48, 48))
+            path = path.with_name(path.stem + self.beside)
+            path.write_bytes(noise(seed, 48 + seed % 31, 48))
+        elif self.captions:
             path.write_bytes(noise(number, 48, 48))
             path = path.with_suffix(".txt")
             path.write_text(f"{seed} ".ljust(min(size, BLOCK), "abcdefgh"[seed % 8]))
@@ -66,8 +72,8 @@ class Kind:
         """A sample that cannot be used; gives its name."""
         path = self.write(folder, number)
         path.write_bytes(b"\xff" if self.captions else path.read_bytes()[:-20])
-        if self.captions:
-            path = path.with_suffix(".png")
+        if self.captions or self.beside:
+            path = path.with_name(f"{number:03}.png")
         return path.name if self.suffix == ".png" else f"{path.name}:1"
 
     def build_words(self, data, cache, *more, delay_ms=0):
@@ -131,6 +137,15 @@ KINDS = {
         many=24,
         delay_ms=80,
         captions=True,
+    ),
+    "control": Kind(
+        field="control",
+        words=(),
+        recipe="--fields control --model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2",
+        two=("--device", "cpu*2"),
+        many=24,
+        delay_ms=80,
+        beside="-condlabel.png",
     ),
     "edge_map": Kind(
         field="edge_map", words=("--field", TOY), recipe="", two=("--workers", "2"), many=250, delay_ms=12

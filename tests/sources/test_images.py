@@ -14,8 +14,7 @@ from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 
-LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
-LOOKED_FOR += " .webm .webp; "
+LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp; "
 IMAGES = SourceOptions(kind="images")
 
 
@@ -26,12 +25,10 @@ def put(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def captions(found: Listing, *, by_choice: bool = False) -> list[tuple[str, str]]:
+def captions(found: Listing) -> list[tuple[str, str]]:
     table = found.samples
     held = table.inputs["caption"]
-    is_there = [by_choice or bool(text) or file >= 0 for text, file in zip(held.text, held.file, strict=True)]
-    hashes = [content_hash(text.encode()) for text in held.text]
-    wanted = [one if there else bytes(16) for one, there in zip(hashes, is_there, strict=True)]
+    wanted = [content_hash(text.encode()) for text in held.text]
     assert [row.tobytes() for row in held.content] == wanted
     assert list(table.names) == table.files.names.take(table.inputs["image"].file)
     return list(zip(table.names, held.text, strict=True))
@@ -191,7 +188,7 @@ def test_empty_captions_are_none_and_can_be_given(tmp_path, trusting):
         assert [text for _, text in captions(found)] == ["<a photo>"] * 3 + ["<d>"]
         assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
     other = scan(tmp_path, SourceOptions(default_caption=""), first.samples)
-    assert [text for _, text in captions(other, by_choice=True)] == ["", "", "", "d"]
+    assert [text for _, text in captions(other)] == ["", "", "", "d"]
     assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
     plain = scan(tmp_path, None, first.samples)
     assert (plain.no_caption, plain.samples.files.reading) == (3, None)
@@ -209,11 +206,53 @@ def test_masks_and_control_images_are_no_samples(tmp_path):
         (tmp_path / name).write_text("m")
     found = scan(tmp_path)
     assert list(found.samples.names) == ["a.jpg", "b.png", "other-masklabel.png", "sub/c.jpg"]
-    assert [(note.name, note.reason, note.count) for note in found.notes] == [
+    assert (found.notes, found.images.masks, found.images.controls) == ((), 2, 1)
+    none = ["", "", "", ""]
+    assert further(found, "mask") == ["a-masklabel.png", "b-masklabel.png", "", ""]
+    assert further(found, "control") == ["", "b-condlabel.png", "", ""]
+    off = scan(tmp_path, SourceOptions(masks="none", controls=("none",)))
+    assert set(off.samples.inputs) == {"image", "caption"}
+    assert {(note.name, note.reason, note.count) for note in off.notes} == {
         ("a-masklabel.png", "mask", 2),
         ("b-condlabel.png", "control", 1),
+    }
+    assert further(scan(tmp_path, known=found.samples), "control") == further(found, "control")
+    (tmp_path / "b-condlabel.png").unlink()
+    assert further(scan(tmp_path, known=found.samples), "control") == none
+
+
+def further(found, name):
+    """The mask or control image of each sample."""
+    files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
+    return [files[at] if at >= 0 else "" for at in places]
+
+
+def test_folders_of_masks_and_control_images_have_the_names_of_the_images(tmp_path):
+    put(tmp_path, img__a_jpg="x", img__sub__a_jpg="y", img__c_jpg="z")
+    for name in ("masks/a.png", "masks/sub/a.webp", "edges/img/a.png", "edges/c.jpg", "depth/c.png", "depth/d.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("m")
+    found = scan(tmp_path, SourceOptions(masks="masks", controls=("edges", str(tmp_path / "depth"))))
+    assert list(found.samples.names) == ["img/a.jpg", "img/c.jpg", "img/sub/a.jpg"]
+    assert further(found, "mask") == ["masks/a.png", "", "masks/a.png"], "by file name: the set is all of DATA"
+    assert further(found, "control") == ["edges/img/a.png", "edges/c.jpg", ""]
+    assert further(found, "control_2") == ["", "depth/c.png", ""]
+    assert [(note.name, note.reason, note.detail) for note in found.notes] == [
+        ("depth/d.png", "control", "1 control images belong to no image, the first is depth/d.png"),
+        ("masks/sub/a.webp", "mask", "1 masks belong to no image, the first is masks/sub/a.webp"),
     ]
-    assert (found.images.masks, found.images.controls) == (2, 1)
+    alpha = scan(tmp_path / "img", SourceOptions(masks="alpha"))
+    assert further(alpha, "mask") == list(alpha.samples.names) == ["a.jpg", "c.jpg", "sub/a.jpg"]
+    (tmp_path / "latentcache.toml").write_text(
+        '[[sets]]\npath = "img"\nmasks = "masks"\ncontrols = ["edges", "depth"]\n'
+    )
+    own = scan(tmp_path)
+    assert further(own, "mask") == ["masks/a.png", "", "masks/sub/a.webp"], "by the path below the set"
+    assert further(own, "control_2") == ["", "depth/c.png", ""]
+    with pytest.raises(UsageError, match="no such folder"):
+        scan(tmp_path / "img", SourceOptions(masks="../masks"))
+    with pytest.raises(UsageError, match="4 folders"):
+        scan(tmp_path, SourceOptions(controls=("edges", "depth", "masks", "img")))
 
 
 def test_a_folder_that_is_not_there_and_a_file(tmp_path):

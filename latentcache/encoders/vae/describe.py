@@ -34,6 +34,7 @@ from latentcache.fields.latents import (
     geometry_of,
     pixels_of,
 )
+from latentcache.fields.paired import mask_recipe
 from latentcache.fields.protocol import Cached, DescribeContext, Described
 from latentcache.identity.content import json_hash
 from latentcache.identity.stat import StatMemo
@@ -60,8 +61,6 @@ class ModelDescription:
     """Pause per image of the stub; not part of its identity."""
     revision: str = ""
     """Commit of a hub repository."""
-    frame_step: int = 0
-    """A clip has a multiple of so many frames and one more; 0: the model takes images only."""
     memo: Mapping[str, Any] | None = None
     """Stats of the weights and their fingerprint; see :func:`fingerprint_memo`."""
 
@@ -99,17 +98,16 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
         given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
         given |= {"posterior": settings.latents, "tiling": settings.tiling}
         changes = {name: value for name, value in given.items() if value not in (None, "auto")}
-        step = before.geometry.clips.step if before.geometry.clips else 1
-        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels, step)
+        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels)
         return Described(recipe=recipe, label=str(cached.provenance.get("model", "")), provenance=cached.provenance)
     description = _described(settings, before, cached, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
-    recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
+    recipe = _recipe(settings, before, description.spec, profile)
     return Described(
         recipe=recipe,
         label=description.label,
         producer={"model": description.as_json(), "fold": context.fold},
-        provenance=_provenance(description, context, clips=recipe.geometry.clips is not None),
+        provenance=_provenance(description, context),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.kind == "demo",
     )
@@ -150,17 +148,16 @@ def describe_model(
         raise no_tiling(model)
     if model == "demo":
         require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
-        spec = builtin.demo_spec(storage_dtype)
-        return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
+        return ModelDescription(label=model, kind="demo", spec=builtin.demo_spec(storage_dtype))
     if name == "stub":
         delay, spec = _stub_delay(model), builtin.stub_spec(storage_dtype, posterior)
-        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
+        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay)
     known = known or {}
     located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
     force_upcast = bool(located.config.get("force_upcast", False))
     if compute_dtype == "auto":
         compute_dtype = ("bfloat16" if force_upcast else "float16") if on_cuda else "float32"
-    spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
+    spec, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
         kind="diffusers",
@@ -169,9 +166,29 @@ def describe_model(
         config_path=located.config_path,
         force_upcast=force_upcast,
         revision=located.revision,
-        frame_step=step,
         memo=memo,
     )
+
+
+def describe_control(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """As latents that the same build makes, else as :func:`describe`, which says what is raised."""
+    return context.followed or describe(settings, cached, context)
+
+
+def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeContext) -> Described:
+    """The recipe of masks beside latents; alone it follows the settings and the cache.
+
+    Raises:
+        As :func:`describe`.
+    """
+    before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
+    if context.followed is None and before is not None and settings.model is None:
+        recipe = _recipe(settings, before, before.encoder, before.pixels)
+    else:
+        found = (context.followed or describe(settings, Cached(), context)).recipe
+        assert isinstance(found, LatentsRecipe)
+        recipe = mask_recipe(found)
+    return Described(recipe=recipe, label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
 def cuda_available() -> bool:
@@ -225,13 +242,9 @@ def _described(
 
 
 def _recipe(
-    settings: LatentsSettings,
-    before: LatentsRecipe | None,
-    encoder: EncoderSpec,
-    profile: PixelProfile,
-    frame_step: int,
+    settings: LatentsSettings, before: LatentsRecipe | None, encoder: EncoderSpec, profile: PixelProfile
 ) -> LatentsRecipe:
-    geometry = geometry_of(settings, before, encoder.multiple, frame_step)
+    geometry = geometry_of(settings, before, encoder.multiple)
     geometry.tables()
     return LatentsRecipe(geometry=geometry, pixels=pixels_of(settings, profile), encoder=encoder)
 
@@ -243,7 +256,7 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     return "lanczos-u8" if context.ask(f"{_PROBE}:can_resample") else "lanczos-pil"
 
 
-def _provenance(description: ModelDescription, context: DescribeContext, *, clips: bool) -> dict[str, Any]:
+def _provenance(description: ModelDescription, context: DescribeContext) -> dict[str, Any]:
     """Model, fold and versions for the manifest; the model so that a later build finds it again."""
     path = Path(description.label)
     here = description.needs_torch and path.expanduser().exists()
@@ -255,7 +268,7 @@ def _provenance(description: ModelDescription, context: DescribeContext, *, clip
         "fold": context.fold,
         "weights": description.memo,
         "libraries": installed(_LIBRARIES),
-        "decoders": installed((*_DECODERS, *("av",) * clips)),
+        "decoders": installed(_DECODERS),
     }
 
 
@@ -272,8 +285,8 @@ def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:
 
 def _spec(
     located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
-) -> tuple[EncoderSpec, int, dict[str, Any]]:
-    """Spec of the files, the frames of a latent frame, and the memo of the fingerprint."""
+) -> tuple[EncoderSpec, dict[str, Any]]:
+    """Spec of the files, and the memo of their fingerprint."""
     where = str(located.config_path)
     class_name = located.config["_class_name"]
     family = family_of(class_name, where)
@@ -299,7 +312,7 @@ def _spec(
         normalization=normalization,
         generic=family.generic,
     )
-    return spec, shape.frame_step, memo
+    return spec, memo
 
 
 def fingerprint_memo(

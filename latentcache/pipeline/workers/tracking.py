@@ -252,4 +252,5 @@ class Tracker:
         read = tracked.read
         if read is not None and not tracked.open and not tracked.settled and not tracked.unit.probe:
             tracked.settled = True
-            self._rows.append([tracked.index, read.content.hex(), list(map(int, read.stat)), to_json(read.facts)])
+            contents = (read.contents or read.content).hex()
+            self._rows.append([tracked.index, contents, list(map(int, read.stat)), to_json(read.facts)])

@@ -47,7 +47,7 @@ def places(samples: SampleTable, rows: NDArray[np.integer] | Sequence[int], name
         name: Of the input.
     """
     held, rows = samples.inputs[name], np.asarray(rows, dtype=np.intp)
-    paths = samples.files.names.take(np.asarray(held.file)[rows])
+    paths = samples.files.names.take(np.maximum(np.asarray(held.file)[rows], 0))
     if held.line is None or SPAN not in samples.columns:
         return [{"path": path} for path in paths]
     lines, spans = np.asarray(held.line)[rows].tolist(), np.asarray(samples.columns[SPAN])[rows].tolist()

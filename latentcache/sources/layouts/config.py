@@ -173,6 +173,11 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     )
 
 
+def aside(folder: Path, role: str) -> Layout:
+    """A layout of a folder of masks or control images."""
+    return Layout(word="", why="", root=folder, sets=(), aside={"": role})
+
+
 def of_folder(folder: Path, rule: CaptionRule, **more: Any) -> Layout:
     """A layout of one folder."""
     return Layout(word="", why="", root=folder, sets=(ImageSet(folder="", captions=rule, **more),))
@@ -200,7 +205,7 @@ def _below(layout: Layout, root: Path) -> Layout:
             one,
             folder=moved(one.folder),
             captions=replace(one.captions, table=moved(one.captions.table) if one.captions.table else ""),
-            files=frozenset(map(moved, one.files)),
+            paired=tuple((name, folder and relative(Path(layout.root, folder), root)) for name, folder in one.paired),
         )
         for one in layout.sets
     ]

@@ -15,17 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, joined, of_folder, relative
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, relative
 from latentcache.sources.layouts.kohya import caption_rule
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 
 WORD = "kohya-config"
 NAMES = ("dataset.toml", "dataset_config.toml")
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
-         "conditioning_data_dir", "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+         "conditioning_data_dir", "alpha_mask", "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
 _KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "secondary_separator", "enable_wildcard",
          "caption_dropout_rate", "caption_dropout_every_n_epochs", "caption_tag_dropout_rate", "token_warmup_min",
-         "token_warmup_step", "alpha_mask")  # fmt: skip
+         "token_warmup_step")  # fmt: skip
 
 
 def fits(value: Any) -> bool:
@@ -58,9 +58,14 @@ def read(config: Config, base: Path | None) -> Layout:
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
                 continue
             seen.add(own)
-            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept,
+            if control := said.get("conditioning_data_dir"):
+                parts.append(aside(config.place(control, "conditioning_data_dir"), "control"))
+            pairs = [("control", str(parts[-1].root))] if control else []
+            paired = (*pairs, *([("mask", "")] if said.get("alpha_mask") else []))
+            parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept, paired=paired,
                                balance=f"{number}:{config.path}"))  # fmt: skip
-    return joined(config, WORD, f"{config.path.name} has {len(parts)} subsets of kohya", parts, base)
+    subsets = sum(len(part.sets) for part in parts)
+    return joined(config, WORD, f"{config.path.name} has {subsets} subsets of kohya", parts, base)
 
 
 def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
@@ -76,14 +81,7 @@ def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     extension = str(said.get("caption_extension") or ".caption")
     own = replace(caption_rule(words, extensions=(extension,)), prefix=rule.prefix, suffix=rule.suffix)
     reg = bool(said.get("is_reg"))
-    layout = of_folder(folder, own, recursive=False, class_words=words, is_reg=reg, **more)
-    if not said.get("conditioning_data_dir"):
-        return layout
-    control = config.place(said["conditioning_data_dir"], "conditioning_data_dir")
-    root = Path(os.path.commonpath([folder, control]))
-    one = replace(layout.sets[0], folder=relative(folder, root))
-    folders = (relative(folder, root), relative(control, root))
-    return replace(layout, root=root, sets=(one,), folders=folders, aside={folders[1]: "control"})
+    return of_folder(folder, own, recursive=False, class_words=words, is_reg=reg, **more)
 
 
 def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **more: Any) -> Layout:

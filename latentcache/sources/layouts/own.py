@@ -1,10 +1,12 @@
-"""``latentcache.toml``: several data sets as one, each a folder, an archive or a configuration of any layout.
+"""``latentcache.toml``: several data sets as one, each a folder or a configuration of any layout.
 
 [[sets]]
 path = "portraits"          # beside this file; required
-layout = "kohya"            # as --layout; split = "train" as --split
+layout = "kohya"            # as --layout
 repeats = 2                 # times those of the layout itself
 caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix
+masks = "masks"             # folder of masks, or "alpha"
+controls = ["edges"]        # folders of control images
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, joined
+from latentcache.sources.layouts.config import Config, aside, joined
+from latentcache.sources.layouts.partners import ALPHA, INPUTS
 from latentcache.sources.layouts.sets import Layout, Said
 
 WORD = "latentcache"
 NAMES = ("latentcache.toml",)
-_TEXTS = ("layout", "split", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
+_TEXTS = ("masks", "layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
 
 
 def fits(value: Any) -> bool:
@@ -27,7 +30,7 @@ def fits(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("sets"), list)
 
 
-def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Layout]) -> Layout:
+def read(config: Config, base: Path | None, find: Callable[[Path, str], Layout]) -> Layout:
     """The layout that a file describes; ``find`` gives the layout of each of its folders.
 
     Raises:
@@ -38,21 +41,29 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
         raise config.error(f"unknown table {name!r}", "keep [[sets]] only")
     for said in config.value["sets"]:
         for name, value in said.items():
-            wanted = int if name == "repeats" else str
-            if name not in (*_TEXTS, "path", "repeats") or type(value) is not wanted or value == 0:
-                names = ", ".join(("path", "repeats", *_TEXTS))
+            wanted = {"repeats": int, "controls": list}.get(name, str)
+            if name not in (*_TEXTS, "path", "repeats", "controls") or type(value) is not wanted or value == 0:
+                names = ", ".join(("path", "repeats", "controls", *_TEXTS))
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
-        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
+        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""))
+        if any(one.archives for one in layout.sets):
+            raise config.error(f"{said.get('path')} holds archives", "build it on its own and mix the caches")
         rule = Said(
             caption_ext=said.get("caption_ext", ""),
             default_caption=said.get("default_caption"),
             caption_prefix=said.get("caption_prefix", ""),
             caption_suffix=said.get("caption_suffix", ""),
         )
+        paired = list[tuple[str, str]]()
+        for option, values in (("masks", [said.get("masks")]), ("controls", said.get("controls", []))):
+            for role, value in zip(INPUTS[option], filter(None, values), strict=False):
+                folder = None if (option, value) == ("masks", ALPHA) else config.place(value, option)
+                parts += [aside(folder, INPUTS[option][0])] if folder else []
+                paired.append((role, str(folder or "")))
         sets = [
             replace(one, captions=rule.applied(one.captions), repeats=one.repeats * said.get("repeats", 1),
-                    name=said.get("name", one.name))
+                    name=said.get("name", one.name), paired=tuple(paired) or one.paired)
             for one in layout.sets
         ]  # fmt: skip
         parts.append(replace(layout, sets=tuple(sets)))
-    return joined(config, WORD, f"{config.path.name} has {len(parts)} sets", parts, base)
+    return joined(config, WORD, f"{config.path.name} has {len(config.value['sets'])} sets", parts, base)

@@ -55,11 +55,6 @@ class CaptionRule:
         said = (self.first_line, self.prefix, self.suffix, self.text)
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
-    @property
-    def is_empty_by_choice(self) -> bool:
-        """True if images without any other caption have the empty one: ``--default-caption ""``."""
-        return bool(self.text_source) and not self.made(self.text)
-
     def fallback(self, name: str) -> str:
         """The caption of an image that has none, by its file name."""
         stem = name.rpartition("/")[2].rpartition(".")[0]
@@ -114,6 +109,9 @@ class ImageSet:
     """``tar``, ``parquet`` or ``arrow`` if the images are in archives; empty: they are files."""
     files: frozenset[str] = frozenset()
     """Names of the archives below the root."""
+    paired: tuple[tuple[str, str], ...] = ()
+    """(Input, folder below the root) of its masks and control images, which have the names of the images; the folder
+    is absolute in a layout that is not joined yet, and empty if the transparency of the image itself is the mask."""
     settings: tuple[tuple[str, str], ...] = ()
     """(name, value) of settings for training time that are kept, not applied: tag shuffle, dropout."""
 
@@ -136,6 +134,7 @@ class ImageSet:
             "class_words": self.class_words,
             "is_reg": self.is_reg,
             "split": self.split,
+            "paired": {name: folder or "alpha" for name, folder in self.paired},
             "settings": dict(self.settings),
         }
         return {name: value for name, value in said.items() if value or name in ("name", "folder", "repeats")}
@@ -153,9 +152,11 @@ class Layout:
     """Names are below it."""
     sets: tuple[ImageSet, ...]
     folders: tuple[str, ...] = ("",)
-    """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
+    """Folders below the root that are listed, in any order."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Folder -> ``mask`` or ``control``: images in it are no samples."""
+    unpaired: frozenset[str] = frozenset()
+    """Inputs that are not wanted."""
     used: frozenset[str] = frozenset()
     """Files that the layout itself was read from."""
     notes: tuple[Rejected, ...] = ()
@@ -169,7 +170,7 @@ class Layout:
         there = [
             (-len(one.prefix), number)
             for number, one in enumerate(self.sets)
-            if not one.archives and (prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix)))
+            if prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix))
         ]
         return tuple(number for _, number in sorted(there))
 

@@ -14,15 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, joined, of_folder, relative
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, relative
+from latentcache.sources.layouts.partners import INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, Layout
 
 WORD = "simpletuner"
 NAMES = ("multidatabackend.json",)
 _USED = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_strategy", "instance_prompt",
          "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
-         "parquet", "metadata_backend", "conditioning_type", "is_regularisation_data")  # fmt: skip
-_KEPT = ("caption_shuffle", "caption_filter_list", "probability", "conditioning_data")
+         "parquet", "metadata_backend", "conditioning_type", "conditioning_data",
+         "is_regularisation_data")  # fmt: skip
+_KEPT = ("caption_shuffle", "caption_filter_list", "probability")
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 
 
@@ -41,29 +43,47 @@ def read(config: Config, base: Path | None) -> Layout:
     Raises:
         SourceError: A folder is missing, a strategy is unknown, or nothing is left.
     """
-    parts = []
+    parts, further = [], dict[str, Layout]()
+    for one in config.value:
+        if one.get("dataset_type") == "conditioning" and _is_read(one):
+            role = "mask" if one.get("conditioning_type") == "mask" else "control"
+            config.take(one, _USED, _KEPT)
+            further[str(one["id"])] = aside(config.place(one.get("instance_data_dir"), "instance_data_dir"), role)
     for one in config.value:
         kind = one.get("dataset_type", "image")
-        if one.get("disabled") or one.get("disable") or kind in _CACHES:
+        if str(one["id"]) in further:
+            parts.append(further[str(one["id"])])
+        elif one.get("disabled") or one.get("disable") or kind in _CACHES:
             config.ignored[f"{one['id']} ({'disabled' if kind not in _CACHES else kind})"] += 1
-        elif one.get("type", "local") != "local" or kind not in ("image", "conditioning"):
+        elif not _is_read(one) or kind != "image":
             config.note(f"data set {one['id']} of type {one.get('type', 'local')}, {kind} is not read")
         else:
-            parts.append(_part(config, one, conditioning=kind == "conditioning"))
+            parts.append(_part(config, one, further))
     sets = sum(len(part.sets) for part in parts)
     return joined(config, WORD, f"{config.path.name} has {sets} data sets of SimpleTuner", parts, base)
 
 
-def _part(config: Config, one: Mapping[str, Any], *, conditioning: bool) -> Layout:
-    kept = config.take(one, _USED, _KEPT)
+def _is_read(one: Mapping[str, Any]) -> bool:
+    return one.get("type", "local") == "local" and not (one.get("disabled") or one.get("disable"))
+
+
+def _paired(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[tuple[str, str], ...]:
+    """Inputs of a data set and the folders of its conditioning data sets, in their order."""
+    named, free, found = one.get("conditioning_data") or [], list(INPUTS["controls"]), list[tuple[str, str]]()
+    for part in [further[name] for name in ([named] if isinstance(named, str) else named) if name in further]:
+        name = "mask" if part.aside[""] == "mask" else free.pop(0) if free else ""
+        found += [(name, str(part.root))] if name else []
+    return tuple(found)
+
+
+def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout]) -> Layout:
+    kept, paired = config.take(one, _USED, _KEPT), _paired(one, further)
     folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
-    if conditioning:
-        role = "mask" if one.get("conditioning_type") == "mask" else "control"
-        return Layout(word="", why="", root=folder, sets=(), aside={"": role})
     repeats = int(one.get("repeats") or 0) + 1
     rule, table = _rule(config, one), one.get("parquet", {}).get("path")
     reg = bool(one.get("is_regularisation_data"))
-    layout = of_folder(folder, rule, name=str(one["id"]), repeats=repeats, is_reg=reg, settings=kept)
+    more = {"repeats": repeats, "is_reg": reg, "settings": kept, "paired": paired}
+    layout = of_folder(folder, rule, name=str(one["id"]), **more)
     if one.get("caption_strategy") != "parquet":
         return layout
     path = config.place(table, "parquet.path")

@@ -63,6 +63,12 @@ def kohya(root):
     put(root, {"reg/d.jpg": "x", "edges/d.png": "x", "dataset.toml": KOHYA})
 
 
+def partners(found, name):
+    """Sample -> its mask or control image."""
+    files, places = list(found.samples.files.names), found.samples.inputs[name].file.tolist()
+    return {one: files[at] for one, at in zip(found.samples.names, places, strict=True) if at >= 0}
+
+
 def test_kohya_dataset_toml(tmp_path):
     kohya(tmp_path)
     found = scan(tmp_path / "dataset.toml")
@@ -76,8 +82,9 @@ def test_kohya_dataset_toml(tmp_path):
     ]
     assert sets[0]["settings"] == {"shuffle_caption": "true"}
     assert {reason for _, reason in reasons(found)} == {
-        "config", "config-asks", "config-ignored", "control", "in-two-sets", "no-caption", "outside-sets",
+        "config", "config-asks", "config-ignored", "in-two-sets", "no-caption", "outside-sets",
     }  # fmt: skip
+    assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
     said = {note.reason: note.detail for note in reversed(found.notes)}
     assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
     two = "2 images, the first is cats/a.jpg, have the captions of 0:cats, not those of 1:cats"
@@ -111,7 +118,8 @@ def test_simpletuner(tmp_path):
         tmp_path,
         {
             "multidatabackend.json": [
-                local | {"id": "one", "instance_data_dir": "one", "repeats": 4, "caption_strategy": "filename"},
+                local | {"id": "one", "instance_data_dir": "one", "repeats": 4, "caption_strategy": "filename",
+                         "conditioning_data": ["m", "gone"]},
                 local | {"id": "two", "instance_data_dir": "two", "caption_strategy": "textfile", "repeats": 0,
                          "instance_prompt": "sks", "prepend_instance_prompt": True},
                 local | {"id": "three", "instance_data_dir": "three", "caption_strategy": "instanceprompt",

@@ -1,0 +1,56 @@
+"""Make masks of the loss: the mean of a mask image in each latent cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from latentcache.encoders.pixels import PixelProducer
+from latentcache.encoders.protocol import Pixels
+from latentcache.fields.latents import LatentsRecipe
+from latentcache.fields.protocol import Finished, Job, Made, Prepared, ProducerContext
+from latentcache.images.decode import EncodedImage
+from latentcache.images.scratch import Scratch
+
+
+class MaskProducer(PixelProducer):
+    """Masks of a bucket.
+
+    Args:
+        producer: Nothing.
+        recipe: Of the cache.
+        context: Of the worker.
+    """
+
+    def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
+        super().__init__(recipe, context)
+
+    def own_pixels(self, job: Job, image: EncodedImage, scratch: Scratch) -> NDArray[np.uint8]:
+        """(H, W, 3) of the mask: its colors, or the transparency of an image that is its own mask."""
+        image_itself = len({place["path"] for place in job.inputs.values()}) == 1
+        return image.opacity() if image_itself else super().own_pixels(job, image, scratch)
+
+    def encode(self, batch: Sequence[Prepared]) -> Finished:
+        """See :class:`Producer`. Items of one group."""
+        factor = self._recipe.encoder.factor
+        return Finished([Made(array=cell_means(item.value.pixels, factor)) for item in batch])
+
+
+def cell_means(pixels: Pixels, factor: int) -> NDArray[np.uint8]:
+    """Mean gray of each latent cell, rounded: at most 1/510 from the exact mean of the gray pixels.
+
+    Args:
+        pixels: (H, W, 3); their gray is that of Pillow's mode ``L`` (ITU-R 601-2).
+        factor: Pixels of a cell on each side.
+
+    Returns:
+        (1, H / factor, W / factor)
+    """
+    gray = np.asarray(Image.fromarray(pixels).convert("L"))
+    height, width = gray.shape
+    cells = gray.reshape(1, height // factor, factor, width // factor, factor).mean(axis=(2, 4))
+    return np.asarray(np.rint(cells), dtype=np.uint8)

@@ -1,0 +1,143 @@
+"""Masks and control images: further images of a sample, placed as its own image is.
+
+A mask has one number for each latent cell: the mean of its pixels there (``area``, as sd-scripts
+``library/custom_train_functions.py`` and SimpleTuner scale masks), 255 where all of the loss counts. A sample without
+a mask has a full one, as in OneTrainer; all of one bucket share an entry. A control image becomes latents by the
+encoder of the image. Both are resized to the size that the image is resized to, whatever their own is, and cropped
+and flipped with it. Their keys are made from the contents of both files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.latents import EncoderSpec, Latents, LatentsRecipe, LatentsSettings, Normalization
+from latentcache.fields.protocol import Difference, FieldKind, FieldPlan, FieldRecipe, Group, WorkSize
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.content import content_hash
+
+#: Content of the mask of every sample without one.
+FULL = content_hash(b"full mask")
+
+
+class Paired(Latents):
+    """Items of an image that belongs to the image of a sample."""
+
+    follows = "latents"
+    same_input = ""
+
+    def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
+        """As given, else beside latents wherever the data has such images."""
+        there = self.inputs[1] in samples.inputs
+        return fields.get(self.name) or (fields.get(self.follows) or LatentsSettings() if there else None)
+
+    def remarks(self, columns: Mapping[str, Any]) -> list[tuple[str, str, NDArray[np.intp]]]:
+        """Images of another size than the image that they belong to."""
+        rows = np.flatnonzero(np.asarray(columns["scaled"]))
+        words = f"{self.name}: of another size than its image, scaled to the size of the image"
+        return [(f"{self.name.partition('_')[0]}-scaled", words, rows)] if len(rows) else []
+
+    def _without(self, samples: SampleTable) -> NDArray[np.intp]:
+        """Rows of samples that have an image and no such image."""
+        image, own = (np.asarray(samples.inputs[name].file) for name in self.inputs)
+        return np.flatnonzero((image >= 0) & (own < 0))
+
+
+class Mask(Paired):
+    """Weights of the loss, one per latent cell."""
+
+    name = "mask"
+    kind = 10
+    inputs = ("image", "mask")
+    packing = "block"
+    device = "cpu"
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"scaled": ("|u1", ())}
+    work = WorkSize(unit_cost=1 << 25, worker_cost=1 << 27, cost_bytes=25, batch_cost=8 << 20)
+    describer = "latentcache.encoders.vae.describe:describe_mask"
+    producer = "latentcache.encoders.masks:MaskProducer"
+
+    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+        """As of the image, with a note on samples without a mask."""
+        found, rows = super().plan(samples, recipe), self._without(samples)
+        if not len(rows):
+            return found
+        detail = f"{len(rows)} samples have no mask: all of their image counts in the loss"
+        note = Rejected(
+            name=samples.names[int(rows[0])], reason="no-mask", detail=detail, count=len(rows), target=self.name
+        )
+        return replace(found, notes=(note,))
+
+    def content(self, samples: SampleTable) -> NDArray[np.uint8]:
+        """As of every kind; one content for all samples without a mask."""
+        found = super().content(samples)
+        found[np.asarray(samples.inputs["mask"].file) < 0] = np.frombuffer(FULL, dtype=np.uint8)
+        return found
+
+    def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
+        """Every number is a weight."""
+        return ""
+
+    def compare(
+        self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe
+    ) -> Difference:
+        """Different if any number is."""
+        return FieldKind.compare(self, stored, made, noise, recipe)
+
+    def describe(self, recipe: FieldRecipe, provenance: Mapping[str, Any]) -> dict[str, str]:
+        """Size of a cell."""
+        assert isinstance(recipe, LatentsRecipe)
+        factor = recipe.encoder.factor
+        return {"mask": f"mean of {factor} x {factor} pixels, one byte per cell, 0.0 to 1.0 in a batch"}
+
+
+class Control(Paired):
+    """Latents of control and edit images."""
+
+    describer = "latentcache.encoders.vae.describe:describe_control"
+    columns: Mapping[str, tuple[str, tuple[int, ...]]] = {**Latents.columns, "scaled": ("|u1", ())}
+
+    def __init__(self, number: int) -> None:
+        self.name = CONTROLS[number]
+        self.kind = 11 + number
+        self.inputs = self.needed = ("image", self.name)
+
+    def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
+        """As of the image; samples without such an image are rejected."""
+        found = super().plan(samples, recipe)
+        lacking = [(row, self._lacking(samples, row)) for row in self._without(samples).tolist()]
+        return replace(found, rejected=(*found.rejected, *lacking))
+
+    def _lacking(self, samples: SampleTable, row: int) -> Rejected:
+        return Rejected(
+            name=samples.names[row],
+            reason="no-control",
+            detail=f"it has no image for {self.name}",
+            hint="add the image, or leave the field out: the sample is served without it",
+            target=self.name,
+        )
+
+
+#: Names of the fields and inputs of control images.
+CONTROLS = ("control", "control_2", "control_3")
+CONTROL, CONTROL_2, CONTROL_3 = (Control(number) for number in range(len(CONTROLS)))
+
+
+def mask_recipe(recipe: LatentsRecipe) -> LatentsRecipe:
+    """The recipe of masks beside latents: same sizes, same cells, and nothing of the model."""
+    encoder = EncoderSpec(
+        family="mask",
+        fingerprint="",
+        config="",
+        channels=1,
+        factor=recipe.encoder.factor,
+        multiple=recipe.encoder.multiple,
+        storage_dtype="uint8",
+        normalization=Normalization(kind="scale-shift", scale=1 / 255),
+    )
+    pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore")
+    return LatentsRecipe(geometry=recipe.geometry, pixels=pixels, encoder=encoder)

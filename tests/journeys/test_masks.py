@@ -1,0 +1,232 @@
+"""Masks and control images from files to batches: same placement as the image, own entries, own findings."""
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from commands import look
+from PIL import Image
+from tiny_vae import tiny_vae
+
+from latentcache import open_cache
+from latentcache.store.snapshot import open_snapshot
+
+STUB = ("--model", "stub", "--resolution", 64, "--bucket-step", 32)
+
+
+def picture(seed, height=80, width=96, channels=3):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def position(height, width):
+    """Red grows to the right, green downwards."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    return np.stack([columns, rows, np.zeros_like(rows)], axis=-1).astype(np.uint8)
+
+
+def save(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.squeeze()).save(path)
+
+
+def opened(path):
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def placed(path, like, top, left):
+    """(64, 64, 3) of an image, resized as the image ``like`` covers a bucket of 64 x 64 pixels, and cropped."""
+    width, height = opened(like).size
+    size = (-(-width * 64 // height), 64) if width >= height else (64, -(-height * 64 // width))
+    return np.asarray(opened(path).resize(size, Image.Resampling.LANCZOS))[top : top + 64, left : left + 64]
+
+
+def means(pixels):
+    """(8, 8) mean gray of cells of 8 x 8 pixels."""
+    return np.asarray(Image.fromarray(pixels.copy()).convert("L")).reshape(8, 8, 8, 8).mean(axis=(1, 3))
+
+
+def covering_width(path):
+    width, height = opened(path).size
+    return max(-(-width * 64 // height), 64)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Six images with a mask and a control image each."""
+    for number in range(6):
+        save(tmp_path / f"data/{number}.png", picture(number, 80 + number))
+        save(tmp_path / f"data/{number}-masklabel.png", picture(10 + number, 80 + number, channels=1))
+        save(tmp_path / f"data/{number}-condlabel.png", picture(20 + number, 80 + number))
+    return tmp_path / "data"
+
+
+def build(data, *more, code=0):
+    done = look("build", data, "--out", data.parent / "cache", *more, "--json")
+    assert done.code == code, done.talk
+    return done.json
+
+
+def encoded(done):
+    return {name: field["encoded"] for name, field in done["fields"].items()}
+
+
+def notes(done):
+    return {one["reason"]: one.get("count", 1) for one in done["items"] if one["category"] == "note"}
+
+
+def batch_of(data, *, size=6, **more):
+    """All samples in one batch, by name."""
+    (batch,) = open_cache(data.parent / "cache").loader(batch_size=size, **more)
+    return batch
+
+
+def test_each_image_of_a_sample_is_made_again_by_itself(data, monkeypatch):
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    assert encoded(build(data, *STUB)) == {"latents": 6, "mask": 6, "control": 6}
+    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}, "no file is read again"
+    monkeypatch.undo()
+    save(data / "1-masklabel.png", picture(91, 81, channels=1))
+    save(data / "2-condlabel.png", picture(92, 82))
+    (data / "3-masklabel.png").unlink()
+    found = look("verify", data.parent / "cache", "--json").json
+    said = {(one["path"], one["reason"], one["field"]) for one in found["items"] if one["category"] == "stale"}
+    assert said == {
+        ("1.png", "mask-changed", "mask"),
+        ("2.png", "control-changed", "control"),
+        ("3.png", "mask-changed", "mask"),
+    }
+    assert "1-masklabel.png: " in next(one["found"] for one in found["items"] if one["path"] == "1.png")
+    done = build(data)
+    assert (encoded(done), notes(done)["no-mask"]) == ({"latents": 0, "mask": 2, "control": 1}, 1)
+    assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
+    save(data / "4.png", picture(93, 84))
+    assert encoded(build(data)) == {"latents": 1, "mask": 0, "control": 0}, "equal pixels are copied to the new keys"
+    build(data, "--resolution", 32)
+    labels = {name: {one.label for one in field.groups} for name, field in fields_of(data).items()}
+    assert labels == {"latents": {"32x32"}, "mask": {"32x32"}, "control": {"32x32"}}, "they follow latents"
+
+
+def fields_of(data):
+    return open_snapshot(data.parent / "cache").fields
+
+
+def test_masks_are_means_of_cells_and_full_without_a_file(data):
+    (data / "0-masklabel.png").unlink()
+    (data / "1-masklabel.png").unlink()
+    build(data, *STUB)
+    batch = batch_of(data, fields=["mask", "latents", "crop_top_left"])
+    assert (batch["mask"].dtype, batch["mask"].shape) == (torch.float32, (6, 1, 8, 8))
+    for name, mask, (top, left) in zip(batch["names"], batch["mask"], batch["crop_top_left"].tolist(), strict=True):
+        path = data / name.replace(".png", "-masklabel.png")
+        if not path.exists():
+            assert (mask == 1).all()
+            continue
+        cells = means(placed(path, data / name, top, left)) / 255
+        assert np.abs(mask[0].numpy() - cells).max() <= 1 / 510 + 1e-6
+    assert fields_of(data)["mask"].entries == 1, "masks are packed"
+    raw = open_cache(data.parent / "cache").read(scaled=False).loader(batch_size=6, fields=["mask"])
+    assert next(iter(raw))["mask"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("crop", [("--crop", "random", "--crop-variants", 3), ("--crop", "top"), ()])
+def test_flips_and_crops_of_all_images_of_a_sample_agree(tmp_path, crop):
+    data = tmp_path / "data"
+    for number in range(4):
+        pixels = position(160 + number, 200 if number % 2 else 100)
+        pixels[..., 2] = number
+        save(data / f"{number}.png", pixels)
+        save(data / f"{number}-condlabel.png", pixels)
+        save(data / f"{number}-masklabel.png", pixels)
+    build(data, *STUB, "--flip", *crop)
+    loader = open_cache(tmp_path / "cache").read(scaled=False).loader(batch_size=2, seed=3)
+    seen = set()
+    for epoch in range(12):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            assert torch.equal(batch["latents"], batch["control"])
+            for name, mask, place in zip(batch["names"], batch["mask"], batch["crop_top_left"], strict=True):
+                top, left = place.tolist()
+                right = covering_width(data / name) - 64 - left
+                upright, flipped = (
+                    placed(data / name, data / name, top, left),
+                    placed(data / name, data / name, top, right),
+                )
+                fitting = [
+                    np.array_equal(mask[0], np.rint(means(way))) for way in (upright, np.flip(flipped, axis=1))
+                ]
+                assert sum(fitting) == 1, "the crop of the batch, one way round"
+                seen.add((name, fitting[1], top, left))
+    assert len(seen) >= (16 if crop[:2] == ("--crop", "random") else 8)
+
+
+def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
+    save(data / "3-condlabel.png", picture(77, 166, 192))
+    model = tiny_vae(tmp_path / "vae")
+    words = ("--model", model, "--resolution", 64, "--bucket-step", 32, "--storage-dtype", "float32")
+    done = build(data, *words, "--compute-dtype", "float32", "--resample", "lanczos-pil")
+    assert notes(done)["control-scaled"] == 1
+    vae = diffusers.AutoencoderKL.from_pretrained(model)
+    batch = batch_of(data, fields=["control", "crop_top_left"])
+    for name, made, (top, left) in zip(
+        batch["names"], batch["control"], batch["crop_top_left"].tolist(), strict=True
+    ):
+        cut = placed(data / name.replace(".png", "-condlabel.png"), data / name, top, left)
+        pixels = torch.from_numpy(cut.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+        with torch.no_grad():
+            wanted = vae.encode(pixels).latent_dist.mode()[0] * vae.config.scaling_factor
+        assert torch.allclose(made, wanted, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.* lack a field")
+def test_bad_masks_and_control_images_cost_only_their_own_field(data, monkeypatch):
+    (data / "0-condlabel.png").unlink()
+    (data / "1-condlabel.png").write_bytes((data / "1-condlabel.png").read_bytes()[:-40])
+    (data / "2-masklabel.png").write_text("<html>")
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    done = build(data, *STUB, code=1)
+    bad = {one["path"]: one for one in done["items"] if one["category"] == "quarantined"}
+    assert {path: (one["field"], one["reason"]) for path, one in bad.items()} == {
+        "0.png": ("control", "no-control"),
+        "1.png": ("control", "truncated"),
+        "2.png": ("mask", "html"),
+    }
+    assert "1-condlabel.png: " in bad["1.png"]["found"]
+    assert "2-masklabel.png: " in bad["2.png"]["found"]
+    assert all(one["hint"] for one in bad.values())
+    cache = open_cache(data.parent / "cache")
+    counts = [len(cache.loader(batch_size=1, fields=[name])) for name in ("latents", "control", "mask")]
+    assert (counts, len(cache.loader(batch_size=1))) == ([6, 4, 5], 3)
+    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", None)
+    assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 0}, "bad files are not read again"
+    monkeypatch.undo()
+    save(data / "0-condlabel.png", picture(50))
+    save(data / "1-condlabel.png", picture(51))
+    assert encoded(build(data, code=1)) == {"latents": 0, "mask": 0, "control": 2}
+
+
+def test_masks_from_transparency_and_switches(tmp_path):
+    data = tmp_path / "data"
+    shade = np.full((64, 64), 255, dtype=np.uint8)
+    shade[:32] = 51
+    Image.fromarray(np.dstack([picture(1, 64, 64), shade])).save(tmp_path / "a.png")
+    data.mkdir()
+    (tmp_path / "a.png").rename(data / "a.png")
+    save(data / "b.jpg", picture(2, 64, 64))
+    save(data / "b-condlabel.png", picture(3, 64, 64))
+    build(data, *STUB, "--masks", "alpha", "--controls", "none")
+    assert list(fields_of(data)) == ["latents", "mask"]
+    batch = batch_of(data, size=2, fields=["mask"])
+    rows = dict(zip(batch["names"], batch["mask"][:, 0].mean(dim=2).tolist(), strict=True))
+    assert rows == {"a.png": pytest.approx([0.2] * 4 + [1.0] * 4), "b.jpg": [1.0] * 8}
+
+
+def test_a_field_is_added_later_and_named_alone(data):
+    assert list(build(data, *STUB, "--fields", "latents")["fields"]) == ["latents"]
+    done = build(data)
+    assert encoded(done) == {"latents": 0, "mask": 6, "control": 6}
+    alone = look("build", data, "--out", data.parent / "alone", "--fields", "mask", *STUB, "--json").json
+    assert encoded(alone) == {"mask": 6}
+    keys = [open_snapshot(data.parent / name).fields["mask"].row_keys() for name in ("cache", "alone")]
+    assert np.array_equal(*keys)
