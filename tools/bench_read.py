@@ -4,8 +4,8 @@ The recipe has a scale and a shift; the first row is the loader with its default
 batches of scaled values (but the limits, which only copy) and take turns in every round. Ratios to ``memcpy`` are
 taken round by round; the median is shown. Shuffled and in the order of the file (``loader.batch``), with the page
 cache warm; shuffled from a cold one, in a process of its own each time. Then: the wait of a training step for its
-batch, time to the first batch and memory, and packed rows of tokens. Other formats take part if their libraries are
-installed (``read_peers``).
+batch, time to the first batch and memory, latents with embeddings of prompts, and packed rows of tokens. Other
+formats take part if their libraries are installed (``read_peers``).
 
     python tools/bench_read.py --json times.json
 """
@@ -32,15 +32,20 @@ from bench_tokens import bench_packed, packed_table
 from numpy.typing import NDArray
 from read_limits import (
     BATCH,
+    PROMPTS,
     Epoch,
+    Prompts,
     limits,
+    memcpy,
     multiplied,
     others,
+    ours,
     payloads,
     sequential,
     ways,
     write_caches,
     write_peers,
+    write_prompts,
 )
 from read_peers import peers
 
@@ -50,7 +55,7 @@ COMPUTE_S = 0.004
 STEPS_TIMED = 64
 COLD_MIB = 64
 """Timed from a cold cache. In a small set later batches find pages that were read ahead for earlier ones."""
-PARTS = ("cold", "waiting", "start", "warm", "tokens")
+PARTS = ("cold", "waiting", "start", "warm", "prompts", "tokens")
 
 
 def said(words: str) -> None:
@@ -90,6 +95,19 @@ def bench_warm(epochs: dict[str, Epoch], count: int, rounds: int, *, shuffle: bo
             if number:
                 times[name].append(taken)
     return times
+
+
+def bench_prompts(folder: Path, prompts: Prompts, megabytes: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds a batch of latents and embeddings; ``memcpy`` copies as many bytes as a batch has."""
+    count = max((megabytes << 20) // prompts.size, 2 * BATCH)
+    write_prompts(folder / "cache", prompts, count)
+    source = np.random.default_rng(4).integers(0, 256, count * prompts.size, dtype=np.uint8).data
+    epochs = {
+        "loader()": ours(folder),
+        "loader(prefetch=0)": ours(folder, prefetch=0),
+        "memcpy": memcpy(source, prompts.size, 1),
+    }
+    return bench_warm(epochs, count, rounds, shuffle=True)
 
 
 def cold_names(folder: Path, data: NDArray[np.uint8]) -> list[str]:
@@ -184,6 +202,8 @@ def bench_waiting(folder: Path, rounds: int) -> dict[str, list[float]]:
         for option in options:
             for name, step in STEPS.items():
                 loader = cache.loader(batch_size=BATCH, remainder="drop", **option)
+                for _ in loader:  # entries are proven and buffers made: what every later epoch finds
+                    pass
                 words = ", ".join(f"{key}={value}" for key, value in option.items())
                 waits.setdefault(f"loader({words}) beside {name}", []).extend(step_waits(iter(loader), step))
     return waits
@@ -244,6 +264,18 @@ def warm_table(results: dict[int, dict[str, list[float]]]) -> str:
         rows[name] = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for low, middle, high in quarters]
         rows[name] += [f"{BATCH / statistics.median(times[name]) / 1000:.1f}" for times in results.values()]
     return table("candidate", heads, rows)
+
+
+def prompts_table(results: dict[str, dict[str, list[float]]]) -> str:
+    """How many times as quick as memcpy, and samples a second."""
+    rows = {
+        name: [
+            f"{statistics.median(ratios_of(times, name)):.2f}, {BATCH / statistics.median(times[name]):.0f}"
+            for times in results.values()
+        ]
+        for name in next(iter(results.values()))
+    }
+    return table("candidate", [f"{about}: x memcpy, samples/s" for about in results], rows)
 
 
 def cold_table(results: dict[int, dict[str, list[list[float]]]]) -> str:
@@ -322,6 +354,12 @@ def main(words: Sequence[str] | None = None) -> None:
         said(f"\n{kib} KiB\n\n{report({kib: results[kib]})}\n")
     print(f"{options.megabytes} MiB each, batches of {BATCH}, {options.rounds} rounds, load {load:.1f} before\n")
     print(report(results))
+    prompts: dict[str, Any] = {}
+    for about, shape in PROMPTS.items() if "prompts" in options.parts.split(",") else ():
+        with tempfile.TemporaryDirectory() as name:
+            prompts[about] = bench_prompts(Path(name), shape, 4 * options.megabytes, options.rounds)
+    if prompts:
+        print("\n" + prompts_table(prompts))
     tokens: dict[str, Any] = {}
     if "tokens" in options.parts.split(","):
         with tempfile.TemporaryDirectory() as name:
@@ -329,7 +367,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print("\n" + packed_table(tokens))
     if options.json:
         facts = {"rounds": options.rounds, "batch": BATCH, "megabytes": options.megabytes, "load": load}
-        options.json.write_text(json.dumps({**facts, "kib": results, "tokens": tokens}, indent=1) + "\n", "utf-8")
+        found = {**facts, "kib": results, "prompts": prompts, "tokens": tokens}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

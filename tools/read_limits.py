@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,40 @@ def write_caches(folder: Path, kib: int, data: NDArray[np.uint8]) -> None:
     shapes = [(CHANNELS, size.height // 8, size.width // 8) for size in sizes]
     some = [row[: int(np.prod(shape))].reshape(shape) for row, shape in zip(values, shapes, strict=True)]
     made_latents(folder / "three", sizes, some)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Embeddings beside latents."""
+
+    kib: int
+    """Of the latents."""
+    tokens: int
+    width: int
+    trimmed: bool = False
+    """True if captions have different lengths, so that the loader pads them and gives a mask."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of a sample in a batch."""
+        return self.kib * 1024 + 2 * self.tokens * self.width
+
+
+#: What models of two kinds are trained on: CLIP beside latents of 128 KiB, T5 beside those of 512 KiB.
+PROMPTS = {
+    "latents, 77 x 2048": Prompts(kib=128, tokens=77, width=2048),
+    "latents, 512 x 4096 and mask": Prompts(kib=512, tokens=512, width=4096, trimmed=True),
+}
+
+
+def write_prompts(cache: Path, prompts: Prompts, count: int) -> None:
+    """A cache of latents and embeddings of this shape."""
+    side, random = SIDES[prompts.kib], np.random.default_rng(3)
+    values = payloads(prompts.kib, count).view(np.float16).reshape(-1, CHANNELS, side // 8, side // 8)
+    embeds = noise(count, (prompts.tokens, prompts.width))
+    lengths = random.integers(8, prompts.tokens + 1, count) if prompts.trimmed else np.full(count, prompts.tokens)
+    some = [one[:length] for one, length in zip(embeds, lengths.tolist(), strict=True)]
+    made_latents(cache, [Size(side, side)] * count, list(values), some, length=prompts.tokens)
 
 
 def key_of(row: int) -> bytes:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.vae.describe import describe
 from latentcache.fields.latents import Latents, LatentsRecipe, LatentsSettings, Normalization
-from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldPlan
+from latentcache.fields.prompt_embeds import PromptEmbeds, PromptRecipe
+from latentcache.fields.protocol import Cached, DescribeContext, Described, FieldKind, FieldPlan, FieldRecipe
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, SampleTable
 from latentcache.geometry.sizes import Size
@@ -29,10 +30,10 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
 
-KIND = Latents()
+KIND, PROMPTS = Latents(), PromptEmbeds()
 
 
 class _Bare(Latents):
@@ -88,31 +89,49 @@ def noise(count: int, shape: Sequence[int]) -> NDArray[np.float16]:
     return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32).astype(np.float16)
 
 
-def write_shard(paths: CachePaths, plan: FieldPlan, recipe: LatentsRecipe, arrays: Iterator[NDArray[Any]]) -> None:
+def write_shard(
+    paths: CachePaths, plan: FieldPlan, recipe: FieldRecipe, arrays: Iterator[NDArray[Any]], kind: FieldKind = KIND
+) -> None:
     """One sealed shard with the items of a plan, in its order."""
     paths.shards.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(paths.shards / f"{len(paths.sealed_shards()):016x}.open")
-    size = max(2 * int(np.prod(plan.groups[0].shape)), 1)
+    size = max(2 * abs(int(np.prod(plan.groups[0].shape))), 1)
     for rows in _batches(len(plan.key), size):
-        items = [Item(key=plan.key[row].tobytes(), array=next(arrays), columns=_placed(plan, row)) for row in rows]
-        writer.write(pack_items(items, recipe, KIND))
+        placed = [_placed(plan, row) if kind is KIND else {} for row in rows]
+        items = [
+            Item(key=plan.key[row].tobytes(), array=next(arrays), columns=columns)
+            for row, columns in zip(rows, placed, strict=True)
+        ]
+        writer.write(pack_items(items, recipe, kind))
     writer.seal()
 
 
-def publish(cache: Path, data: Path, samples: SampleTable, found: Described, plan: FieldPlan) -> None:
-    """The snapshot of a plan whose items are all committed."""
+def publish(
+    cache: Path,
+    data: Path,
+    samples: SampleTable,
+    found: Described,
+    plan: FieldPlan,
+    prompts: tuple[PromptRecipe, FieldPlan] | None = None,
+) -> None:
+    """The snapshot of plans whose items are all committed."""
     paths, catalog = CachePaths(cache), load_catalog(CachePaths(cache))
-    field = field_draft(
-        catalog,
-        kind=_Bare(),
-        recipe=found.recipe,
-        groups=plan.groups,
-        sample=plan.sample,
-        group=plan.group,
-        variant=plan.variant,
-        place=catalog.find(plan.key),
-        provenance=found.provenance,
-    )
+
+    def draft(kind: FieldKind, recipe: FieldRecipe, plan: FieldPlan) -> FieldDraft:
+        return field_draft(
+            catalog,
+            kind=kind,
+            recipe=recipe,
+            groups=plan.groups,
+            sample=plan.sample,
+            group=plan.group,
+            variant=plan.variant,
+            place=catalog.find(plan.key),
+            provenance=found.provenance,
+        )
+
+    field = draft(_Bare(), found.recipe, plan)
+    others = (draft(PROMPTS, *prompts),) if prompts else ()
     dims = np.array([group.dims[1:] for group in plan.groups], np.uint32)[plan.group]
     field = replace(field, columns={"crop": np.zeros_like(dims), "resize": dims})
     source: dict[str, Any] = {
@@ -127,19 +146,48 @@ def publish(cache: Path, data: Path, samples: SampleTable, found: Described, pla
         "data_kind": "images",
         "options": SourceOptions(kind="images").as_json(),
     }
-    publish_snapshot(paths, SnapshotDraft(samples=samples, fields=(field,), shards=catalog.shards, source=source))
+    publish_snapshot(
+        paths, SnapshotDraft(samples=samples, fields=(field, *others), shards=catalog.shards, source=source)
+    )
 
 
-def made_latents(cache: Path, sizes: Sequence[Size], latents: Sequence[NDArray[np.float16]]) -> None:
-    """A cache without a data folder: image n has the size and the latents n. Scale and shift are in the recipe."""
+def made_latents(
+    cache: Path,
+    sizes: Sequence[Size],
+    latents: Sequence[NDArray[np.float16]],
+    embeds: Sequence[NDArray[np.float16]] = (),
+    *,
+    length: int = 0,
+) -> None:
+    """A cache without a data folder: image n has the size, the latents and the embeddings n.
+
+    Scale and shift are in the recipe.
+
+    Args:
+        cache: Where it will be.
+        sizes: Of the images.
+        latents: One for each.
+        embeds: (tokens, width) for each, or none at all.
+        length: Tokens that a model gets; embeddings with fewer are padded when they are read.
+    """
     distinct = sorted(set(sizes), key=lambda size: (-size.area, size.width))
     found = described(*distinct, normalization=Normalization(kind="scale-shift", scale=0.3611, shift=0.1159))
     size = np.array([(one.height, one.width) for one in sizes], np.uint32)
     samples = table_of(numbered("folder/image_%06d.png", len(sizes)), size)
-    plan = KIND.plan(samples, found.recipe)
-    assert isinstance(found.recipe, LatentsRecipe)
+    plan, prompts = KIND.plan(samples, found.recipe), None
     write_shard(CachePaths(cache), plan, found.recipe, iter(latents))
-    publish(cache, cache.parent / "data", samples, found, plan)
+    if len(embeds):
+        caption = samples.inputs["caption"]
+        content = np.random.default_rng(2).integers(1, 256, caption.content.shape, dtype=np.uint8)
+        samples = replace(samples, inputs={**samples.inputs, "caption": replace(caption, content=content)})
+        recipe = PromptRecipe(
+            output="prompt_embeds", pipeline="stub", fingerprint="00" * 16, config="00" * 16, tokenizer="00" * 16,
+            width=embeds[0].shape[1], length=length, trimmed=any(len(one) < length for one in embeds),
+            storage_dtype="float16",
+        )  # fmt: skip
+        prompts = recipe, PROMPTS.plan(samples, recipe)
+        write_shard(CachePaths(cache), prompts[1], recipe, iter(embeds), PROMPTS)
+    publish(cache, cache.parent / "data", samples, found, plan, prompts)
 
 
 def made_cache(folder: Path, count: int, side: int) -> tuple[Path, Path]:

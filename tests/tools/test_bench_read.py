@@ -27,6 +27,20 @@ def test_the_made_caches_hold_the_bytes_and_a_scale(cache, tmp_path):
         assert np.array_equal(found, data[int(name[-10:-4])][: len(found)])
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_embeddings_beside_latents_are_padded_to_the_length_of_the_model(trimmed, tmp_path):
+    prompts = read_limits.Prompts(kib=32, tokens=20, width=6, trimmed=trimmed)
+    read_limits.write_prompts(tmp_path / "cache", prompts, 24)
+    for batch in open_cache(tmp_path / "cache").loader(batch_size=8):
+        assert batch["latents"].nbytes + batch["prompt_embeds"].nbytes == 8 * prompts.size
+        assert ("prompt_embeds_mask" in batch) == trimmed
+        if trimmed:
+            mask = batch["prompt_embeds_mask"]
+            assert 8 <= int(mask.sum(1).min()) < 20
+            assert not batch["prompt_embeds"][~mask].any()
+            assert batch["prompt_embeds"][mask].any(1).all()
+
+
 @pytest.mark.slow
 def test_every_candidate_is_measured(tmp_path, capsys):
     words = ["--kib", "32", "--megabytes", "4", "--rounds", "1", "--json", str(tmp_path / "times.json")]
