@@ -12,7 +12,7 @@ takes too long is reported and the others run. JSON and Markdown say percent of 
     python tools/bench_gpu.py [--json FILE] [--markdown FILE] [--parts calibrate,encoders,...] [--device cuda]
     python tools/bench_gpu.py --tiny        # end to end on a CPU in a minute: shapes, no figures
 
-Where there is no network, put wheels of lmdb, diffusers, simplejpeg, xxhash, rich and Pillow on the path.
+Where there is no network, put wheels of lmdb, diffusers, simplejpeg, xxhash, typer, rich and Pillow on the path.
 """
 
 from __future__ import annotations

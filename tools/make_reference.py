@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import python_reference
+import typer
 
 from latentcache import errors
 from latentcache.cli.app import application
@@ -57,7 +58,8 @@ stderr. An error has up to four lines: `error[slug]: what`, `where:`, `why:` and
 
 def commands() -> dict[str, Any]:
     """The commands with their options, by name, in the order of the help."""
-    return dict(application().commands)
+    group: Any = typer.main.get_command(application())
+    return dict(group.commands)
 
 
 def cli_page() -> str:
@@ -108,24 +110,23 @@ def _first(text: str) -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    arguments = " ".join(p.option.metavar for p in command.params if not words_of(p))
+    arguments = " ".join(p.metavar for p in command.params if not words_of(p))
     usage = f"```text\nlatentcache {name} [OPTIONS] {arguments}\n```"
     table = "\n".join(["| option | value | meaning |", "|---|---|---|", *map(_row, command.params)])
     return "\n\n".join([f"## latentcache {name}", usage, inspect.cleandoc(command.help), table])
 
 
 def _row(parameter: Any) -> str:
-    option = parameter.option
-    names = ", ".join(f"`{word}`" for word in words_of(parameter)) or f"`{option.metavar}`"
-    takes_value = option.words and not parameter.is_switch
-    required = " Required." if option.words and option.required else ""
-    cells = names, f"`{option.metavar}`" if takes_value else "", f"{option.help}{required}"
+    names = ", ".join(f"`{word}`" for word in words_of(parameter)) or f"`{parameter.metavar}`"
+    takes_value = words_of(parameter) and not getattr(parameter, "is_flag", False)
+    required = " Required." if words_of(parameter) and parameter.required else ""
+    cells = names, f"`{parameter.metavar}`" if takes_value else "", f"{parameter.help}{required}"
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def words_of(parameter: Any) -> list[str]:
     """The flags of an option, none for an argument."""
-    return [word for word in (*parameter.option.words, parameter.option.off) if word]
+    return [word for word in (*parameter.opts, *parameter.secondary_opts) if word.startswith("-")]
 
 
 def _error(kind: type[errors.LatentcacheError]) -> str:

@@ -1,1 +1,1 @@
-"""The command line: one file per command; the only user of rich."""
+"""The command line: one file per command; the only user of typer and rich."""

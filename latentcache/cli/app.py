@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from latentcache import __version__, failpoint
+import typer
+from typer.core import TyperCommand
+
+from latentcache import failpoint
 from latentcache.cli import console, flags
-from latentcache.cli.parser import Command, Program, asks_for_help
 from latentcache.errors import UsageError, shell_words
 
 _HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
@@ -31,18 +33,54 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 COMMANDS = ("build", "merge", "verify", "inspect", "doctor", "info", "gc", "export", "plan")
 
 
-def application(commands: Sequence[str] = COMMANDS) -> Program:
-    """The command line with these commands. A module is imported here, the options of field kinds when needed."""
-    modules = {name: import_module(f"latentcache.cli.{name}") for name in commands}
-    made = {
-        name: Command(name=name, help=module.HELP, load=partial(_function, module, name))
-        for name, module in modules.items()
-    }
-    return Program(help=_HELP, commands=made)
+def _show_version(value: bool) -> None:
+    if value:
+        from latentcache import __version__
+
+        typer.echo(f"latentcache {__version__}")
+        raise typer.Exit
 
 
-def _function(module: Any, name: str) -> Callable[..., int]:
-    return flags.with_settings(getattr(module, name))
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Options of every command."""
+    failpoint.arm(os.environ.get(failpoint.VARIABLE))
+
+
+class _Command(TyperCommand):
+    """A command whose usage line shows plain metavars."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """DATA instead of {DATA}."""
+        return [re.sub(r"\{(.*)\}(\.\.\.)?", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def application(command: str | None = None) -> typer.Typer:
+    """The command line.
+
+    Args:
+        command: The one that will run: no other is there. Empty or unknown: all of them without their options, for
+            the list of commands. None: all of them.
+    """
+    app = typer.Typer(
+        name="latentcache",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module = import_module(f"latentcache.cli.{name}")
+        listed = command not in (None, name)
+        function = (lambda: None) if listed else flags.with_settings(getattr(module, name))
+        app.command(name, help=module.HELP, cls=_Command)(function)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,33 +131,26 @@ def _ran(given: list[str]) -> int:
     try:
         console.prepare_streams()
         _listen()
-        failpoint.arm(os.environ.get(failpoint.VARIABLE))
         _reject_empty(given)
         flags.register(_values(given, "--field"))
-        return _carried_out(command, given)
+        program: Any = typer.main.get_command(application(command))
+        if "--json" in given and not {"--help", "-h"}.isdisjoint(given):
+            console.emit(command, {"help": _help(program, command)}, exit_code=0)
+            return 0
+        result = program.main(args=given, prog_name="latentcache", standalone_mode=False)
+        console.flush()
+        return int(result or 0)
     except BaseException as error:  # noqa: BLE001 - the one place that turns every exception into a status
         return _fail(command, error, as_json="--json" in given)
 
 
-def _carried_out(command: str, given: list[str]) -> int:
-    """Show the help or the version, or run the command; returns the exit status."""
-    program, status = application([command] if command in COMMANDS else COMMANDS), 0
-    if asks_for_help(given):
-        text = program.command(command).show() if command else program.show()
-        if "--json" in given:
-            console.emit(command, {"help": text}, exit_code=0)
-            return 0
-        console.out_lines(text)
-    elif given[:1] == ["--version"]:
-        console.out(f"latentcache {__version__}")
-    elif given:
-        status = program.command(given[0]).run(given[1:])
-    else:
-        for line in program.show().splitlines():
-            console.say(line)
-        status = UsageError.exit_code
-    console.flush()
-    return status
+def _help(program: Any, command: str) -> str:
+    """The help of a command, or of the program."""
+    chosen = program.commands.get(command)
+    context = program.make_context("latentcache", [command], resilient_parsing=True)
+    if chosen is None:
+        return str(context.get_help())
+    return str(chosen.get_help(chosen.make_context(command, [], parent=context, resilient_parsing=True)))
 
 
 def _reject_empty(given: list[str]) -> None:
@@ -148,6 +179,13 @@ def _values(given: list[str], flag: str) -> Iterator[str]:
 def _fail(command: str, error: BaseException, *, as_json: bool) -> int:
     """Report an error and return its exit status; later signals are ignored."""
     console.ignore_signals()
+    if isinstance(error, typer.Exit):
+        return int(error.exit_code)
+    if isinstance(error, SystemExit):  # shell completion ends this way
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # a bare `latentcache`
+        typer.echo(str(error), err=True)
+        return UsageError.exit_code
     known = console.as_known(error)
     if os.environ.get("LATENTCACHE_DEBUG"):
         import traceback

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from latentcache.errors import InterruptedBuildError, LatentcacheError
+import typer
+
+from latentcache.errors import InterruptedBuildError, LatentcacheError, UsageError
 
 if TYPE_CHECKING:
     from latentcache.fields.table import Rejected
@@ -36,6 +38,8 @@ _ARGUMENT = re.compile(
 )
 #: Words of a line, and of a command, in which blanks between quotes belong to a word.
 _WORD, _QUOTED = re.compile(r"\S+"), re.compile(r"(?:'[^']*'|\S)+")
+#: Base class of typer's own errors about arguments.
+_CallError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 class OutputError(LatentcacheError):
@@ -128,7 +132,10 @@ def as_known(error: BaseException) -> LatentcacheError:
     """Any exception as a LatentcacheError; an unexpected one becomes status 70."""
     if isinstance(error, LatentcacheError):
         return error
-    if isinstance(error, Signalled | KeyboardInterrupt):
+    if isinstance(error, _CallError):
+        where = getattr(getattr(error, "ctx", None), "command_path", "latentcache")
+        return UsageError(error.format_message().strip().rstrip("."), where=where, fix=f"{where} --help")
+    if isinstance(error, Signalled | KeyboardInterrupt | typer.Abort):
         number = signal.Signals(error.args[0] if isinstance(error, Signalled) else signal.SIGINT)
         return InterruptedBuildError(
             f"interrupted by {number.name}", signal_number=number, fix="run the command again"
@@ -202,13 +209,6 @@ def say(text: str) -> None:
         _write(sys.stderr, _fitted(printable(text), sys.stderr) + "\n", flush_now=True)
 
 
-def confirmed(question: str) -> bool:
-    """Ask on the terminal; True for ``y`` or ``yes``."""
-    with contextlib.suppress(OutputError):
-        _write(sys.stderr, f"{question} [y/N]: ", flush_now=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def out(text: str = "", *, whole: bool = False) -> None:
     """Write a line to stdout; a terminal gets it in several lines if it is too narrow, unless it is ``whole``.
 
@@ -217,12 +217,6 @@ def out(text: str = "", *, whole: bool = False) -> None:
     """
     line = printable(text)
     _write(sys.stdout, (line if whole else _fitted(line, sys.stdout)) + "\n")
-
-
-def out_lines(text: str) -> None:
-    """Write lines to stdout as they are. Errors as :func:`out`."""
-    for line in text.splitlines():
-        out(line, whole=True)
 
 
 def flush() -> None:

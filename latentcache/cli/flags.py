@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from latentcache.cli.parser import Option
+import typer
+
 from latentcache.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,29 +33,23 @@ def option(default: Any, flag: str, text: str, **more: Any) -> Any:
         default: Its value if it is not given; ``...``: required.
         flag: Its flags and its metavar: ``--out -o PATH``.
         text: Its help, with the default at the end.
-        more: ``min``, the smallest value.
+        more: Further arguments of typer: ``min``, ``max``.
     """
     words = flag.split()
-    metavar = words.pop() if not words[-1].startswith("-") else ""
-    required = default is ...
-    return Option(
-        words=tuple(words),
-        metavar=metavar,
-        help=text,
-        least=more.get("min"),
-        default=None if required else default,
-        required=required,
-    )
+    metavar = words.pop() if not words[-1].startswith("-") else None
+    return typer.Option(default, *words, help=text, metavar=metavar, show_default=False, **more)
 
 
 def argument(metavar: str, text: str, default: Any = ...) -> Any:
     """One positional argument: a path, or several; required without a default."""
-    return Option(metavar=metavar, help=text, default=None if default is ... else default, required=default is ...)
+    return typer.Argument(default, metavar=metavar, help=text, readable=False, show_default=False)
 
 
 def _shared(flag: str, text: str, **more: Any) -> Any:
     """An option of several commands, as an annotation."""
-    return option(None, flag, text, **more)
+    words = flag.split()
+    metavar = words.pop() if not words[-1].startswith("-") else None
+    return typer.Option(*words, help=text, metavar=metavar, show_default=False, **more)
 
 
 _ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
@@ -68,7 +63,7 @@ Report = Annotated[
 ]
 Strict = Annotated[bool, _shared("--strict", "Make notes errors: reject data of which anything is not used.")]
 Quiet = Annotated[bool, _shared("--quiet -q", "Hide the plan and the progress.")]
-Cache = Annotated[Path, argument("CACHE", "A cache folder.")]
+Cache = Annotated[Path, typer.Argument(metavar="CACHE", help="A cache folder.", readable=False)]
 Seed = Annotated[int, _shared("--seed N", "Seed of random choices. [default: 0]", min=0)]
 Kinds = Annotated[list[str] | None, _shared("--field MODULE:NAME", _KINDS)]
 _Names = Annotated[str | None, _shared("--fields NAME,...", _NAMES)]
@@ -163,7 +158,7 @@ def register(targets: Iterable[str]) -> None:
 def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     """Replace the parameter ``requested`` by the options of all field kinds, ``source`` by those of DATA.
 
-    Options are read from the signature, so this makes a signature.
+    Typer reads options from the signature, so this makes a signature.
     """
     own = inspect.signature(command, eval_str=True)
     if "requested" not in own.parameters:
@@ -217,16 +212,16 @@ def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
 
 
 def _annotation(flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
-    """The annotated type of an option."""
+    """The annotated type that typer makes an option of."""
     about, kind, several = attribute.metadata, *_plain(hint)
-    text = about.get("help", "")
+    text = {"help": about.get("help", ""), "show_default": False}
     if kind is bool:
-        return Annotated[bool | None, Option(words=(flag,), off=f"--no-{flag.lstrip('-')}", help=text)]
+        return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag.lstrip('-')}", **text)]
     choices = about.get("choices", ())
     metavar = about.get("metavar") or "|".join(choices) or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
     kind = str if "parse" in about else kind
-    said = Option(words=(flag,), metavar=metavar, help=text, least=about.get("min"))
-    return Annotated[(list[kind] if several else kind) | None, said]  # type: ignore[valid-type]
+    option = typer.Option(flag, metavar=metavar, min=about.get("min"), readable=False, **text)
+    return Annotated[(list[kind] if several else kind) | None, option]  # type: ignore[valid-type]
 
 
 def _plain(hint: Any) -> tuple[Any, bool]:

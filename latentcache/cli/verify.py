@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from latentcache.cli import console, flags, reports
 from latentcache.cli.console import SHOWN, counted, human_bytes, out, say
 from latentcache.cli.flags import argument, option
@@ -303,7 +305,7 @@ def _confirmed(plan: RepairPlan, *, yes: bool) -> bool:
         say(f"  ... and {len(plan.removals) - SHOWN} more (the log will list all of them)")
     if plan.shards:
         say(f"{counted(len(plan.shards), 'damaged shard')}: intact entries are copied into a new shard")
-    return yes or console.confirmed("Remove them?")
+    return yes or typer.confirm("Remove them?", err=True)
 
 
 def _show_repair(report: RepairReport) -> None:

@@ -4,6 +4,7 @@ import ast
 import re
 
 import pytest
+import typer
 from package_source import PACKAGE, ROOT, docstrings, modules
 
 from latentcache.cli.app import application
@@ -62,11 +63,12 @@ def test_pages_use_no_retired_word(path):
 
 
 def test_helps_use_no_retired_word_and_begin_with_a_verb():
-    for name, command in application().commands.items():
-        texts = [command.help, *(p.option.help for p in command.params)]
+    group = typer.main.get_command(application())
+    for name, command in group.commands.items():
+        texts = [command.help or "", *(p.help or "" for p in command.params)]
         assert [text for text in texts if retired().search(text)] == [], name
         assert not re.match(r"(What|Whether|How|Of|From|To|A|The)\b", command.help), name
-        assert [p.name for p in command.params if not p.option.help] == [], name
+        assert [p.name for p in command.params if not p.help] == [], name
 
 
 def test_errors_use_no_retired_word():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,8 +170,10 @@ def test_a_closed_stream_is_an_output_error(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "exit_code", "slug"),
     [
+        (typer.BadParameter("no"), 2, UsageError.slug),
         (console.Signalled(signal.SIGTERM), 143, "interrupted"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (typer.Abort(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "full"), 3, "disk-full"),
         (OSError(errno.EACCES, "no", "file"), 3, "system"),
         (MemoryError(), 3, "memory"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import typer
 from PIL import Image
 
 from latentcache import failpoint
@@ -62,8 +63,8 @@ def draw_folder(folder, count):
 
 def commands_are_put_together_once(replace=setattr):
     """A third of the time of a short command, for programs that run thousands of them."""
-    made = functools.cache(app.application)
-    replace(app, "application", lambda commands=app.COMMANDS: made(tuple(commands)))
+    replace(app, "application", functools.cache(app.application))
+    replace(typer.main, "get_command", functools.cache(typer.main.get_command))
 
 
 def start(*words, armed="", **options):
