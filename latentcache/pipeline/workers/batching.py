@@ -171,8 +171,10 @@ class BatchEncoder:
             batch = waiting[: self.sizes.take(waiting)]
             while len(self._flights) >= IN_FLIGHT:
                 done += self._fetch()
+            started = time.monotonic()
             try:
                 self._flights.append((batch, self.producer.encode([one.prepared for one in batch])))
+                self.waited_s += time.monotonic() - started
             except DeviceMemoryError as error:
                 if len(batch) > 1:
                     self._halve(batch)

@@ -1,0 +1,186 @@
+"""Captions per second of a build, beside a plain loop over ``encode_prompt`` in batches of eight.
+
+Three pipelines with random text encoders of medium size: PixArt-Sigma (T5 gets a mask, captions are sorted by
+length), Flux (T5 without a mask, every caption has 512 tokens) and Stable Diffusion XL (two CLIPs, 77 tokens).
+Lengths of captions are log-normal. A build runs in its own processes and writes a cache; its rate is that of its
+report, from the open encoder to the end. Candidates take turns in every round. Prints a Markdown table.
+
+    python tools/bench_text.py [--rounds 5] [--captions 96] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from latentcache import BuildSettings, build_cache
+from latentcache.fields.prompt_embeds import PromptSettings
+
+BATCH = 8
+#: Tokens of captions: median, spread of the logarithm, most.
+MEDIAN, SIGMA, MOST = 40, 0.8, 250
+WORDS = [f"{first}{second}{third}" for first in "bdfglm" for second in "aeiou" for third in "nrst"]
+Size = dict[str, int]
+MEDIUM = {"width": 512, "inner": 2048, "layers": 6, "heads": 8}
+TINY = {"width": 32, "inner": 64, "layers": 2, "heads": 2}
+Times = dict[str, dict[str, list[float]]]
+
+
+def captions(count: int) -> list[str]:
+    """Distinct captions of random words."""
+    random = np.random.default_rng(0)
+    sizes = np.clip(random.lognormal(np.log(MEDIAN), SIGMA, count), 3, MOST).astype(int)
+    return [" ".join(random.choice(WORDS, size)) for size in sizes]
+
+
+def t5(size: Size) -> tuple[Any, Any]:
+    """A T5 encoder and a tokenizer with one token for each word."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), *((f"▁{word}", -3.0) for word in WORDS)]
+    config = transformers.T5Config(
+        vocab_size=len(pieces),
+        d_model=size["width"],
+        d_kv=size["width"] // size["heads"],
+        d_ff=size["inner"],
+        num_layers=size["layers"],
+        num_heads=size["heads"],
+    )
+    return transformers.T5EncoderModel(config), transformers.T5TokenizerFast(vocab=pieces, extra_ids=0)
+
+
+def clip(size: Size, cls: Any = transformers.CLIPTextModel) -> tuple[Any, Any]:
+    """A CLIP text encoder and a tokenizer with one token for each word."""
+    letters = sorted(set("".join(WORDS)))
+    merges = [pair for word in WORDS for pair in ((word[0], word[1]), (word[:2], f"{word[2]}</w>"))]
+    pieces = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{one}</w>" for one in letters)]
+    pieces += [first + second for first, second in merges]
+    vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(vocab),
+        hidden_size=size["width"],
+        intermediate_size=size["inner"],
+        projection_dim=size["width"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    return cls(config), transformers.CLIPTokenizer(
+        vocab=vocab, merges=list(dict.fromkeys(merges)), model_max_length=77
+    )
+
+
+def make_pipeline(name: str, folder: Path, size: Size) -> Any:
+    """A pipeline of text encoders alone, saved."""
+    torch.manual_seed(0)
+    more: dict[str, Any] = dict.fromkeys(("vae", "transformer", "scheduler", "unet"))
+    if name == "PixArtSigmaPipeline":
+        encoder, tokenizer = t5(size)
+        given = {"text_encoder": encoder, "tokenizer": tokenizer}
+    else:
+        xl = name == "StableDiffusionXLPipeline"
+        (first, one), (second, two) = (
+            clip(size),
+            (clip(size, transformers.CLIPTextModelWithProjection) if xl else t5(size)),
+        )
+        given = {"text_encoder": first, "tokenizer": one, "text_encoder_2": second, "tokenizer_2": two}
+    cls = getattr(diffusers, name)
+    wanted = cls.__init__.__annotations__
+    pipe = cls(**{part: value for part, value in more.items() if part in wanted} | given)
+    for part in given.values():
+        if isinstance(part, torch.nn.Module):
+            part.eval().requires_grad_(False)
+    pipe.save_pretrained(folder)
+    return pipe
+
+
+def plain_loop(pipe: Any, texts: Sequence[str]) -> float:
+    """Captions a second of the loop that one writes: batches in the order of the data."""
+    guided = {} if type(pipe).__name__ == "FluxPipeline" else {"do_classifier_free_guidance": False}
+    started = time.perf_counter()
+    with torch.inference_mode():
+        for first in range(0, len(texts), BATCH):
+            embeds = pipe.encode_prompt(list(texts[first : first + BATCH]), device="cpu", **guided)[0]
+            embeds.to(torch.bfloat16).contiguous()
+    return len(texts) / (time.perf_counter() - started)
+
+
+def built(data: Path, pipeline: Path, out: Path) -> float:
+    """Captions a second of a build, which also writes them."""
+    fields = {"prompt_embeds": PromptSettings(text_encoder=str(pipeline), text_storage_dtype="bfloat16")}
+    report = build_cache(BuildSettings(data=data, out=out, fields=fields, device="cpu"))
+    shutil.rmtree(out)
+    done = report.fields["prompt_embeds"]
+    return done.encoded / done.encode_s
+
+
+def make_data(folder: Path, texts: Sequence[str]) -> Path:
+    """Small images with captions."""
+    folder.mkdir()
+    Image.new("RGB", (16, 16)).save(folder / "0.png")
+    for number, text in enumerate(texts):
+        if number:
+            shutil.copy(folder / "0.png", folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(text, "utf-8")
+    return folder
+
+
+def measure(folder: Path, count: int, rounds: int, size: Size) -> Times:
+    """Captions a second: pipeline -> candidate -> rounds. The first round is not counted."""
+    texts, times = captions(count), Times()
+    data = make_data(folder / "data", texts)
+    for name in ("PixArtSigmaPipeline", "FluxPipeline", "StableDiffusionXLPipeline"):
+        pipe = make_pipeline(name, folder / name, size)
+        ways: dict[str, Callable[[], float]] = {
+            "build": lambda name=name: built(data, folder / name, folder / "cache"),  # type: ignore[misc]
+            "loop": lambda pipe=pipe: plain_loop(pipe, texts),  # type: ignore[misc]
+        }
+        times[name] = {way: [] for way in ways}
+        for number in range(rounds + 1):
+            for way in list(ways) if number % 2 else reversed(list(ways)):
+                rate = ways[way]()
+                if number:
+                    times[name][way].append(rate)
+    return times
+
+
+def table(times: Times) -> str:
+    """Medians, and the median and range of the ratios of rounds."""
+    lines = ["| pipeline | build, captions/s | loop, captions/s | build / loop |", "|---|---:|---:|---:|"]
+    for name, rates in times.items():
+        ratios = sorted(build / loop for build, loop in zip(rates["build"], rates["loop"], strict=True))
+        build, loop, ratio = (statistics.median(one) for one in (rates["build"], rates["loop"], ratios))
+        lines.append(f"| {name} | {build:.1f} | {loop:.1f} | {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how quickly captions are encoded.")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
+    parser.add_argument("--captions", type=int, default=96, help="distinct captions (default: 96)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rates")
+    options = parser.parse_args()
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        times = measure(Path(folder), options.captions, options.rounds, MEDIUM)
+    print(table(times))
+    if options.json:
+        options.json.write_text(json.dumps(times, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
