@@ -111,7 +111,7 @@ def gemma2():
     return transformers.Gemma2Model(config)
 
 
-def tiny_vae(channels=4, scaling=0.13025):
+def tiny_vae(channels=4, scaling=0.13025, shift=None):
     return diffusers.AutoencoderKL(
         block_out_channels=(8, 8, 8, 8),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -119,6 +119,7 @@ def tiny_vae(channels=4, scaling=0.13025):
         norm_num_groups=4,
         latent_channels=channels,
         scaling_factor=scaling,
+        shift_factor=shift,
     )
 
 

@@ -450,8 +450,8 @@ class Cache:
             fields: Fields of a batch, and metadata: ``captions``, ``original_size``, ``crop_top_left``,
                 ``target_size``, ``keys``, ``meta``. By default all fields and metadata but ``meta``. A sample that
                 lacks a field is excluded and counted.
-            format: What a batch calls things: ``plain``, ``diffusers-sd``, ``diffusers-sdxl`` (with ``time_ids``) or
-                ``diffusers-flux`` (with ``img_ids``).
+            format: What a batch calls things: ``plain``, or ``diffusers-`` with ``sd``, ``sdxl``, ``sd3``, ``flux``,
+                ``qwen-image`` or ``wan``; ``forward`` of a batch then holds arguments of the model's ``forward``.
             prefetch: Batches that threads read ahead while you train; 0 reads each when it is asked for.
             device: Where tensors are delivered. For a CUDA device the copy runs beside your computation.
             on_error: ``error`` (default): a sample that is damaged or missing is an exception. ``substitute``:

@@ -38,10 +38,13 @@ class Format:
     """Name in the trainer -> name in the loader's batch; other columns are left out."""
     derived: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Name in the trainer -> function of the loader's batch."""
-    channels: int
-    """Channels of latents that this model trains on."""
-    scale: float
-    """``scaling_factor`` of its VAE, which names the latent space: the ``vae/config.json`` of the model."""
+    forward: Mapping[str, str | Mapping[str, str]] = field(default_factory=dict)
+    """Argument of the model's ``forward`` -> name in the trainer, or arguments inside a mapping."""
+    channels: tuple[int, ...]
+    """Channels of latents that models of this kind train on."""
+    scale: float | None = None
+    """``scaling_factor`` of its VAE, which names the latent space: the ``vae/config.json`` of the model. None: it has
+    ``latents_mean`` and ``latents_std`` in its place."""
     shift: float = 0.0
     """``shift_factor`` of its VAE."""
     unscaled: bool = False
@@ -66,8 +69,30 @@ def image_ids(batch: Mapping[str, Any]) -> torch.Tensor:
     ``pipeline_flux.py``); one table serves the whole batch, which has one shape.
     """
     height, width = batch["latents"].shape[-2:]
-    rows, columns = torch.meshgrid(torch.arange(height // 2), torch.arange(width // 2), indexing="ij")
+    sides = [torch.arange(side // 2, device=batch["latents"].device) for side in (height, width)]
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).reshape(-1, 3).to(torch.float32)
+
+
+def text_ids(batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """(tokens, 3) float32 zeros: the positions of text that a Flux transformer takes as ``txt_ids``."""
+    text = batch.get("prompt_embeds")
+    return None if text is None else text.new_zeros((text.shape[1], 3), dtype=torch.float32)
+
+
+def image_shapes(batch: Mapping[str, Any]) -> list[list[tuple[int, int, int]]]:
+    """Frames, rows and columns of 2 x 2 patches of each image, as a Qwen-Image transformer takes ``img_shapes``.
+
+    See diffusers ``pipeline_qwenimage.py``; images have one frame.
+    """
+    height, width = batch["latents"].shape[-2:]
+    return [[(1, height // 2, width // 2)]] * len(batch["latents"])
+
+
+def clips(batch: Mapping[str, Any]) -> torch.Tensor:
+    """(B, C, T, h, w) latents; an image is a clip of one frame."""
+    latents: torch.Tensor = batch["latents"]
+    return latents if latents.dim() == 5 else latents.unsqueeze(2)
 
 
 _SD = {"latents": "latents", "prompts": "captions", "keys": "keys", "names": "names"}
@@ -75,13 +100,39 @@ _TEXT = {
     name: name for name in ("prompt_embeds", "pooled_prompt_embeds", "mask", "control", "control_2", "control_3")
 }
 _SIZES = {"original_sizes": "original_size", "crop_top_lefts": "crop_top_left", "target_sizes": "target_size"}
+_ATTENDED = {"encoder_hidden_states": "prompt_embeds"}
+_POOLED = _ATTENDED | {"pooled_projections": "pooled_prompt_embeds"}
+_MASK = "prompt_embeds_mask"
 FORMATS: Mapping[str, Format] = {
-    "diffusers-sd": Format(names=_SD | _TEXT, channels=4, scale=0.18215, unscaled=True),
+    "diffusers-sd": Format(names=_SD | _TEXT, forward=_ATTENDED, channels=(4,), scale=0.18215, unscaled=True),
     "diffusers-sdxl": Format(
-        names=_SD | _TEXT | _SIZES, derived={"time_ids": time_ids}, channels=4, scale=0.13025, unscaled=True
+        names=_SD | _TEXT | _SIZES,
+        derived={"time_ids": time_ids},
+        forward=_ATTENDED | {"added_cond_kwargs": {"text_embeds": "pooled_prompt_embeds", "time_ids": "time_ids"}},
+        channels=(4,),
+        scale=0.13025,
+        unscaled=True,
     ),
+    "diffusers-sd3": Format(names=_SD | _TEXT, forward=_POOLED, channels=(16,), scale=1.5305, shift=0.0609, patch=2),
     "diffusers-flux": Format(
-        names=_SD | _TEXT, derived={"img_ids": image_ids}, channels=16, scale=0.3611, shift=0.1159, patch=2
+        names=_SD | _TEXT,
+        derived={"img_ids": image_ids, "txt_ids": text_ids},
+        forward=_POOLED | {"img_ids": "img_ids", "txt_ids": "txt_ids"},
+        channels=(16,),
+        scale=0.3611,
+        shift=0.1159,
+        patch=2,
+    ),
+    "diffusers-qwen-image": Format(
+        names=_SD | _TEXT,
+        derived={"img_shapes": image_shapes},
+        forward=_ATTENDED | {"encoder_hidden_states_mask": _MASK, "img_shapes": "img_shapes"},
+        channels=(16,),
+        patch=2,
+    ),
+    # Padding of a prompt is zeros, which the model attends to: it takes no mask.
+    "diffusers-wan": Format(
+        names=_SD | _TEXT, derived={"latents": clips}, forward=_ATTENDED, channels=(16, 48), patch=2
     ),
 }
 
@@ -148,11 +199,15 @@ def _stored_as(recipe: FieldRecipe | None, shapes: Sequence[tuple[int, ...]]) ->
 
 def _misfits(wanted: Format, found: _Stored) -> list[str]:
     """Why a model cannot train on these latents; empty: it can."""
-    wrong = [] if found.channels == wanted.channels else [f"{found.channels} channels, not {wanted.channels}"]
-    if found.scaling != "scale-shift":
+    channels = " or ".join(map(str, wanted.channels))
+    wrong = [] if found.channels in wanted.channels else [f"{found.channels} channels, not {channels}"]
+    scaling = "mean-std" if wanted.scale is None else "scale-shift"
+    if found.scaling != scaling:
         wrong += (
-            [] if found.scaling == "none" and wanted.unscaled else [f"scaling {found.scaling!r}, not 'scale-shift'"]
+            [] if found.scaling == "none" and wanted.unscaled else [f"scaling {found.scaling!r}, not {scaling!r}"]
         )
+    elif wanted.scale is None:
+        pass
     elif abs(found.scale / wanted.scale - 1) > _CLOSE:
         wrong.append(f"a scale of {found.scale:g}, not {wanted.scale:g}")
     elif abs(found.shift - wanted.shift) > _CLOSE:
@@ -165,13 +220,32 @@ def _misfits(wanted: Format, found: _Stored) -> list[str]:
 
 
 def sample_format(batch: Batch, name: str | None) -> Batch:
-    """A batch of samples with a trainer's names; None leaves it as it is."""
+    """A batch of samples with a trainer's names; None leaves it as it is. :func:`with_arguments` completes it."""
     if name is None:
         return batch
     chosen = FORMATS[name]
     named = {new: batch[old] for new, old in chosen.names.items() if old in batch}
-    extra = {old: value for old, value in batch.items() if old.startswith("is_") or old.endswith("_mask")}
-    return named | extra | {new: make(batch) for new, make in chosen.derived.items()}
+    named |= {old: value for old, value in batch.items() if old.startswith("is_") or old.endswith("_mask")}
+    named |= {new: value for new, make in chosen.derived.items() if (value := make(batch)) is not None}
+    return named | {"forward": chosen.forward}
+
+
+def with_arguments(batch: Batch) -> Batch:
+    """A batch in a trainer's format whose values are final, with the arguments of the model's ``forward``."""
+    if "forward" in batch:
+        batch["forward"] = _arguments(batch["forward"], batch)
+    return batch
+
+
+def _arguments(wanted: Mapping[str, str | Mapping[str, str]], batch: Batch) -> dict[str, Any]:
+    """What ``forward`` takes beside the noisy latents and the time, of what the batch has."""
+    found: dict[str, Any] = {}
+    for name, of in wanted.items():
+        if not isinstance(of, str):
+            found[name] = _arguments(of, batch)
+        elif of in batch:
+            found[name] = batch[of]
+    return found
 
 
 def check_row_format(name: str | None, *, isolated: bool) -> str:

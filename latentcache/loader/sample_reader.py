@@ -23,7 +23,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import METADATA, check_sample_format, sample_format
+from latentcache.loader.formats import METADATA, check_sample_format, sample_format, with_arguments
 from latentcache.loader.samples import Joined, Part, Shape, default_fields, join
 from latentcache.loader.values import TORCH, Affine, ReadSettings, posterior
 from latentcache.plan.batching import size_rank
@@ -185,7 +185,7 @@ class SampleReader:
                 memory = torch.from_numpy(self._pool.take(stored.numel() * dtype.itemsize)) if on_cpu else None
                 out = stored.new_empty(0, dtype=dtype) if memory is None else memory.view(dtype)
             batch[name] = affine.apply(stored, out)
-        return batch
+        return with_arguments(batch)
 
     def places(self, rows: Ints, turn: Turn) -> list[Place]:
         """Where the bytes of a batch are, for reading ahead."""

@@ -63,17 +63,8 @@ def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     assert done.code == 0, done.talk
 
 
-@pytest.mark.slow
-def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(pipeline, tmp_path):
-    pipe, folder = pipeline
-    (tmp_path / "data").mkdir()
-    for number in range(2):
-        (tmp_path / "data" / f"{number}.png").write_bytes(noise(number, 64, 64))  # the bucket: nothing is resized
-        (tmp_path / "data" / f"{number}.txt").write_text(f"caption {number}")
-    words = ("--storage-dtype", "float32", "--text-storage-dtype", "float32")
-    build(tmp_path / "data", tmp_path / "cache", "--model", folder, *SMALL, *words)
-    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=2, format="diffusers-sdxl")))
-    unet = diffusers.UNet2DConditionModel(
+def tiny_unet():
+    return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
         norm_num_groups=4,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
@@ -84,19 +75,81 @@ def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(pipeline, tmp_p
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=12 + 6 * 8,
     )
-    target = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 
-    def loss(latents, text, pooled):
-        more = {"text_embeds": pooled, "time_ids": batch["time_ids"]}
-        return torch.nn.functional.mse_loss(unet(latents + target, 10, text, added_cond_kwargs=more).sample, target)
 
-    images = [PIL.Image.open(tmp_path / "data" / name).convert("RGB") for name in batch["names"]]
+def tiny_flux():
+    return diffusers.FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=16,
+        axes_dims_rope=(4, 6, 6),
+    )
+
+
+def sdxl_loss(unet, latents, noise, conditions):
+    return torch.nn.functional.mse_loss(unet(latents + noise, 10, **conditions).sample, noise)
+
+
+def flux_loss(transformer, latents, noise, conditions):
+    def patches(values):
+        return diffusers.FluxPipeline._pack_latents(values, *values.shape)
+
+    guess = transformer(patches((latents + noise) / 2), timestep=torch.full((2,), 0.5), **conditions).sample
+    return torch.nn.functional.mse_loss(guess, patches(noise - latents))
+
+
+def sdxl_conditions(pipe, batch):
+    text, _, pooled, _ = pipe.encode_prompt(batch["prompts"], device="cpu", do_classifier_free_guidance=False)
+    times = torch.tensor([[64, 64, 0, 0, 64, 64]] * 2)
+    return {"encoder_hidden_states": text, "added_cond_kwargs": {"text_embeds": pooled, "time_ids": times}}
+
+
+def flux_conditions(pipe, batch):
+    text, pooled, txt_ids = pipe.encode_prompt(batch["prompts"], None, device="cpu")
+    img_ids = pipe._prepare_latent_image_ids(2, 4, 4, "cpu", torch.float32)
+    names = ("encoder_hidden_states", "pooled_projections", "txt_ids", "img_ids")
+    return dict(zip(names, (text, pooled, txt_ids, img_ids), strict=True))
+
+
+STEPS = {
+    "StableDiffusionXLPipeline": ("diffusers-sdxl", {}, tiny_unet, sdxl_conditions, sdxl_loss),
+    "FluxPipeline": (
+        "diffusers-flux",
+        {"channels": 16, "scaling": 0.3611, "shift": 0.1159},
+        tiny_flux,
+        flux_conditions,
+        flux_loss,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_from_the_cache_has_the_loss_of_a_step_without_it(name, tmp_path):
+    form, space, make_model, conditions, loss = STEPS[name]
+    pipe = make_pipeline(name, tmp_path / "pipeline", vae=tiny_vae(**space))
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        (tmp_path / "data" / f"{number}.png").write_bytes(noise(number, 64, 64))  # the bucket: nothing is resized
+        (tmp_path / "data" / f"{number}.txt").write_text(f"caption {number}")
+    words = ("--storage-dtype", "float32", "--text-storage-dtype", "float32")
+    build(tmp_path / "data", tmp_path / "cache", "--model", tmp_path / "pipeline", *SMALL, *words)
+    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=2, format=form)))
+    model = make_model().eval()
+    images = [PIL.Image.open(tmp_path / "data" / one).convert("RGB") for one in batch["names"]]
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2) / 127.5 - 1
+    target = torch.randn(batch["latents"].shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        latents = pipe.vae.encode(pixels).latent_dist.mode() * pipe.vae.config.scaling_factor
-        text, _, pooled, _ = pipe.encode_prompt(batch["prompts"], device="cpu", do_classifier_free_guidance=False)
-        cached = loss(batch["latents"], batch["prompt_embeds"], batch["pooled_prompt_embeds"])
-        torch.testing.assert_close(cached, loss(latents, text, pooled), atol=1e-4, rtol=0)
+        facts = pipe.vae.config
+        latents = (pipe.vae.encode(pixels).latent_dist.mode() - (facts.shift_factor or 0)) * facts.scaling_factor
+        uncached = loss(model, latents, target, conditions(pipe, batch))
+        torch.testing.assert_close(
+            loss(model, batch["latents"], target, batch["forward"]), uncached, atol=1e-4, rtol=0
+        )
 
 
 def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):

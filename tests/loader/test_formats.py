@@ -1,11 +1,14 @@
 """Names of trainers, and that a format refuses latents of another model."""
 
+import inspect
+
+import diffusers
 import pytest
 import torch
 from made_caches import images, opened
 
 from latentcache.errors import UsageError
-from latentcache.loader.formats import check_row_format, row_format, segments, together
+from latentcache.loader.formats import check_row_format, row_format, sample_format, segments, together, with_arguments
 
 FLUX = {"kind": "scale-shift", "scale": 0.3611, "shift": 0.1159}
 
@@ -17,7 +20,7 @@ def flux(tmp_path_factory):
 
 def test_stable_diffusion(many):
     batch = next(iter(many.loader(batch_size=2, format="diffusers-sd")))
-    assert list(batch) == ["latents", "prompts", "keys", "names"]
+    assert list(batch) == ["latents", "prompts", "keys", "names", "forward"]
     assert batch["prompts"] == [f"caption of {name}" for name in batch["names"]]
 
 
@@ -74,15 +77,90 @@ WHY = {
 @pytest.mark.parametrize("space", SPACES)
 def test_a_format_takes_latents_of_its_model_and_names_the_one_that_fits(tmp_path, space):
     cache = opened(images(tmp_path / "c", [(64, 96)] * 4, **SPACES[space]))
-    for name in ("sd", "sdxl", "flux"):
-        if name == space:
+    for name in ("sd", "sdxl", "flux", "sd3", "qwen-image", "wan"):
+        if name == space or (space, name) == ("wan", "qwen-image"):
             next(iter(cache.loader(batch_size=2, format=f"diffusers-{name}")))
             continue
         with pytest.raises(UsageError, match="the latents are of another model") as caught:
             cache.loader(batch_size=2, format=f"diffusers-{name}")
-        fits = f"format='diffusers-{space}' or " if space in ("sd", "sdxl", "flux") else ""
+        fits = "" if space == "no shift" else f"format='diffusers-{space.replace('wan', 'qwen-image')}' or "
+        fits += "format='diffusers-wan' or " if space == "wan" else ""
         assert caught.value.fix.startswith(f"{fits}format='plain', or build")
-        assert WHY.get((space, name), "channels, not ") in caught.value.why
+        assert WHY.get((space, name), " not ") in caught.value.why
+
+
+TEXT = 8
+#: The real denoiser of each format, tiny.
+MODELS = {
+    "diffusers-sdxl": lambda: diffusers.UNet2DConditionModel(
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=4,
+        cross_attention_dim=TEXT,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=TEXT + 6 * 8,
+    ),
+    "diffusers-sd3": lambda: diffusers.SD3Transformer2DModel(
+        sample_size=8,
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT,
+        caption_projection_dim=16,
+        pooled_projection_dim=TEXT,
+    ),
+    "diffusers-flux": lambda: diffusers.FluxTransformer2DModel(
+        in_channels=64,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT,
+        pooled_projection_dim=TEXT,
+        axes_dims_rope=(4, 6, 6),
+    ),
+    "diffusers-qwen-image": lambda: diffusers.QwenImageTransformer2DModel(
+        in_channels=64,
+        out_channels=16,
+        num_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT,
+        axes_dims_rope=(4, 6, 6),
+    ),
+    "diffusers-wan": lambda: diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, text_dim=TEXT, freq_dim=16, ffn_dim=16, num_layers=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_has_what_the_forward_of_the_model_takes(name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    plain = {
+        "latents": torch.randn(2, 4 if name == "diffusers-sdxl" else 16, 8, 12),
+        "prompt_embeds": torch.randn(2, 5, TEXT),
+        "prompt_embeds_mask": torch.arange(5) < torch.tensor([[5], [3]]),
+        "pooled_prompt_embeds": torch.randn(2, TEXT),
+        **{size: torch.tensor([[64, 96]] * 2) for size in ("original_size", "crop_top_left", "target_size")},
+    }
+    batch = with_arguments(sample_format(plain, name))
+    latents = batch["latents"]
+    if name in ("diffusers-flux", "diffusers-qwen-image"):
+        latents = torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
+    with torch.inference_mode():
+        made = model(latents, timestep=torch.tensor([10, 500]), **batch["forward"], return_dict=False)[0]
+    assert made.shape == latents.shape
+    assert bool(made.isfinite().all())
+    wanted = set(inspect.signature(type(model).forward).parameters)
+    beside = {"encoder_hidden_states_image", "encoder_attention_mask"}  # of image-to-video, of no text encoder here
+    named = {one for one in wanted if one.startswith(("encoder", "pooled", "txt", "img", "added"))}
+    assert set(batch["forward"]) == named - beside
 
 
 def test_patches_must_fill_every_bucket(tmp_path):
