@@ -264,17 +264,30 @@ def captions_text(captions: Mapping[str, int], first_without: str) -> str:
 
 
 def data_lines(listing: Listing, notes: Sequence[Rejected]) -> list[tuple[str, str]]:
-    """(label, text): what was recognized, for the plan of a build; in at most three lines."""
+    """(label, text): what was recognized, for the plan of a build; in a few lines."""
     layout, images, counts = listing.layout, listing.images, Counter[str]()
     read = f"{listing.data_kind}, layout {layout.word}: {layout.why}" if layout else listing.data_kind
     lines = [("data", read)]
     if images is not None:
         lines.append(("captions", captions_text(images.captions, images.first_without)))
+        lines += further_lines(listing)
     for note in notes:
         counts[note.reason] += note.count
     if counts:
         lines.append(("notes", ", ".join(f"{count} {reason}" for reason, count in counts.most_common())))
     return lines
+
+
+def further_lines(listing: Listing) -> list[tuple[str, str]]:
+    """(label, text) of the masks and control images of samples."""
+    from latentcache.sources.layouts.partners import INPUTS
+
+    options = {name: option for option, names in INPUTS.items() for name in names}
+    return [
+        (name, f"{int((one.file >= 0).sum())} of {len(one.file)} samples (--{options[name]} none leaves them out)")
+        for name, one in listing.samples.inputs.items()
+        if name in options
+    ]
 
 
 # text
