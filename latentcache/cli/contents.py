@@ -168,6 +168,7 @@ def _packed(lengths: Any, length: int) -> int | None:
 
 def data_contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     """What a listing says of DATA, as JSON values."""
+    from latentcache.fields.clips import CLIP
     from latentcache.pipeline.report import quarantined
 
     found: dict[str, Any] = {"data_kind": listing.data_kind}
@@ -188,6 +189,10 @@ def data_contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
     sizes = samples.columns.get("original_size")
     if sizes is not None:
         found["sizes"] = _sizes(samples, sizes)
+    clips = samples.columns.get(CLIP)
+    if clips is not None and clips.any():
+        frames = clips[clips[:, 0] > 0, 0]
+        found["clips"] = {"samples": len(frames), "shortest": int(frames.min()), "longest": int(frames.max())}
     if listing.data_kind == "records":
         found["records"] = _records(listing, samples)
     duplicates, first = _duplicates(samples)

@@ -121,6 +121,9 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ends = (payload["sizes"][name] for name in ("smallest", "largest"))
         low, high = (f"{one['height']}x{one['width']} ({one['path']})" for one in ends)
         yield "sizes", f"smallest {low}, largest {high} (height x width)"
+    if "clips" in payload:
+        clips = payload["clips"]
+        yield "videos", f"{clips['samples']}, of {clips['shortest']} to {counted(clips['longest'], 'frame')}"
     aside = {"masks": "mask", "controls": "control image", "outside": "image outside all sets"}
     told = [counted(counts[name], word) for name, word in aside.items() if counts.get(name)]
     if told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -274,7 +275,7 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
     served, column = np.unique(items.sample), samples.columns.get("repeats") if repeats else None
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
-    buckets = tuple(Bucket(label=g.label, dims={"height": g.dims[1], "width": g.dims[2]}) for g in items.groups)
+    buckets = tuple(Bucket.sized(g.label, g.dims) for g in items.groups)
     sample, names = items.sample[order], samples.names
     index = SampleIndex(
         bucket=items.group[order].astype(np.int32),
@@ -308,9 +309,7 @@ def _joined(folders: Sequence[_Folder], mix: Any) -> SampleIndex:
 
     met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
     used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
-    buckets = sorted(
-        (met[label] for label in used), key=lambda b: (-b.dims["height"] * b.dims["width"], b.dims["height"])
-    )
+    buckets = sorted((met[label] for label in used), key=lambda b: (-math.prod(b.dims.values()), b.dims["height"]))
     number = {bucket.label: position for position, bucket in enumerate(buckets)}
     moved = [
         np.array([number.get(b.label, -1) for b in index.buckets], dtype=np.int32)[index.bucket] for index in indexes
@@ -377,11 +376,8 @@ def _show(payload: dict[str, Any]) -> None:
     names = ("samples", "batches", "repeated", "dropped")
     rows: list[tuple[object, ...]] = [("bucket", *names, "efficiency")]
     for bucket in payload["buckets"]:
-        label = (
-            f"{bucket['height']}x{bucket['width']}"
-            if "height" in bucket
-            else bucket.get("length", bucket.get("label"))
-        )
+        size = [str(bucket[name]) for name in ("frames", "height", "width") if name in bucket]
+        label = "x".join(size) or bucket.get("length", bucket.get("label"))
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
     _show_sources(payload["sources"])

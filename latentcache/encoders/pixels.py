@@ -17,16 +17,19 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.protocol import Pixels
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.clips import CLIP
 from latentcache.fields.latents import MAX_PIXELS, GeometrySettings, LatentsRecipe, crop_draw
 from latentcache.fields.protocol import Failure, Group, Job, Output, Prepared, Producer, ProducerContext, Read
 from latentcache.fields.table import STAT_WIDTH, stat_numbers
 from latentcache.geometry.placement import Placement, flipped, place_in
 from latentcache.geometry.sizes import Box, Size
 from latentcache.identity.content import HASH_BYTES, content_hash
+from latentcache.images.clips import EncodedClip
+from latentcache.images.cut import cut, encoded_file
 from latentcache.images.decode import EncodedImage
 from latentcache.images.headers import image_size, since_listed
-from latentcache.images.resize import pixel_hash, resize_crop, thread_setup
-from latentcache.images.scratch import Scratch, own_memory
+from latentcache.images.resize import pixel_hash, thread_setup
+from latentcache.images.scratch import Scratch
 from latentcache.sources.archives.members import close_tables, open_image, read_image
 from latentcache.sources.causes import hint_for
 
@@ -45,7 +48,7 @@ class PixelValue:
     """What the encoder gets for one item."""
 
     pixels: Pixels
-    """(H, W, 3)"""
+    """(H, W, 3); (F, H, W, 3) if the recipe has clips"""
     noise: bytes
     """Names the noise of a draw."""
 
@@ -57,7 +60,7 @@ class _Inputs:
     job: Job
     contents: bytes = b""
     stat: tuple[int, ...] = ()
-    images: list[EncodedImage] = field(default_factory=list)
+    images: list[EncodedImage | EncodedClip] = field(default_factory=list)
 
     def read(self, root: str, max_pixels: int) -> None:
         """Read them in the order of the kind's inputs; the items are made of the last one.
@@ -69,9 +72,9 @@ class _Inputs:
             data, memo = read_image(root, place)
             self.contents += content_hash(data)
             self.stat += stat_numbers(memo)
-            image = EncodedImage(data, max_pixels=max_pixels)
+            image = encoded_file(data, max_pixels=max_pixels)
             if not self.images:
-                _check_size(self.job, image.size)
+                _check_size(self.job, image)
             self.images.append(image)
 
     @property
@@ -161,8 +164,10 @@ class PixelProducer(Producer):
         """White pixels for a sample whose image is not there and not needed; no file is read."""
         items = []
         for output in self._context.missing(job, job.content):
-            bucket = Size(*self._groups[output.group].dims[1:])
-            pixels = np.full((bucket.height, bucket.width, 3), 255, dtype=np.uint8)
+            frames, *sides = self._groups[output.group].dims
+            bucket = Size(*sides)
+            shape = (bucket.height, bucket.width, 3)
+            pixels = np.full(shape if self._recipe.geometry.clips is None else (frames, *shape), 255, dtype=np.uint8)
             items.append(_prepared(output, pixels, place_in(bucket, bucket), scaled=False))
         contents, stat = bytes(HASH_BYTES * len(job.inputs)), (0,) * STAT_WIDTH * len(job.inputs)
         return Read(content=job.content, contents=contents, stat=stat, facts=job.facts, items=items)
@@ -170,18 +175,19 @@ class PixelProducer(Producer):
     def _items(self, files: _Inputs, outputs: Sequence[Output]) -> list[Prepared]:
         """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""
         scratch, geometry = self._scratch(), self._recipe.geometry
-        size, content = files.images[0].size, files.contents[:HASH_BYTES]
-        scaled, pixels = files.images[-1].size != size, self.own_pixels(files.job, files.images[-1], scratch)
-        crops: dict[Placement, Pixels] = {}
+        size, content, source = files.images[0].size, files.contents[:HASH_BYTES], files.images[-1]
+        groups = [self._groups[output.group] for output in outputs]
+        places = [
+            _placement(output, group, size, content, geometry) for output, group in zip(outputs, groups, strict=True)
+        ]
+        own = self.own_pixels(files.job, source, scratch) if isinstance(source, EncodedImage) else None
+        crops = cut(source, dict.fromkeys(places), groups[0].dims[0], self._recipe, scratch, own)
         items = []
-        for output in outputs:
-            upright = _placement(output, self._groups[output.group], size, content, geometry)
-            if upright not in crops:
-                crops[upright] = own_memory(resize_crop(pixels, upright, self._recipe.pixels.resample), pixels)
-            cut, placement = crops[upright], upright
+        for output, upright in zip(outputs, places, strict=True):
+            pixels, placement = crops[upright], upright
             if geometry.flips(output.variant):
-                cut, placement = np.ascontiguousarray(cut[:, ::-1]), flipped(upright)
-            items.append(_prepared(output, cut, placement, scaled=scaled))
+                pixels, placement = np.ascontiguousarray(pixels[..., ::-1, :]), flipped(upright)
+            items.append(_prepared(output, pixels, placement, scaled=source.size != size))
         return items
 
     def _scratch(self) -> Scratch:
@@ -202,15 +208,19 @@ def bytes_per_pixel(head: bytes) -> int:
     return next(found, _OTHER_BYTES)
 
 
-def _check_size(job: Job, size: Size) -> None:
-    """The plan was made for the size of the header; another size means another file.
+def _check_size(job: Job, image: EncodedImage | EncodedClip) -> None:
+    """The plan was made for the size and the frames of the header; others mean another file.
 
     Raises:
         UnusableSampleError: ``changing``.
     """
-    planned = tuple(int(side) for side in job.facts.get("original_size", ()))
-    if planned and planned != (size.height, size.width):
-        detail = f"it was {Size(*planned)} when the build was planned and is {size} now"
+    frames = image.clip[:1] if isinstance(image, EncodedClip) else ()
+    planned = [int(side) for side in job.facts.get("original_size", ())]
+    planned = [*map(int, filter(None, job.facts.get(CLIP, ())[:1])), *planned]
+    found = [*frames, image.size.height, image.size.width]
+    if len(planned) > 1 and planned != found:
+        was, now = ("x".join(map(str, one)) for one in (planned, found))
+        detail = f"it was {was} when the build was planned and is {now} now"
         raise UnusableSampleError(detail, fix=hint_for("changing"), slug="changing")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.clips import STARTS, ClipSettings, clip_frames, clip_label, clip_settings
 from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats, is_finite
 from latentcache.fields.protocol import (
@@ -38,6 +39,7 @@ from latentcache.geometry.buckets import GEOMETRY_RULE, BucketTable, bucket_tabl
 from latentcache.geometry.placement import CROPS, enlarged, unusable
 from latentcache.geometry.sizes import Size, latent_size
 from latentcache.identity.content import checksum
+from latentcache.identity.key import MAX_DIM
 
 POSTERIORS = ("mode", "sample", "moments")
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
@@ -46,6 +48,7 @@ RESAMPLERS = ("auto", "lanczos-u8", "lanczos-pil")
 ICC_POLICIES = ("srgb", "ignore")
 #: Stored crops of an image if they are random and no number is given; more than half of 256 leave none for flips.
 DEFAULT_CROPS, MAX_CROPS = 4, 128
+_LENGTHS = MAX_DIM + 1
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
 
@@ -154,6 +157,8 @@ class GeometrySettings:
     """``center``, ``top``, ``random`` or ``focus``."""
     crops: int = 1
     """Random crops that are stored of every image."""
+    clips: ClipSettings | None = None
+    """None: images only; latents then have no axis of frames."""
     rule: int = GEOMETRY_RULE
 
     @property
@@ -190,7 +195,8 @@ class LatentsRecipe:
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
-        return FieldSpec(dtype=self.encoder.storage_dtype, dims=("C", "h", "w"), variants=self.geometry.variants)
+        dims = ("C", "h", "w") if self.geometry.clips is None else ("C", "f", "h", "w")
+        return FieldSpec(dtype=self.encoder.storage_dtype, dims=dims, variants=self.geometry.variants)
 
     @property
     def read_time(self) -> ReadSpec:
@@ -207,6 +213,8 @@ class LatentsRecipe:
         geometry = self.geometry
         centered = (geometry.crop, geometry.crops) == ("center", 1)
         crop = {} if centered else {"crop": geometry.crop, "crops": geometry.crops}
+        if geometry.clips is not None:
+            crop = {**crop, "clips": geometry.clips.identity()}
         return {"rule": geometry.rule, **crop, "pixels": asdict(self.pixels), "encoder": self.encoder.identity()}
 
     @cached_property
@@ -220,6 +228,9 @@ class LatentsRecipe:
         encoder = asdict(self.encoder)
         encoder["normalization"] |= {name: list(encoder["normalization"][name]) for name in ("mean", "std")}
         geometry["resolutions"] = list(self.geometry.resolutions)
+        if geometry.pop("clips"):
+            assert self.geometry.clips is not None
+            geometry["clips"] = asdict(self.geometry.clips) | {"frames": list(self.geometry.clips.frames)}
         return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": encoder}
 
     @classmethod
@@ -233,6 +244,7 @@ class LatentsRecipe:
             geometry = dict(data["geometry"])
             geometry["resolutions"] = tuple(geometry["resolutions"])
             geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
+            geometry["clips"] = ClipSettings.from_json(geometry["clips"]) if "clips" in geometry else None
             return cls(
                 geometry=GeometrySettings(**geometry),
                 pixels=PixelProfile(**data["pixels"]),
@@ -247,14 +259,12 @@ class LatentsRecipe:
         """A copy with some encoder fields replaced."""
         return replace(self, encoder=replace(self.encoder, **changes))
 
-    def group(self, bucket: Size) -> Group:
-        """The items of one bucket."""
-        cells = latent_size(bucket, self.encoder.factor)
-        return Group(
-            label=str(bucket),
-            shape=(self.encoder.stored_channels, cells.height, cells.width),
-            dims=(1, bucket.height, bucket.width),
-        )
+    def group(self, bucket: Size, frames: int = 1) -> Group:
+        """The items of one bucket: images, or clips of so many frames."""
+        cells, clips = latent_size(bucket, self.encoder.factor), self.geometry.clips
+        dims, axis = (frames, bucket.height, bucket.width), () if clips is None else (clips.latent_frames(frames),)
+        shape = (self.encoder.stored_channels, *axis, cells.height, cells.width)
+        return Group(label=clip_label(dims), shape=shape, dims=dims)
 
 
 def parse_size(text: str) -> Size:
@@ -294,6 +304,11 @@ class LatentsSettings:
     crop_variants: int | None = setting(
         "Random crops stored of every image, with --crop random [default: 4]", metavar="N", min=1
     )
+    frames: tuple[int, ...] | None = setting(
+        "Encode videos, as clips of this many frames; repeat for several lengths", metavar="N", min=1
+    )
+    fps: int | None = setting("Frames per second to take of a video [default: every frame]", metavar="N", min=1)
+    clip_start: str | None = setting("Place of the clip in its video [default: first]", choices=STARTS)
     flip: bool | None = setting("Store a horizontal flip of every image as well.")
     compute_dtype: str | None = setting("Precision of the encoder [default: auto]", choices=COMPUTE_DTYPES)
     storage_dtype: str | None = setting("Type of stored latents [default: float16]", choices=STORAGE_DTYPES)
@@ -337,6 +352,7 @@ class Latents(FieldKind):
     """Inputs without which a sample has no item."""
     settings = LatentsSettings
     needs_header = ("original_size",)
+    check_again = FieldKind.check_again | {"needs-pyav"}
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {"crop": ("<u4", (2,)), "resize": ("<u4", (2,))}
     work = WorkSize(unit_cost=1 << 28, cost_bytes=25, batch_cost=8 << 20)
     same_input = "latentcache.images.compare:same_input"
@@ -354,28 +370,35 @@ class Latents(FieldKind):
         size = samples.columns["original_size"].astype(np.int64)
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
+        frames, unfit = clip_frames(samples, known, recipe.geometry.clips, self.name)
+        known = known[frames > 0]
         distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
         tables = recipe.geometry.tables()
         found = [_buckets_of(one, tables, recipe.geometry) for one in sizes]
-        used = sorted({bucket for buckets, _ in found for bucket in buckets}, key=lambda b: (-b.area, b.width))
-        number = {bucket: position for position, bucket in enumerate(used)}
-        chosen = [sorted(number[bucket] for bucket in buckets) for buckets, _ in found]
-        sample, group = _spread(known, which, chosen)
-        variants, where = recipe.geometry.variants, self._steps(samples, sample, group, used, recipe)
-        areas = np.array([bucket.area for bucket in used], dtype=np.int64)
+        pairs, pair = np.unique(which * _LENGTHS + frames[frames > 0], return_inverse=True)
+        dims = [
+            [(value % _LENGTHS, bucket.height, bucket.width) for bucket in found[value // _LENGTHS][0]]
+            for value in pairs.tolist()
+        ]
+        used = sorted({one for each in dims for one in each}, key=lambda one: (-math.prod(one), one[2], one[0]))
+        number = {one: position for position, one in enumerate(used)}
+        sample, group = _spread(known, pair, [sorted(number[one] for one in each) for each in dims])
+        buckets = [Size(*one[1:]) for one in used]
+        variants, where = recipe.geometry.variants, self._steps(samples, sample, group, buckets, recipe)
+        costs = np.array([math.prod(one) for one in used], dtype=np.int64)
         variant = (where[:, None] * variants + np.arange(variants)).astype(np.uint8).reshape(-1)
         group, sample = np.repeat(group, variants), np.repeat(sample, variants)
-        groups = tuple(recipe.group(bucket) for bucket in used)
+        groups = tuple(recipe.group(bucket, one[0]) for bucket, one in zip(buckets, used, strict=True))
         content = self.content(samples)[sample]
         return FieldPlan(
             sample=sample,
             group=group,
             variant=variant,
-            cost=areas[group] if len(used) else np.zeros(0, dtype=np.int64),
+            cost=costs[group] if len(used) else np.zeros(0, dtype=np.int64),
             key=self.keys(content, group, variant, groups, recipe),
             groups=groups,
-            rejected=tuple(_rejected(samples, known, which, sizes, found)),
+            rejected=(*unfit, *_rejected(samples, known, which, sizes, found)),
             notes=()
             if self.follows
             else (
@@ -433,15 +456,18 @@ class Latents(FieldKind):
         return {
             "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
             "model": f"{provenance.get('model', '')}{demo}",
+            **({} if recipe.geometry.clips is None else {"clips": str(recipe.geometry.clips)}),
             "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{_chosen(recipe.geometry)}",
         }
 
 
-def geometry_of(settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int) -> GeometrySettings:
-    """Sizes that follow from settings, cache and model.
+def geometry_of(
+    settings: LatentsSettings, cached: LatentsRecipe | None, model_multiple: int, frame_step: int = 0
+) -> GeometrySettings:
+    """Sizes and clips that follow from settings, cache and model.
 
     Raises:
-        RecipeError: The step is below 1.
+        RecipeError: The step is below 1, or the model does not take clips as they are asked for.
     """
     base = cached.geometry if cached else GeometrySettings()
     if settings.resolutions:
@@ -453,7 +479,8 @@ def geometry_of(settings: LatentsSettings, cached: LatentsRecipe | None, model_m
         raise RecipeError(f"--bucket-step {step}: below 1", fix="--bucket-step 64")
     plain = ("min_side", "max_side", "flip", "upscale", "min_pixels", "crop")
     given = {name: getattr(settings, name) for name in plain if getattr(settings, name) is not None}
-    made = replace(base, multiple=math.lcm(step, model_multiple), **given)
+    clips = clip_settings(settings.frames, settings.fps, settings.clip_start, base.clips, frame_step)
+    made = replace(base, multiple=math.lcm(step, model_multiple), clips=clips, **given)
     return replace(made, crops=_crops(settings, base, made.crop))
 
 

@@ -1,13 +1,14 @@
-"""Embeddings of captions: what a diffusion pipeline makes of a prompt, one item per distinct caption.
+"""Embeddings of captions: what a diffusion pipeline makes of a prompt, one item per distinct caption and variant.
 
 ``prompt_embeds`` is the sequence that a model attends to; ``pooled_prompt_embeds`` is the vector that some models get
 beside it. Both are what the ``encode_prompt`` of the pipeline's class returns. Padding is stored only if the model
-attends to it; else an item has its true length, and the loader pads with zeros to the length of the recipe.
+attends to it; else an item has its true length, and the loader pads with zeros to the length of the recipe. Prompts
+that belong to no sample, the empty and the negative one, are variants of the first sample; their keys are their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.noise import compare_floats, is_finite
 from latentcache.fields.protocol import (
     Difference,
@@ -31,6 +33,7 @@ from latentcache.fields.protocol import (
 )
 from latentcache.fields.registry import load
 from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.content import canonical_json, content_hash
 
 STORAGE_DTYPES = ("float16", "bfloat16", "float32")
 COMPUTE_DTYPES = ("auto", *STORAGE_DTYPES)
@@ -41,6 +44,9 @@ PROMPT_RULE = 1
 _FOLLOWED = "latentcache.encoders.prompt.locate:text_settings"
 #: Cost of a caption beside its characters: every pipeline adds some tokens.
 _FIXED_COST = 32
+#: Variant numbers of the prompts of a field.
+EMPTY_VARIANT, NEGATIVE_VARIANT = 255, 254
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,23 @@ class PromptRecipe:
     compute_dtype: str = "float32"
     storage_dtype: str = "bfloat16"
     rule: int = PROMPT_RULE
+    captions: CaptionVariants = field(default_factory=CaptionVariants)
+    """The variants of a caption."""
+    empty_prompt: bool = False
+    """True: the empty prompt is stored beside the captions."""
+    negative_prompt: str | None = None
+    """Stored beside the captions."""
+
+    @property
+    def prompts(self) -> dict[str, int]:
+        """Prompts of the field -> variant."""
+        negative = {} if self.negative_prompt is None else {self.negative_prompt: NEGATIVE_VARIANT}
+        return negative | ({"": EMPTY_VARIANT} if self.empty_prompt else {})
+
+    def text(self, caption: str, variant: int) -> str:
+        """What is encoded for a variant of a caption."""
+        prompt = next((text for text, number in self.prompts.items() if number == variant), None)
+        return self.captions.text(caption, variant) if prompt is None else prompt
 
     @property
     def is_sequence(self) -> bool:
@@ -77,13 +100,10 @@ class PromptRecipe:
     @property
     def spec(self) -> FieldSpec:
         """Storage and collation."""
-        if not self.is_sequence:
-            return FieldSpec(dtype=self.storage_dtype, dims=("width",))
-        if not self.trimmed:
-            return FieldSpec(dtype=self.storage_dtype, dims=("tokens", "width"))
-        return FieldSpec(
-            dtype=self.storage_dtype, dims=("tokens", "width"), ragged=True, collate="pad", length=self.length
-        )
+        dims = ("tokens", "width") if self.is_sequence else ("width",)
+        padded: Any = {"ragged": True, "collate": "pad", "length": self.length} if self.trimmed else {}
+        most: Any = {"variants": self.captions.number, "first_prompt": NEGATIVE_VARIANT}
+        return FieldSpec(dtype=self.storage_dtype, dims=dims, **most, **padded)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,12 +114,16 @@ class PromptRecipe:
 
     @property
     def read_time(self) -> ReadSpec:
-        """Nothing."""
-        return ReadSpec()
+        """Texts of the variants."""
+        texts = canonical_json(asdict(self.captions)).decode()
+        return ReadSpec(prompts=self.prompts, texts=texts)
 
     def identity(self) -> dict[str, Any]:
-        """All of the recipe."""
-        return self.as_json()
+        """What decides the embeddings of a caption's variant; not how many variants there are, and which prompts."""
+        said, rule = self.as_json(), self.captions.rule()
+        for name in ("captions", "empty_prompt", "negative_prompt"):
+            del said[name]
+        return said | ({"captions": rule} if rule else {})
 
     @cached_property
     def recipe_id(self) -> bytes:
@@ -119,7 +143,8 @@ class PromptRecipe:
         """
         try:
             arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
-            return cls(**{**data, "arguments": arguments})
+            captions = CaptionVariants(**data["captions"])
+            return cls(**{**data, "arguments": arguments, "captions": captions})
         except (KeyError, TypeError, ValueError) as error:
             raise RecipeError(
                 "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
@@ -140,6 +165,19 @@ class PromptSettings:
     text_storage_dtype: str | None = setting(
         "Type of stored embeddings [default: float16 for CLIP alone, else bfloat16]", choices=STORAGE_DTYPES
     )
+    caption_variants: int | None = setting(
+        f"Texts stored of a caption at most [default: its captions; {DEFAULT_VARIANTS} with --shuffle-tags]",
+        metavar="N",
+        min=1,
+    )
+    shuffle_tags: bool | None = setting("Store the tags of captions in other orders as well.")
+    keep_tags: str | None = setting(
+        "Tags at the start that keep their place: a number, or the text that ends them [default: 0]",
+        metavar="N|TEXT",
+    )
+    tag_separator: str | None = setting("Text between two tags [default: ,]", metavar="TEXT")
+    empty_prompt: bool | None = setting("Store the empty prompt, which read(caption_dropout=) serves.")
+    negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -147,16 +185,6 @@ class PromptSettings:
             if choices and value is not None and value not in choices:
                 flag = f"--{one.name.replace('_', '-')}"
                 raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PooledSettings:
-    """The settings of ``prompt_embeds``, which has the options of the command line."""
-
-    text_encoder: str | None = field(default=None, metadata={"flag": None})
-    text_length: int | None = field(default=None, metadata={"flag": None})
-    text_compute_dtype: str | None = field(default=None, metadata={"flag": None})
-    text_storage_dtype: str | None = field(default=None, metadata={"flag": None})
 
 
 class PromptEmbeds(FieldKind):
@@ -173,43 +201,94 @@ class PromptEmbeds(FieldKind):
     describer = "latentcache.encoders.prompt.describe:describe_sequence"
     producer = "latentcache.encoders.prompt.producer:PromptProducer"
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
+    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """As given; else the text encoders of the pipeline that encodes the images, if there are captions."""
         said = fields.get("prompt_embeds") or PromptSettings()
         if said.text_encoder == NONE:
             return None
-        model = said.text_encoder or getattr(fields.get("latents"), "model", None)
+        model, own = said.text_encoder or getattr(fields.get("latents"), "model", None), fields.get(self.name)
+        own = fields.get(PromptEmbeds.name) if held else own
         if model is None or "caption" not in samples.inputs:
-            return fields.get(self.name)
+            return own
         if said.text_encoder is None and not _has_text(samples):
-            return fields.get(self.name)
-        return load(_FOLLOWED)(self.name, model, said) or fields.get(self.name)
+            return own
+        return load(_FOLLOWED)(self.name, model, said) or own
 
     def recipe_from_json(self, data: Mapping[str, Any]) -> PromptRecipe:
         """See :meth:`FieldKind.recipe_from_json`."""
         return PromptRecipe.from_json(data)
 
     def plan(self, samples: SampleTable, recipe: FieldRecipe) -> FieldPlan:
-        """One item per sample with a caption; the content of a caption is known before it is encoded."""
+        """Items of the samples with a caption, and of the prompts; the content of a caption is known before."""
         assert isinstance(recipe, PromptRecipe)
         caption = samples.inputs["caption"]
         assert caption.text is not None
-        size = np.diff(np.asarray(caption.text.ends), prepend=0)
-        there = (size > 0) | (np.asarray(caption.file) >= 0)
+        there = np.asarray(caption.content).any(axis=1)
         rows, group = np.flatnonzero(there).astype(np.int32), (Group(label="", shape=recipe.shape),)
-        zeros = np.zeros(len(rows), dtype=np.uint8)
+        counts, notes = self._counts(samples, rows, recipe)
+        sample, first = np.repeat(rows, counts), np.repeat(np.cumsum(counts) - counts, counts)
+        variant = (np.arange(len(sample)) - first).astype(np.uint8)
+        if len(rows):
+            prompts = sorted(recipe.prompts.values())
+            sample = np.insert(sample, counts[0], [rows[0]] * len(prompts))
+            variant = np.insert(variant, counts[0], prompts)
+        size = np.diff(np.asarray(caption.text.ends), prepend=0)
+        zeros = np.zeros(len(sample), dtype=np.int32)
         return FieldPlan(
-            sample=rows,
-            group=np.zeros(len(rows), dtype=np.int32),
-            variant=zeros,
-            cost=size[rows].astype(np.int64) + _FIXED_COST,
-            key=self.keys(self.content(samples)[rows], zeros, zeros, group, recipe),
+            sample=sample,
+            group=zeros,
+            variant=variant,
+            cost=size[sample].astype(np.int64) + _FIXED_COST,
+            key=self.keys(self.content(samples)[sample], zeros, variant, group, recipe),
             groups=group,
             rejected=tuple((row, self._without(samples, row)) for row in np.flatnonzero(~there).tolist()),
+            notes=notes,
         )
 
+    def _counts(
+        self, samples: SampleTable, rows: NDArray[np.int32], recipe: PromptRecipe
+    ) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
+        """(n,) variants of each row, and a note if some have more captions than variants."""
+        texts, number = samples.inputs["caption"].text, recipe.captions.number
+        assert texts is not None
+        more, first, counts = 0, -1, np.ones(len(rows), dtype=np.int64)
+        if number == 1 and captions_at_most(texts) == 1:
+            return counts, ()
+        for start in range(0, len(rows), _BLOCK):
+            block = rows[start : start + _BLOCK]
+            some = texts.take(block)
+            counts[start : start + _BLOCK] = [recipe.captions.count(text) for text in some]
+            left = [row for row, text in zip(block.tolist(), some, strict=True) if text.count(BETWEEN) >= number]
+            more, first = more + len(left), left[0] if left and first < 0 else first
+        detail = f"{more} samples have more captions than --caption-variants {number} stores"
+        hint = "a larger --caption-variants stores all of them"
+        note = Rejected(name=samples.names[first], reason="captions-left", detail=detail, hint=hint, count=more,
+                        target=self.name)  # fmt: skip
+        return counts, (note,) if more else ()
+
+    def keys(
+        self,
+        content: NDArray[np.uint8],
+        group: NDArray[np.integer],
+        variant: NDArray[np.integer],
+        groups: Sequence[Group],
+        recipe: FieldRecipe,
+    ) -> NDArray[np.uint8]:
+        """See :meth:`FieldKind.keys`; the content of a prompt is that of its own text."""
+        assert isinstance(recipe, PromptRecipe)
+        for text, number in recipe.prompts.items():
+            own = variant == number
+            if own.any():
+                content = np.where(own[:, None], np.frombuffer(content_hash(text.encode()), dtype=np.uint8), content)
+        return super().keys(content, group, variant, groups, recipe)
+
+    def text(self, text: str, variant: int, recipe: FieldRecipe) -> str:
+        """The text of a caption's variant, or of a prompt."""
+        assert isinstance(recipe, PromptRecipe)
+        return recipe.text(text, variant)
+
     def _without(self, samples: SampleTable, row: int) -> Rejected:
-        hint = "write one beside the image (an empty .txt is an empty prompt), or give --default-caption TEXT"
+        hint = "write one beside the image, or give --default-caption TEXT; an empty .txt or TEXT is the empty prompt"
         return Rejected(
             name=samples.names[row],
             reason="no-caption",
@@ -255,7 +334,7 @@ class PooledPromptEmbeds(PromptEmbeds):
 
     name = "pooled_prompt_embeds"
     kind = 3
-    settings = PooledSettings
+    has_options = False
     describer = "latentcache.encoders.prompt.describe:describe_vector"
 
 

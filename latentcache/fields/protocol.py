@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnsupportedModelError
+from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
 from latentcache.identity.key import CONTENT_AT, KEY_BYTES, RECIPE_BYTES, EntryKey
@@ -63,10 +64,16 @@ class FieldSpec:
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
 
+    first_prompt: int = 256
+    """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
+
     def variant_of(self, numbers: Any) -> NDArray[np.integer]:
-        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops)."""
-        found: NDArray[np.integer] = np.asarray(numbers) % max(self.variants, 1)
-        return found
+        """(n,) the variant of each number of a row; the rest tells apart items of one content (focus crops).
+
+        A prompt keeps its number, which is above those of all variants.
+        """
+        given = np.asarray(numbers)
+        return np.where(given < self.first_prompt, given % max(self.variants, 1), given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,10 @@ class ReadSpec:
     """True if means and log variances are stored, from which the loader draws."""
     flips: bool = False
     """True if the second half of the variants are the horizontal flips of the first half."""
+    texts: str = ""
+    """What decides the texts of variants. Fields of one input are served together only if they have the same."""
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    """Texts that belong to the field and to no sample -> variant of their item; one sample has their rows."""
 
 
 class FieldRecipe(Protocol):
@@ -440,6 +451,8 @@ class FieldKind:
     settings: type[Any] = object
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
     None always means "not given", and then the current snapshot decides."""
+    has_options: bool = True
+    """False: the options of the command line are those of another kind, which gives its settings to this one."""
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
@@ -477,12 +490,13 @@ class FieldKind:
     producer: str = ""
     """``module:Class``: ``Class(described.producer, recipe, ProducerContext)``; imported in workers only."""
 
-    def asked(self, fields: Mapping[str, Any], samples: SampleTable) -> Any:
+    def asked(self, fields: Mapping[str, Any], samples: SampleTable, *, held: bool = False) -> Any:
         """Settings of this field in a build, or None if the build was not asked for it.
 
         Args:
             fields: Field -> settings, as they were given.
             samples: Of DATA.
+            held: True if the cache has this field.
         """
         return fields.get(self.name)
 
@@ -539,6 +553,10 @@ class FieldKind:
         hashes = b"".join(content_hash(both[at : at + width]) for at in range(0, len(both), width))
         found[rows] = np.frombuffer(hashes, dtype=np.uint8).reshape(-1, HASH_BYTES)
         return found
+
+    def text(self, text: str, variant: int, recipe: FieldRecipe) -> str:
+        """What a variant is made of, from the text of its input: one of several, which are joined by NUL."""
+        return CaptionVariants().text(text, variant)
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Why a payload with a correct checksum is wrong all the same (not finite, id out of range); empty: right."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 #: Width of the stat column: size, mtime_ns, ctime_ns, inode, device, seen_ns (see ``identity.stat``).
 STAT_WIDTH = 6
 #: What a column that a table lacks means for each of its samples.
-ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1}
+ABSENT: Mapping[str, int] = {"repeats": 1, "focus": -1, "span": 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Input:
     """One input of every sample: where it is and what it holds."""
 
     content: NDArray[np.uint8]
-    """(S, 16) content hash; zeros while unknown (a file that is hashed when it is encoded)."""
+    """(S, 16) content hash; zeros while unknown (a file that is hashed when it is encoded), and for no caption."""
     file: NDArray[np.int32]
     """(S,) position in the files; -1: the sample lacks this input."""
     line: NDArray[np.uint32] | None = None
@@ -108,6 +108,60 @@ class SampleTable:
     def with_columns(self, **columns: NDArray[Any]) -> SampleTable:
         """A copy with more columns."""
         return replace(self, columns={**self.columns, **columns})
+
+
+def join_tables(
+    tables: Sequence[SampleTable], numbers: Sequence[NDArray[np.int64]], files: Files, order: NDArray[np.intp]
+) -> SampleTable:
+    """The samples of all tables, those of ``order`` in that order.
+
+    Args:
+        tables: With one set of inputs.
+        numbers: Of the files of each among ``files``.
+        files: Of all.
+        order: Rows of the tables, one after the other.
+    """
+
+    def column(values: Sequence[Any]) -> NDArray[Any]:
+        joined: NDArray[Any] = np.concatenate([np.asarray(one) for one in values])[order]
+        return joined
+
+    def strings(values: Sequence[Strings]) -> Strings:
+        ends = np.concatenate([np.asarray(one.ends) for one in values])
+        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
+        shift = np.repeat(sizes, [len(one) for one in values])
+        return Strings(np.concatenate([one.data for one in values]), ends + shift).select(order)
+
+    def joined_input(name: str) -> Input:
+        own = [table.inputs[name] for table in tables]
+        places = [
+            np.append(number, -1)[np.asarray(one.file)].astype(np.int32)
+            for one, number in zip(own, numbers, strict=True)
+        ]
+        texts = [one.text for one in own if one.text is not None]
+        lines = [np.zeros(len(one.file), np.uint32) if one.line is None else np.asarray(one.line) for one in own]
+        return Input(
+            content=column([one.content for one in own]),
+            file=column(places),
+            line=column(lines) if any(one.line is not None for one in own) else None,
+            text=strings(texts) if len(texts) == len(own) else None,
+        )
+
+    return SampleTable(
+        names=strings([table.names for table in tables]),
+        files=files,
+        inputs={name: joined_input(name) for name in tables[0].inputs},
+        columns={name: column(_filled(name, tables)) for name in sorted({one for t in tables for one in t.columns})},
+    )
+
+
+def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
+    """A sample column of all parts; in a part without it every sample has the value of ``ABSENT``."""
+    held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)
+    return [
+        np.asarray(table.columns.get(name, np.full((len(table), *held.shape[1:]), ABSENT.get(name, 1), held.dtype)))
+        for table in tables
+    ]
 
 
 def stat_numbers(memo: StatMemo) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from latentcache.fields.latents import LatentsRecipe
 from latentcache.fields.protocol import Group
 from latentcache.geometry.placement import Placement
 from latentcache.geometry.sizes import Box, Size
-from latentcache.images.decode import decode
-from latentcache.images.resize import pixel_hash, resize_crop
+from latentcache.images.cut import cut, encoded_file
+from latentcache.images.resize import pixel_hash
 
 
 def same_input(
@@ -40,10 +40,9 @@ def same_input(
     (top, left), resize = np.asarray(columns["crop"]).tolist(), Size(*np.asarray(columns["resize"]).tolist())
     placement = Placement(bucket=bucket, resize=resize, crop=Box(top=top, left=left, size=bucket))
     try:
-        pixels = decode(data, recipe.pixels)
+        source = encoded_file(data)
+        if source.size != resize and recipe.pixels.resample == "lanczos-u8" and "torch" not in sys.modules:
+            return None
+        return pixel_hash(cut(source, [placement], group.dims[0], recipe)[placement]) == same
     except (UnusableSampleError, MemoryError):
         return False
-    resizes = pixels.shape[:2] != (resize.height, resize.width)
-    if resizes and recipe.pixels.resample == "lanczos-u8" and "torch" not in sys.modules:
-        return None
-    return pixel_hash(resize_crop(pixels, placement, recipe.pixels.resample)) == same

@@ -27,12 +27,12 @@ from latentcache.images.headers import (
     SIDEWAYS,
     check_png,
     opened,
-    rejection,
     stored_orientation,
     translated_errors,
 )
 from latentcache.images.jpeg import turbo_pixels
 from latentcache.images.scratch import Scratch
+from latentcache.sources.causes import rejection
 
 #: Embedded profiles above this size are ignored; the largest printer profiles have 2 to 3 MiB.
 MAX_ICC_BYTES = 4 << 20

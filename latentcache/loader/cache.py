@@ -265,6 +265,8 @@ class Cache:
         latents: Draw | None = None,
         flip: bool | None = None,
         crops: bool = True,
+        captions: bool = True,
+        caption_dropout: float = 0.0,
         dtype: torch.dtype | None = None,
         repeats: bool = True,
     ) -> Cache:
@@ -276,8 +278,10 @@ class Cache:
                 key); ``mode`` gives the mean, for validation.
             flip: Serve stored horizontal flips in turn, by (seed, epoch, sample); by default if they are stored.
                 False for validation.
-            crops: Serve stored random crops in turn, by (seed, epoch, sample). False for the first crop of each, for
-                validation.
+            crops: Serve stored random crops in turn, by (seed, epoch, sample). False for the first, for validation.
+            captions: Serve stored variants of captions likewise.
+            caption_dropout: Probability of the empty prompt in place of a caption, by (seed, epoch, sample); for all
+                embeddings of the sample together.
             dtype: Floating type of the values; by default the type they are stored in.
             repeats: Serve a sample as often in an epoch as its data set says (``10_cats/`` of kohya: ten times).
                 False for once.
@@ -285,14 +289,22 @@ class Cache:
         Raises:
             UsageError: A value is not allowed, the cache does not hold it, or ``repeats`` of a cache with weights.
         """
-        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), dtype=dtype,
-                                repeats=bool(repeats))  # fmt: skip
+        settings = ReadSettings(scaled=scaled, latents=latents, flip=flip, crops=bool(crops), captions=bool(captions),
+                                caption_dropout=caption_dropout, dtype=dtype, repeats=bool(repeats))  # fmt: skip
         if settings.repeats != self._settings.repeats:
             self._refuse_weights("read(repeats=)")
         view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)
         if self._has_samples:
             len(view)  # refuses what is not stored
         return view
+
+    def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
+        """Embeddings (1, ...) of the empty prompt (``build --empty-prompt``), or of that of ``--negative-prompt``.
+
+        Raises:
+            UsageError: The cache does not hold this prompt.
+        """
+        return self._reader.prompt(text)
 
     def rows(
         self,

@@ -22,7 +22,8 @@ from latentcache.plan.numbers import choice
 
 Batch = dict[str, Any]
 #: Columns of a batch that come from an input's text, a sample column, a field's own column, or the bucket.
-METADATA = {"captions": "caption", "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
+CAPTION = "caption"
+METADATA = {"captions": CAPTION, "original_size": "original_size", "crop_top_left": "crop", "target_size": "dims"}
 #: Label where nothing is learned (``torch.nn.CrossEntropyLoss(ignore_index=)``, also of transformers).
 IGNORED = -100
 #: Scales and shifts that differ by less are the same number, rounded otherwise.

@@ -19,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
+from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
-from latentcache.loader.formats import METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Joined, Part, Shape, default_fields, join
+from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
+from latentcache.loader.samples import Joined, Part, Shape, default_fields, join, prompt_row
 from latentcache.loader.values import TORCH, Affine, ReadSettings, posterior
 from latentcache.plan.batching import size_rank
 from latentcache.plan.mixing import Mixture
@@ -42,6 +43,8 @@ Split = list[tuple[int, Ints, Ints]]
 _SAMPLES = ""
 Variants = Mapping[str, Ints]
 """First input of fields -> (B,) variant that each sample is served in; without it the first."""
+#: Variant of a sample whose texts are left out.
+DROPPED = -1
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
 #: Combinations of groups that a table may have.
@@ -153,7 +156,8 @@ class SampleReader:
             for name in self.fields
         }
         items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
-        described = self._described(items, len(rows), bucket)  # first: a thread that has the bytes is done soon
+        # First: a thread that has the bytes is done soon.
+        described = self._described(items, variants, len(rows), bucket)
         batch: Batch = {}
         for name in self.fields:
             if self._specs[name].ragged:
@@ -229,15 +233,19 @@ class SampleReader:
         """(n,) rows of a field: the variants that this epoch serves."""
         rows = self._joined[number].rows[name]
         drawn = variants.get(self._leads[name])
-        if drawn is None or rows.shape[1] == 1:
+        if drawn is None:
             first: Ints = rows[:, 0][local]
             return first
-        found: Ints = rows[local, np.minimum(drawn[at], rows.shape[1] - 1)]
+        own = drawn[at]
+        found: Ints = rows[local, np.clip(own, 0, rows.shape[1] - 1)]
+        if (own == DROPPED).any():
+            found[own == DROPPED] = self._empty[number, name]
         return found
 
     def _variants(self, split: Split, turn: Turn) -> Variants:
         """First input -> (B,) variant of each sample: one draw for all fields of this input."""
-        if not self._choices:
+        dropout = self._settings.caption_dropout
+        if not self._choices and not dropout:
             return {}
         again = self._over(split, self._occurrence)
         drawn: dict[str, Ints] = {}
@@ -248,6 +256,10 @@ class SampleReader:
             else:
                 draws = drawn_of_samples(lead, self._over(split, self._sample), turn, occurrence=again)
                 drawn[lead] = (draws % self._over(split, partial(self._held, name))).astype(np.int64)
+        if dropout:
+            draws = drawn_of_samples("dropout", self._over(split, self._sample), turn, occurrence=again)
+            held = drawn.get(CAPTION, np.zeros(len(draws), dtype=np.int64))
+            drawn[CAPTION] = np.where(draws < np.uint64(min(int(dropout * 2**64), 2**64 - 1)), DROPPED, held)
         return drawn
 
     def _occurrence(self, number: int, at: Ints, local: Ints) -> NDArray[np.integer]:
@@ -312,14 +324,15 @@ class SampleReader:
         self._readers[number].ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
-    def _described(self, items: Mapping[str, Split], count: int, bucket: int) -> Batch:
+    def _described(self, items: Mapping[str, Split], variants: Variants, count: int, bucket: int) -> Batch:
         """Names, keys and other metadata of a batch."""
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
-                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims]).repeat(count, axis=0))
+                batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims[1:]]).repeat(count, axis=0))
             elif form == "texts":
-                batch[name] = self._texts(source, items[_SAMPLES], count)
+                drawn = variants.get(source, np.zeros(count, dtype=np.int64))
+                batch[name] = self._texts(source, items[_SAMPLES], drawn)
             elif form == "keys":
                 keys = {field: self._over(items[field], partial(self._keys, field)) for field in self.fields}
                 batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
@@ -363,17 +376,61 @@ class SampleReader:
         found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
-    def _texts(self, source: str, samples: Split, count: int) -> list[str]:
-        """Names, or texts of an input."""
-        if len(samples) == 1:
-            number, _, rows = samples[0]
-            texts: list[str] = self._strings(number, source).take(rows)
-            return texts
-        found = [""] * count
+    def _texts(self, source: str, samples: Split, drawn: Ints) -> list[str]:
+        """Names, or texts of an input: what the items that are served were made of."""
+        found = [""] * len(drawn)
         for number, at, rows in samples:
-            for place, text in zip(at.tolist(), self._strings(number, source).take(rows), strict=True):
+            texts: list[str] = self._strings(number, source).take(rows)
+            if source != "names":
+                texts = list(map(self._text_of(source, number), texts, drawn[at].tolist()))
+            if len(samples) == 1:
+                return texts
+            for place, text in zip(at.tolist(), texts, strict=True):
                 found[place] = text
         return found
+
+    def _text_of(self, source: str, number: int) -> Callable[[str, int], str]:
+        """Gives the text of a variant, from all texts of a sample."""
+        fields = self._parts[number].snapshot.fields
+        kinds = [(fields[name].kind, fields[name].recipe) for name in self.fields if self._leads[name] == source]
+        kind, recipe = next(iter(kinds), (None, None))
+
+        def made(text: str, variant: int) -> str:
+            if variant == DROPPED:
+                return ""
+            if kind is None or recipe is None:
+                return CaptionVariants().text(text, variant)
+            return kind.text(text, variant, recipe)
+
+        return made
+
+    def prompt(self, text: str) -> Batch:
+        """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.
+
+        Raises:
+            UsageError: No field holds it.
+        """
+        fields, batch, none = self._parts[0].snapshot.fields, Batch(), np.zeros(1, dtype=np.int64)
+        for name in self.fields:
+            row = prompt_row(fields[name], text)
+            if row < 0:
+                continue
+            items: Split = [(0, none, np.array([row]))]
+            if self._specs[name].ragged:
+                batch[name], batch[f"{name}_mask"] = self._padded(name, items, 1)
+            else:
+                batch[name] = self._stacked(name, items, (1, *fields[name].groups[0].shape), (0, 0))
+        if not batch:
+            stored = sorted(
+                {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
+            )
+            raise UsageError(
+                f"prompt({text!r}): the cache does not hold it",
+                why=f"it holds {', '.join(map(repr, stored)) or 'no prompt beside the captions'}",
+                fix="run the same `latentcache build` with --empty-prompt or --negative-prompt TEXT",
+                slug="no-prompt",
+            )
+        return self.finish(batch)
 
     def _keys(self, field: str, number: int, at: Ints, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys; kept in memory if they are few."""
@@ -428,7 +485,7 @@ class SampleReader:
                 shape = self._shape(part.snapshot, joined, int(first[each]))
                 number[each] = met.setdefault(shape, len(met))
             numbers.append(number[code])
-        order = sorted(met, key=lambda one: (*size_rank(*one.dims), one.shapes))
+        order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
         final = np.empty(len(order), dtype=np.int32)
         final[[met[one] for one in order]] = np.arange(len(order))
         bucket = np.concatenate(numbers)
@@ -437,9 +494,9 @@ class SampleReader:
     def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
         groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
         labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
-        _, height, width = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
+        size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
         shapes = tuple((name, group.shape) for name, group in groups.items())
-        return Shape(labels[0] if labels else "all", (height, width), shapes)
+        return Shape(labels[0] if labels else "all", size, shapes)
 
     def _longest(self, name: str) -> int:
         """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""
@@ -469,7 +526,8 @@ class SampleReader:
                 self._draws[name] = settings.draw_of(recipe.read_time, name)
                 flips = recipe.read_time.flips
                 crops = self._specs[name].variants // (2 if flips else 1)
-                choices = crops, crops > 1 and settings.crops, flips and settings.flip is not False
+                several = settings.crops if self._leads[name] == self._own else settings.captions
+                choices = crops, crops > 1 and several, flips and settings.flip is not False
                 if any(choices[1:]):
                     self._choices.setdefault(self._leads[name], (name, *choices))
             spec = recipe.read_time.affine if recipe is not None and settings.scaled else None
@@ -483,6 +541,7 @@ class SampleReader:
                 fix="run the same `latentcache build` with --flip: only flips are encoded",
                 slug="no-flips",
             )
+        self._check_texts()
         if settings.latents and not any(self._draws.values()):
             recipes = (snapshot.fields[name].recipe for name in self.fields)
             held = {getattr(getattr(recipe, "encoder", None), "posterior", "") for recipe in recipes}
@@ -493,6 +552,29 @@ class SampleReader:
                     fix="leave latents out, or build with --latents moments (encodes everything again)",
                     slug="no-moments",
                 )
+
+    def _check_texts(self) -> None:
+        """Texts of one input are the same in all fields, and there is an item for those that are left out."""
+        fields, rate = self._parts[0].snapshot.fields, self._settings.caption_dropout
+        names = [name for name in self.fields if self._leads[name] == CAPTION]
+        said = {recipe.read_time.texts: name for name in names if (recipe := fields[name].recipe) is not None}
+        if len(said) > 1:
+            one, other = list(said.values())[:2]
+            raise UsageError(
+                f"{one} and {other} hold other variants of captions",
+                why=" and ".join(said),
+                fix=f"build both again with the same --caption-variants, or leave {other} out of fields=",
+                slug="other-captions",
+            )
+        held = enumerate(part.snapshot.fields for part in self._parts) if rate else ()
+        self._empty = {(number, name): prompt_row(one[name], "") for number, one in held for name in names}
+        lacking = next((name for (_, name), row in self._empty.items() if row < 0), "")
+        if lacking:
+            raise UsageError(
+                f"caption_dropout={rate}: {lacking} does not hold the empty prompt",
+                fix="run the same `latentcache build` with --empty-prompt: one prompt is encoded",
+                slug="no-prompt",
+            )
 
     def _identify(self) -> str:
         """Hex digits of the item keys of the first field, in order, and of their buckets."""

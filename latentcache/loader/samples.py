@@ -94,16 +94,15 @@ class Shape:
     """What a bucket means for the fields of a batch."""
 
     label: str
-    dims: tuple[int, int]
-    """Height and width in pixels."""
+    dims: tuple[int, int, int]
+    """Frames, and height and width in pixels."""
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     """Stacked field -> shape of one item."""
 
     @property
     def bucket(self) -> Bucket:
         """As plans know it."""
-        height, width = self.dims
-        return Bucket(label=self.label, dims={"height": height, "width": width} if height * width > 1 else {})
+        return Bucket.sized(self.label, self.dims)
 
 
 def join(part: Part, fields: Sequence[str]) -> Joined:
@@ -154,7 +153,7 @@ class _Items:
         variants = max(field.spec.variants, 1)
         first = np.arange(len(sample), dtype=np.int32)
         rows = first[:, None]
-        if variants > 1:
+        if variants > 1 or field.spec.first_prompt < 256:
             variant = field.spec.variant_of(field.variant)
             first = np.flatnonzero(variant == 0).astype(np.int32)
             rows = np.repeat(first[:, None], variants, axis=1)
@@ -181,6 +180,13 @@ class _Items:
         order = np.argsort(own, kind="stable")
         at = order[np.searchsorted(own[order], wanted).clip(max=len(own) - 1)]
         return np.where(own[at] == wanted, at, -1)
+
+
+def prompt_row(field: FieldRows, text: str) -> int:
+    """Row of a prompt that belongs to a field and to no sample; -1: the field does not hold it."""
+    number = field.recipe.read_time.prompts.get(text, -1) if field.recipe is not None else -1
+    found = np.flatnonzero(np.asarray(field.variant) == number)
+    return int(found[0]) if len(found) else -1
 
 
 def _together(sample: Ints, dims: Ints) -> NDArray[Any]:

@@ -44,6 +44,10 @@ class ReadSettings:
     """Serve stored horizontal flips in turn; None: if they are stored."""
     crops: bool = True
     """Serve stored crops in turn; False: the first."""
+    captions: bool = True
+    """Serve stored variants of captions in turn; False: the first."""
+    caption_dropout: float = 0.0
+    """Probability of the empty prompt in place of a caption."""
     dtype: torch.dtype | None = None
     """Floating type of the values; None: as stored."""
     repeats: bool = True
@@ -52,6 +56,9 @@ class ReadSettings:
     def __post_init__(self) -> None:
         if self.latents is not None:
             choice("latents", self.latents, ("sample", "mode"))
+        rate = self.caption_dropout
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+            raise UsageError(f"caption_dropout={rate!r}: must be a probability", fix="caption_dropout=0.1")
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
 

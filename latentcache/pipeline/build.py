@@ -129,8 +129,10 @@ class _Build:
         """Settings of the fields that were named, and of those that a named one brings with it."""
         fields, known = dict(self.settings.fields), field_kinds()
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
+        own = self.existing.field_names
         found = {
-            name: known[name].asked(fields, listing.samples) if name in known else fields[name] for name in names
+            name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
+            for name in names
         }
         leads = {*fields, *self.existing.field_names}
         return {
@@ -250,10 +252,12 @@ class _Build:
         samples: SampleTable,
         known: Mapping[str, dict[int, Rejected]],
     ) -> SampleTable:
-        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind."""
-        values = np.array(samples.columns[column])
+        """Read a header column of the samples that lack it; those that cannot be read are rejected by every kind.
+
+        What else the headers say (the frames of videos) is a column of its own.
+        """
         has_file = np.asarray(samples.inputs[kinds[0].inputs[0]].file) >= 0
-        rows = np.flatnonzero(~values.any(axis=1) & has_file)
+        rows = np.flatnonzero(~np.asarray(samples.columns[column]).any(axis=1) & has_file)
         done = set.intersection(*(set(known[kind.name]) for kind in kinds))
         if done:
             rows = np.setdiff1d(rows, np.fromiter(done, dtype=np.intp, count=len(done)))
@@ -262,10 +266,16 @@ class _Build:
         found, rejected = load(HEADERS[column])(
             root, samples, rows, max_pixels=self.settings.max_pixels, stopping=lambda: self.stop.requested
         )
-        values[rows] = found
+        columns = dict(samples.columns)
+        for name, values in found.items():
+            held = columns.get(name)
+            columns[name] = (
+                np.zeros((len(samples), *values.shape[1:]), values.dtype) if held is None else np.array(held)
+            )
+            columns[name][rows] = values
         for kind in kinds:
             known[kind.name].update({row: replace(one, target=kind.name) for row, one in rejected})
-        return samples.with_columns(**{column: values})
+        return replace(samples, columns=columns)
 
     def plan(self, listing: Listing, samples: SampleTable, works: list[FieldWork]) -> BuildPlan:
         """Count what is to do."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheIncompleteError, StaleCacheError, UsageError, python_words
 from latentcache.fields.protocol import Described, FieldRecipe, join_noise
 from latentcache.fields.strings import Strings
-from latentcache.fields.table import ABSENT, Files, Input, Rejected, SampleTable
+from latentcache.fields.table import Files, Rejected, SampleTable, join_tables
 from latentcache.identity.content import HASH_BYTES
 from latentcache.pipeline.diff import SLICE, field_work
 from latentcache.pipeline.existing import kind_of
@@ -205,7 +205,7 @@ def _table(parts: Sequence[Path], tables: Sequence[SampleTable]) -> SampleTable:
     different = again[(content[order[again]] != content[order[again - 1]]).any(axis=1)]
     if len(different):
         raise _stale(parts, files.names[int(place[order[different[0]]])])
-    return _joined(tables, numbers, files, np.delete(order, again))
+    return join_tables(tables, numbers, files, np.delete(order, again))
 
 
 def _as_whole(snapshot: Snapshot) -> SampleTable:
@@ -253,55 +253,6 @@ def _files(parts: Sequence[Path], files: Sequence[Files]) -> tuple[Files, list[N
         if reading is not None and one.reading is not None:
             reading[number] = np.asarray(one.reading)
     return Files(names=Strings.of(every), stat=stat, content=content, reading=reading), numbers
-
-
-def _joined(
-    tables: Sequence[SampleTable], numbers: Sequence[NDArray[np.int64]], files: Files, order: NDArray[np.intp]
-) -> SampleTable:
-    """The samples of all tables, those of ``order`` in that order."""
-
-    def column(values: Sequence[Any]) -> NDArray[Any]:
-        joined: NDArray[Any] = np.concatenate([np.asarray(one) for one in values])[order]
-        return joined
-
-    def strings(values: Sequence[Strings]) -> Strings:
-        ends = np.concatenate([np.asarray(one.ends) for one in values])
-        sizes = np.cumsum([0, *(len(one.data) for one in values)])[:-1]
-        shift = np.repeat(sizes, [len(one) for one in values])
-        return Strings(np.concatenate([one.data for one in values]), ends + shift).select(order)
-
-    def joined_input(name: str) -> Input:
-        own = [table.inputs[name] for table in tables]
-        places = [
-            np.append(number, -1)[np.asarray(one.file)].astype(np.int32)
-            for one, number in zip(own, numbers, strict=True)
-        ]
-        texts, lines = (
-            [one.text for one in own if one.text is not None],
-            [one.line for one in own if one.line is not None],
-        )
-        return Input(
-            content=column([one.content for one in own]),
-            file=column(places),
-            line=column(lines) if len(lines) == len(own) else None,
-            text=strings(texts) if len(texts) == len(own) else None,
-        )
-
-    return SampleTable(
-        names=strings([table.names for table in tables]),
-        files=files,
-        inputs={name: joined_input(name) for name in tables[0].inputs},
-        columns={name: column(_filled(name, tables)) for name in sorted({one for t in tables for one in t.columns})},
-    )
-
-
-def _filled(name: str, tables: Sequence[SampleTable]) -> list[NDArray[Any]]:
-    """A sample column of all parts; in a part without it every sample has the value of ``ABSENT``."""
-    held = next(np.asarray(table.columns[name]) for table in tables if name in table.columns)
-    return [
-        np.asarray(table.columns.get(name, np.full((len(table), *held.shape[1:]), ABSENT.get(name, 1), held.dtype)))
-        for table in tables
-    ]
 
 
 def _copy(snapshot: Snapshot, paths: CachePaths) -> None:

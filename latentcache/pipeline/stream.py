@@ -133,7 +133,7 @@ def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, bat
     if not len(first):
         return rank
     groups, used = groups_in_use(plan, plan.group[first])
-    order = sorted(range(len(groups)), key=lambda number: size_rank(*_size(groups[number])))
+    order = sorted(range(len(groups)), key=lambda number: size_rank(_size(groups[number])))
     bucket = np.argsort(order).astype(np.int32)[used]
     buckets = tuple(Bucket(label=groups[number].label) for number in order)
     index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
@@ -142,6 +142,6 @@ def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, bat
     return rank
 
 
-def _size(group: Group) -> tuple[int, int]:
-    """Height and width of the bucket of a group; ragged groups share one."""
-    return (1, 1) if -1 in group.shape else group.dims[1:]
+def _size(group: Group) -> tuple[int, int, int]:
+    """Frames, height and width of the bucket of a group; ragged groups share one."""
+    return (1, 1, 1) if -1 in group.shape else group.dims

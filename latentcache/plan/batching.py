@@ -42,15 +42,23 @@ class Bucket:
     label: str
     """How messages name it: ``512x768`` (height x width, pixels) or ``4096 tokens``."""
     dims: Mapping[str, int] = field(default_factory=dict)
-    """Its numbers, as ``plan --json`` gives them: ``height`` and ``width``, or ``length``."""
+    """Its numbers, as ``plan --json`` gives them: ``height`` and ``width`` (clips: ``frames`` too), or ``length``."""
+
+    @classmethod
+    def sized(cls, label: str, size: tuple[int, int, int]) -> Bucket:
+        """The bucket of images or clips of one size: frames, height and width."""
+        frames, height, width = size
+        clip = {"frames": frames} if frames > 1 else {}
+        return cls(label=label, dims={**clip, "height": height, "width": width} if height * width > 1 else {})
 
     def __str__(self) -> str:
         return self.label
 
 
-def size_rank(height: int, width: int) -> tuple[int, int, int]:
-    """Sort key of buckets: largest first. The order of an epoch depends on the order of its buckets."""
-    return -height * width, height, width
+def size_rank(size: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Sort key of buckets (frames, height, width): largest first. The order of an epoch depends on it."""
+    frames, height, width = size
+    return -frames * height * width, height, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

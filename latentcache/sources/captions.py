@@ -35,6 +35,7 @@ JSON_NAMES = ("caption", "text", "prompt")
 #: Longest caption file, in bytes.
 MAX_CAPTION_BYTES = 1 << 20
 _BLOCK = 1 << 14
+_EMPTY = np.frombuffer(content_hash(b""), dtype=np.uint8)
 _NEVER_IN_CAPTIONS = re.compile("[\0\ud800-\udfff]")
 
 
@@ -86,6 +87,7 @@ class CaptionFiles:
     ) -> None:
         self._root, self._names, self._held, self._links_out = os.fspath(root), names, held, links_out
         self._rules, self._texts = rules, dict[int, str]()
+        self._empty_by_choice = [number for number, rule in enumerate(rules) if rule.is_empty_by_choice]
 
     def read(self, chosen: Chosen, bad: list[Rejected]) -> Chosen:
         """Read the caption files that are not known; the samples without those whose caption goes to ``bad``."""
@@ -123,7 +125,8 @@ class CaptionFiles:
         file = chosen.caption.astype(np.int32)
         if old is not None and old.text is not None and self._held.is_whole(self._known):
             return Input(content=np.asarray(old.content), file=file, text=old.text)
-        content = np.tile(np.frombuffer(content_hash(b""), dtype=np.uint8), (len(file), 1))
+        content = np.zeros((len(file), HASH_BYTES), dtype=np.uint8)
+        content[(file >= 0) | np.isin(chosen.owner, self._empty_by_choice)] = _EMPTY
         known = np.flatnonzero(self._known >= 0)
         if old is not None:
             content[known] = take_rows(old.content, self._known[known])
@@ -175,7 +178,7 @@ class CaptionFiles:
 def hashes(texts: Sequence[str]) -> NDArray[np.uint8]:
     """(n, 16) content hashes of captions."""
     joined = b"".join([content_hash(text.encode()) for text in texts])
-    return np.frombuffer(joined, dtype=np.uint8).reshape(-1, HASH_BYTES)
+    return np.frombuffer(bytearray(joined), dtype=np.uint8).reshape(-1, HASH_BYTES)
 
 
 def read_caption(root: str, file: str, *, outside: bool = False) -> tuple[str, bytes, StatMemo | None]:

@@ -83,6 +83,12 @@ HINTS: Mapping[str, str] = {
     "reserved-character": "remove the characters U+FDD0 to U+FDD2 from the text: Unicode keeps them for programs",
     "record-too-large": "split the record into several, or give more memory with --host-memory",
     "tokenizer-crash": "it ends the process that tokenizes it: remove the record; --retry-failed tries it once more",
+    # videos
+    "needs-pyav": "PyAV reads videos: `pip install 'latentcache[video]'`",
+    "no-video": "the file has no video frames: replace it, or remove it",
+    "no-frame-count": "give --frames N to encode videos too, as clips of N frames",
+    "too-few-frames": "use a longer video, or add a smaller --frames",
+    "frames-missing": "write the video again, e.g. `ffmpeg -i IN -c:v libx264 -crf 15 OUT.mp4`",
     # the encoder
     "non-finite": "the model gives NaN or infinity for it, also in float32: remove the image",
     "storage-overflow": "its latents do not fit the storage type: use --storage-dtype bfloat16 or float32",
@@ -134,7 +140,10 @@ _ERRNO_CAUSES: Mapping[int, str] = {
     errno.ENODEV: "not-regular",
     errno.EISDIR: "not-regular",
 }
+_AVIF_BRANDS = frozenset((b"avif", b"avis"))
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"))
+#: Major brands of ISO media files that are images; others are videos.
+IMAGE_BRANDS = _HEIF_BRANDS | _AVIF_BRANDS
 #: First bytes -> reason, for formats that are not supported. JPEG XL has a bare and a boxed form (ISO/IEC 18181-2).
 _MAGIC: Mapping[bytes, str] = {
     b"version https://git-lfs": "git-lfs",
@@ -176,6 +185,11 @@ def sniff_cause(data: bytes) -> str:
     return "pdf" if b"%PDF-" in data[:1024] else _sniff_text(data)
 
 
+def rejection(reason: str, detail: str) -> UnusableSampleError:
+    """The error of one reason."""
+    return UnusableSampleError(detail, fix=hint_for(reason), slug=reason)
+
+
 def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None = None, count: int = 1) -> Rejected:
     """A rejected file, or a note, with the hint of its reason."""
     memo = () if stat is None else (*stat.identity, stat.seen_ns)
@@ -192,7 +206,7 @@ def _sniff_iso(data: bytes) -> str:
     """ISO media files (ISO/IEC 14496-12): the ``ftyp`` box lists brands of four bytes after major and version."""
     end = min(int.from_bytes(data[:4], "big"), 256)
     brands = {data[8:12], *(data[i : i + 4] for i in range(16, end, 4))}
-    if brands & {b"avif", b"avis"}:
+    if brands & _AVIF_BRANDS:
         return "truncated"
     return "heic-needs-plugin" if brands & _HEIF_BRANDS else "unknown"
 

@@ -78,7 +78,7 @@ class Found:
         for number, rule in enumerate(rules):
             mine = chosen.owner == number
             empty = mine & (length == 0)
-            if rule.text_source and not rule.made(rule.text):
+            if rule.is_empty_by_choice:
                 words[rule.text_source] += int(empty.sum())
             else:
                 without |= empty

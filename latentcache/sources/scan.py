@@ -21,12 +21,12 @@ from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundErro
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES
+from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.archives.members import places
-from latentcache.sources.archives.scan import ArchiveScan
+from latentcache.sources.archives.mixed import scan_images
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import NO_CAPTION, Found, ImageScan, holds_images
-from latentcache.sources.known import Scanned, fold_reads
-from latentcache.sources.layouts.archives import choose_split
+from latentcache.sources.images import NO_CAPTION, Found, holds_images
+from latentcache.sources.known import Scan, Scanned, fold_reads
 from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
 from latentcache.sources.layouts.partners import paired_with
 from latentcache.sources.layouts.sets import Layout, Said
@@ -252,16 +252,12 @@ def scan(
         if options.kind == RECORDS:
             files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
-        if not is_config(data):
+        if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
             _check_folder(data)
-        layout = options.applied(choose_split(find_layout(data, options.layout), options.split))
-        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known}
-        if any(one.archives for one in layout.sets):
-            shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
-            images = ArchiveScan(**shared, notes=notes)(layout)
-        else:
-            images = ImageScan(**shared)(layout)
-        return _listing(layout.root, images, options, layout=layout)
+        layout = options.applied(find_layout(data, options.layout, options.split))
+        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
+        shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
+        return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
     except EmptySourceError:
         if not may_be_empty:
             raise
@@ -355,7 +351,7 @@ def _writable(column: Any) -> NDArray[Any]:
 
 def _kind(data: Path) -> str:
     """``images`` for archives of images, a metadata table, a configuration or any image, else ``records``."""
-    if is_config(data) or (data.is_dir() and holds_archives(data)):
+    if is_config(data) or holds_archives(data):
         return IMAGES
     if is_records_file(data):
         return RECORDS

@@ -39,8 +39,10 @@ TABLE_NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 READ_EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 )
+#: Extensions of videos, which are samples beside images.
+CLIP_EXTENSIONS = frozenset((".mp4", ".mkv", ".webm", ".mov"))
 #: Extensions that make a file an image; unsupported ones are rejected later, by content.
-IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"}
+IMAGE_EXTENSIONS = READ_EXTENSIONS | {".heic", ".heif", ".jxl", ".svg"} | CLIP_EXTENSIONS
 _CACHE_MARKS = frozenset(("CURRENT", "BUILDING", "builder.lock"))
 #: Notes of one reason that are given one by one; the rest is one note with a count.
 _NOTES_EACH = 100

@@ -304,7 +304,7 @@ def read_header(data: Buffer, key: bytes | None = None) -> EntryHeader:
     hexed = (bytes(data[32:64]) if key is None else key).hex()
     try:
         return _parsed(memoryview(data), key)
-    except (ValueError, struct.error, KeyError) as error:
+    except (ValueError, struct.error, LookupError) as error:
         raise CorruptEntryError("the head of an entry is damaged", key=hexed, why=str(error)) from error
 
 

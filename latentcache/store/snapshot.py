@@ -94,10 +94,15 @@ class FieldRows:
             CacheFormatError: Items of a kind that is not installed have several inputs, so their keys are unknown.
         """
         chosen: Any = slice(None) if rows is None else np.asarray(rows)
-        keys = np.array(self.key[self.entry[chosen]])
-        if self.packing == "block":
-            keys[:, 8:24] = self._content(np.asarray(self.sample[chosen]))
-        return keys
+        if self.packing != "block":
+            return np.array(self.key[self.entry[chosen]])
+        content = self._content(np.asarray(self.sample[chosen]))
+        if self.kind is None or self.recipe is None:
+            keys = np.array(self.key[self.entry[chosen]])
+            keys[:, 8:24] = content
+            return keys
+        group, variant = np.asarray(self.group[chosen]), np.asarray(self.variant[chosen])
+        return self.kind.keys(content, group, variant, self.groups, self.recipe)
 
     def entry_places(self, entries: NDArray[np.integer]) -> NDArray[Any]:
         """(n,) ``PLACE_DTYPE``: key, offset of the payload and bytes of the head of entries."""

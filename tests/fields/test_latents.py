@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.clips import ClipSettings
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -53,7 +54,7 @@ IDENTITY = {
         "posterior": "moments",
         "tiling": True,
     },
-    "geometry": {"rule": 2, "crop": "top", "crops": 3},
+    "geometry": {"rule": 2, "crop": "top", "crops": 3, "clips": ClipSettings(frames=(5, 9), step=4)},
 }
 READ_TIME = {
     "encoder": {
@@ -92,6 +93,8 @@ recipes = st.builds(
         min_pixels=counts,
         crop=st.sampled_from(CROPS),
         crops=counts,
+        clips=st.none()
+        | st.builds(ClipSettings, frames=st.lists(counts, min_size=1).map(tuple), step=counts, fps=counts),
     ),
     pixels=st.builds(PixelProfile, resample=words, icc=words, alpha=words, version=counts),
     encoder=st.builds(
@@ -164,7 +167,8 @@ def test_json_and_back_gives_an_equal_recipe(recipe):
 def test_differences_are_the_fields_that_differ(first, second):
     found = {name: (mine, theirs) for name, mine, theirs in KIND.differences(first, second)}
     mine, theirs = flat_settings(first.as_json()), flat_settings(second.as_json())
-    assert found == {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
+    pairs = {name: (mine.get(name), theirs.get(name)) for name in mine | theirs}
+    assert found == {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     assert bool(found) == (first != second)
 
 

@@ -220,8 +220,8 @@ def images(folder, files):
 
 def test_sizes_of_many_files_and_why_some_have_none(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2), "b.png": b"<html>", "c.png": png(5, 4), "d.png": png(60, 50)})
-    sizes, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
-    assert sizes.tolist() == [[0, 0], [4, 5], [0, 0]]
+    columns, rejected = fill_sizes(tmp_path, samples, np.array([1, 2, 3]), max_pixels=100)
+    assert columns["original_size"].tolist() == [[0, 0], [4, 5], [0, 0]]
     assert [(row, one.name, one.reason) for row, one in rejected] == [
         (1, "b.png", "html"),
         (3, "d.png", "too-many-pixels"),
@@ -234,13 +234,15 @@ def test_sizes_of_many_files_and_why_some_have_none(tmp_path):
 def test_a_file_that_is_gone_is_rejected_without_content(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
     (tmp_path / "a.png").unlink()
-    sizes, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
-    assert (row, one.reason, one.content, sizes.tolist()) == (0, "vanished", b"", [[0, 0]])
+    columns, [(row, one)] = fill_sizes(tmp_path, samples, np.array([0]))
+    assert (row, one.reason, one.content, columns["original_size"].tolist()) == (0, "vanished", b"", [[0, 0]])
 
 
 def test_a_stop_leaves_headers_unread(tmp_path):
     samples = images(tmp_path, {"a.png": png(3, 2)})
-    assert fill_sizes(tmp_path, samples, np.array([0]), stopping=lambda: True)[0].tolist() == [[0, 0]]
+    assert fill_sizes(tmp_path, samples, np.array([0]), stopping=lambda: True)[0]["original_size"].tolist() == [
+        [0, 0]
+    ]
 
 
 def test_slow_disks_get_threads(tmp_path, monkeypatch):
@@ -253,6 +255,7 @@ def test_slow_disks_get_threads(tmp_path, monkeypatch):
         return open_image(root, place)
 
     monkeypatch.setattr(headers, "open_image", slowly)
-    sizes, _ = fill_sizes(tmp_path, samples, np.arange(40))
-    assert (sizes == [2, 3]).all()
+    columns, _ = fill_sizes(tmp_path, samples, np.arange(40))
+    assert (columns["original_size"] == [2, 3]).all()
+    assert list(columns) == ["original_size"]
     assert len(threads) > 2

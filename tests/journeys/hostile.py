@@ -105,7 +105,7 @@ def not_pictures():
         "pickle.png": (b"\x80\x04\x95" + bytes(60), "unknown"),
         "gguf.png": (b"GGUF" + bytes(60), "unknown"),
         "elf.jpg": (b"\x7fELF" + bytes(60), "unknown"),
-        "movie.jpg": (b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "unknown"),
+        "movie.jpg": (b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom", "decoder-error"),
         "psd.png": (b"8BPS\0\x01" + bytes(60), "unknown"),
         "ico.png": (b"\0\0\x01\0\x01\0\x10\x10" + bytes(60), "unknown"),
         "ppm.png": (b"P6\n64 64\n255\n" + bytes(64 * 64 * 3), "unknown"),

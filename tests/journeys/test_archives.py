@@ -264,3 +264,54 @@ def test_images_beside_tars_are_an_ambiguity(tmp_path: Path) -> None:
     assert (done.code, done.json["error"]["slug"]) == (2, "source-ambiguous")
     assert counts(build_here(data, tmp_path / "tars", "--layout", "webdataset"))["encoded"] == 3
     assert counts(build_here(data, tmp_path / "loose", "--layout", "folder"))["encoded"] == 1
+
+
+MIXED = """
+[[sets]]
+path = "folder"
+repeats = 2
+[[sets]]
+path = "archives/%s"
+caption_prefix = "a photo of "
+"""
+
+
+@pytest.mark.parametrize("name", ["one.tar", "one.parquet"])
+def test_one_archive_as_data_and_beside_a_folder(name: str, tmp_path: Path) -> None:
+    images = some_images(COUNT)
+    (tmp_path / "archives").mkdir()
+    one = tmp_path / "archives" / name
+    if name.endswith("tar"):
+        as_tars(tmp_path / "made", images, each=COUNT)
+        shutil.move(next((tmp_path / "made").rglob("*.tar")), one)
+    else:
+        pq.write_table(rows_of(images), one)
+    (tmp_path / "archives/beside.txt").write_text("not of the archive")
+    done = build_here(one, tmp_path / "alone")
+    assert counts(done) == {"samples": COUNT, "encoded": COUNT, "no_caption": 1}
+    assert [item["reason"] for item in done.json["items"]] == ["no-caption"]
+    age(tmp_path)
+    assert counts(build_here(one, tmp_path / "alone")) == {"samples": COUNT, "cached": COUNT, "no_caption": 1}
+    assert counts(look("verify", tmp_path / "alone", "--full", "--json")) == {"ok": COUNT}
+
+    as_folder(tmp_path / "folder", {"own": (png(200), "own")})
+    config, cache = tmp_path / "latentcache.toml", tmp_path / "cache"
+    config.write_text(MIXED % name)
+    done = build_here(config, cache)
+    assert counts(done) == {"samples": COUNT + 1, "encoded": COUNT + 1, "no_caption": 1}
+    assert payloads(tmp_path / "alone").items() <= payloads(cache).items()
+    said = [caption for caption, _, _ in served(cache)]
+    prefixed = sum(text.startswith("a photo of ") for text in said)
+    assert (said.count("own"), prefixed, said.count("")) == (2, COUNT - 1, 1)
+    age(tmp_path)
+    for _ in range(2):
+        assert counts(build_here(config, cache)) == {"samples": COUNT + 1, "cached": COUNT + 1, "no_caption": 1}
+    assert counts(look("verify", cache, "--full", "--json")) == {"ok": COUNT + 1}
+    for number in range(2):
+        build_here(config, tmp_path / f"part{number}", "--part", f"{number}/2")
+    assert look("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "both").code == 0
+    assert payloads(tmp_path / "both") == payloads(cache)
+    assert served(tmp_path / "both") == served(cache)
+    next((tmp_path / "folder").glob("*.png")).write_bytes(png(201))
+    found = look("verify", cache, "--json")
+    assert (found.code, counts(found)) == (1, {"stale": 1, "ok": COUNT})

@@ -76,6 +76,7 @@ def test_two_threads_work_at_once():
 
     iterator = read_ahead(make, range(10), 2, threads=2)
     assert [next(iterator), next(iterator)] == [0, 1]
+    both.abort()  # one that waits for another is not waited for
     iterator.close()
 
 

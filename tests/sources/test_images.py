@@ -14,7 +14,8 @@ from latentcache.identity import stat as stat_rule
 from latentcache.identity.content import content_hash
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 
-LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp; "
+LOOKED_FOR = "looked for .avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff"
+LOOKED_FOR += " .webm .webp; "
 IMAGES = SourceOptions(kind="images")
 
 
@@ -25,10 +26,12 @@ def put(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def captions(found: Listing) -> list[tuple[str, str]]:
+def captions(found: Listing, *, by_choice: bool = False) -> list[tuple[str, str]]:
     table = found.samples
     held = table.inputs["caption"]
-    wanted = [content_hash(text.encode()) for text in held.text]
+    is_there = [by_choice or bool(text) or file >= 0 for text, file in zip(held.text, held.file, strict=True)]
+    hashes = [content_hash(text.encode()) for text in held.text]
+    wanted = [one if there else bytes(16) for one, there in zip(hashes, is_there, strict=True)]
     assert [row.tobytes() for row in held.content] == wanted
     assert list(table.names) == table.files.names.take(table.inputs["image"].file)
     return list(zip(table.names, held.text, strict=True))
@@ -188,7 +191,7 @@ def test_empty_captions_are_none_and_can_be_given(tmp_path, trusting):
         assert [text for _, text in captions(found)] == ["<a photo>"] * 3 + ["<d>"]
         assert (found.no_caption, found.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
     other = scan(tmp_path, SourceOptions(default_caption=""), first.samples)
-    assert [text for _, text in captions(other)] == ["", "", "", "d"]
+    assert [text for _, text in captions(other, by_choice=True)] == ["", "", "", "d"]
     assert (other.no_caption, other.images.captions) == (0, {"sidecar .txt": 1, "--default-caption": 3})
     plain = scan(tmp_path, None, first.samples)
     assert (plain.no_caption, plain.samples.files.reading) == (3, None)

@@ -155,6 +155,14 @@ def test_a_crafted_head_is_refused_or_harmless(name, data):
             header.item_columns(position)
 
 
+def test_a_head_with_more_columns_than_it_holds_is_damaged():
+    (entry,) = pack_items([item_of("plane", 0)], PLANE_RECIPE, PLANE)
+    value, size = bytearray(entry.value), read_header(entry.value).head_bytes
+    value[FIXED_BYTES + 4 * len(PLANE_RECIPE.spec.dims)] = 3
+    with pytest.raises(CorruptEntryError, match="damaged"):
+        read_header(resigned(value, size))
+
+
 def test_a_newer_entry_is_not_called_damaged():
     (entry,) = pack_items([item_of("plane", 1)], PLANE_RECIPE, PLANE)
     value, size = bytearray(entry.value), read_header(entry.value).head_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from latentcache.encoders.vae import weights
 from latentcache.encoders.vae.describe import cuda_available, fingerprint_memo
 from latentcache.encoders.versions import installed
 from latentcache.errors import UsageError
-from latentcache.fields.prompt_embeds import PooledSettings, PromptRecipe, PromptSettings
+from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
+from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Described
+from latentcache.fields.table import SampleTable
 from latentcache.identity.content import content_hash, json_hash
 
-Settings = PromptSettings | PooledSettings
 _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
 _PROBE = "latentcache.encoders.prompt.producer:call_default"
 #: Fields of a configuration that say who wrote it and not what it computes.
@@ -33,17 +35,17 @@ _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _STUB_WIDTH, _STUB_LENGTH = 8, 77
 
 
-def describe_sequence(settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+def describe_sequence(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
     """Description of ``prompt_embeds``; see :func:`_describe`."""
     return _describe("prompt_embeds", settings, cached, context)
 
 
-def describe_vector(settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+def describe_vector(settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
     """Description of ``pooled_prompt_embeds``; see :func:`_describe`."""
     return _describe("pooled_prompt_embeds", settings, cached, context)
 
 
-def _describe(name: str, settings: Settings, cached: Cached, context: DescribeContext) -> Described:
+def _describe(name: str, settings: PromptSettings, cached: Cached, context: DescribeContext) -> Described:
     """The recipe that settings, pipeline and cache give. Settings that were not given follow the cache.
 
     Raises:
@@ -54,17 +56,18 @@ def _describe(name: str, settings: Settings, cached: Cached, context: DescribeCo
     before = cached.recipe if isinstance(cached.recipe, PromptRecipe) else None
     made = cached.provenance
     if context.check and before is not None and settings.text_encoder is None and not context.check_encoder:
-        recipe = _changed(before, settings)
+        recipe = replace(_changed(before, settings), **_texts(settings, before, None))
         return Described(recipe=recipe, label=str(made.get("text_encoder", "")), provenance=made)
     model = settings.text_encoder or str(made.get("text_encoder") or "")
     if not model:
         raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
+    texts = _texts(settings, before, context.samples)
     if model.partition(":")[0] == STUB:
-        return _stub(name, model, settings, before)
+        return _stub(name, model, settings, before, texts)
     revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
     found = locate_pipeline(model, name, revision=revision)
     recipe, memo = _recipe(name, found, settings, before, made.get("weights") or {}, context)
-    path = Path(model).expanduser()
+    recipe, path = replace(recipe, **texts), Path(model).expanduser()
     missing = [library for library in found.output.libraries if not installed((library,))[library]]
     notes = tuple(
         f"{library} is not installed, so captions are cleaned less than {found.cls} does; pip install {library}"
@@ -85,7 +88,34 @@ def _describe(name: str, settings: Settings, cached: Cached, context: DescribeCo
     )
 
 
-def _changed(before: PromptRecipe, settings: Settings) -> PromptRecipe:
+def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: SampleTable | None) -> dict[str, Any]:
+    """The texts that are encoded: variants of captions, and prompts."""
+    old = before.captions if before is not None else CaptionVariants()
+    said: dict[str, Any] = {
+        "shuffle": settings.shuffle_tags,
+        "keep": settings.keep_tags,
+        "separator": settings.tag_separator,
+    }
+    made = replace(old, **{name: value for name, value in said.items() if value is not None})
+    if not made.shuffle and (settings.keep_tags or settings.tag_separator):
+        flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
+        raise UsageError(
+            f"{flag}: only shuffled tags are taken apart", fix=f"add --shuffle-tags, or leave {flag} out"
+        )
+    number = settings.caption_variants or (old.number if old.number > 1 else 0)
+    if not number:
+        text = samples.inputs["caption"].text if samples is not None else None
+        several = captions_at_most(text) if text is not None else 1
+        number = min(max(several, DEFAULT_VARIANTS if made.shuffle else 1), MOST_VARIANTS)
+    empty, negative = settings.empty_prompt, settings.negative_prompt
+    return {
+        "captions": replace(made, number=number),
+        "empty_prompt": before is not None and before.empty_prompt if empty is None else empty,
+        "negative_prompt": before.negative_prompt if negative is None and before is not None else negative,
+    }
+
+
+def _changed(before: PromptRecipe, settings: PromptSettings) -> PromptRecipe:
     """The recipe of the cache with the settings that were given."""
     given = {
         "length": settings.text_length,
@@ -99,7 +129,7 @@ def _changed(before: PromptRecipe, settings: Settings) -> PromptRecipe:
 def _recipe(
     name: str,
     found: Pipeline,
-    settings: Settings,
+    settings: PromptSettings,
     before: PromptRecipe | None,
     known: Mapping[str, Any],
     context: DescribeContext,
@@ -177,7 +207,9 @@ def _tokenizer(folder: Path) -> list[list[str]]:
     return [[path.name, content_hash(path.read_bytes()).hex()] for path in files]
 
 
-def _stub(name: str, model: str, settings: Settings, before: PromptRecipe | None) -> Described:
+def _stub(
+    name: str, model: str, settings: PromptSettings, before: PromptRecipe | None, texts: Mapping[str, Any]
+) -> Described:
     """Description of the stub: numpy, one token per word."""
     delay = model.partition(":delay_ms=")[2]
     if (delay or model != STUB) and not (delay.isascii() and delay.isdigit()):
@@ -196,6 +228,7 @@ def _stub(name: str, model: str, settings: Settings, before: PromptRecipe | None
         length=length if name == "prompt_embeds" else 1,
         trimmed=name == "prompt_embeds",
         storage_dtype=settings.text_storage_dtype or "float16",
+        **texts,
     )
     producer = {"stub": int(delay or 0), "output": name}
     return Described(recipe=recipe, label=model, producer=producer, provenance={"text_encoder": model})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_o
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.encoders.vae.weights import shards_of
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError
-from latentcache.fields.prompt_embeds import PooledSettings, PromptSettings
+from latentcache.fields.prompt_embeds import PromptSettings
 
 INDEX = "model_index.json"
 STUB = "stub"
@@ -52,7 +52,7 @@ class Pipeline:
     """Commit, for a folder of the local hub cache."""
 
 
-def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings | PooledSettings | None:
+def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings | None:
     """Settings of a field that a pipeline has; None if it has no such output, or is no pipeline and was not named.
 
     Args:
@@ -69,9 +69,7 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
         return None
     if not is_stub and name not in _row(pipeline_folder(model)[0]):
         return None
-    make = PromptSettings if name == "prompt_embeds" else PooledSettings
-    given = {one: getattr(said, one) for one in PromptSettings.__dataclass_fields__ if one != "text_encoder"}
-    return make(text_encoder=model, **given)
+    return replace(said, text_encoder=model)
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:

@@ -71,7 +71,8 @@ class PromptProducer(Producer):
         """See :class:`Producer`. The text is at hand."""
         outputs = self._context.missing(job, job.content)
         text = str(job.inputs["caption"]["text"])
-        items = [Prepared(output=one, value=text, num_bytes=len(text)) for one in outputs]
+        made = [(one, self._recipe.text(text, one.variant)) for one in outputs]
+        items = [Prepared(output=one, value=own, num_bytes=len(own)) for one, own in made]
         return Read(content=job.content, items=items)
 
     def encode(self, batch: Sequence[Prepared]) -> Finished:

@@ -36,11 +36,15 @@ _DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels."""
+    """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
+
+    A clip has a multiple of ``frame_step`` frames and one more; 0: images only.
+    """
 
     channels: int
     factor: int
     multiple: int
+    frame_step: int = 0
 
 
 def shape_of(family: Family, config: Config, where: str) -> LatentShape:
@@ -50,7 +54,10 @@ def shape_of(family: Family, config: Config, where: str) -> LatentShape:
         UnsupportedModelError: A field is missing or impossible, or the model does not take RGB images.
     """
     patch = _number(_field(family, config, family.patch), default=1)
-    factor, channels = _factor(family, config), _number(_field(family, config, family.channels), default=0)
+    factor, channels = (
+        _ratio(family, config, family.factor),
+        _number(_field(family, config, family.channels), default=0),
+    )
     if factor < 1 or channels < 1 or patch < 1:
         raise UnsupportedModelError(
             f"the configuration of {_class(config)} does not say how large a latent is",
@@ -66,7 +73,12 @@ def shape_of(family: Family, config: Config, where: str) -> LatentShape:
             fix="give the VAE that encodes the images of your model",
         )
     packs = family.packs_from is not None and channels >= family.packs_from
-    return LatentShape(channels=channels, factor=factor * patch, multiple=factor * patch * (2 if packs else 1))
+    return LatentShape(
+        channels=channels,
+        factor=factor * patch,
+        multiple=factor * patch * (2 if packs else 1),
+        frame_step=_ratio(family, config, family.frame_step),
+    )
 
 
 def config_hash(family: Family, config: Config, *, tiling: bool = False) -> str:
@@ -131,9 +143,9 @@ def _field(family: Family, config: Config, names: str) -> Any:
     return next((d[n] for n in names.split() for d in (family.encode, family.read) if n in d), None)
 
 
-def _factor(family: Family, config: Config) -> int:
-    """A number is the factor; a list of flags halves at each true one; other lists have one entry per level."""
-    value = _field(family, config, family.factor)
+def _ratio(family: Family, config: Config, names: str) -> int:
+    """A number is the ratio; a list of flags halves at each true one; other lists have one entry per level."""
+    value = _field(family, config, names)
     if isinstance(value, list | tuple) and value:
         return 1 << (sum(value) if all(isinstance(v, bool) for v in value) else len(value) - 1)
     return _number(value, default=0)

@@ -61,6 +61,8 @@ class ModelDescription:
     """Pause per image of the stub; not part of its identity."""
     revision: str = ""
     """Commit of a hub repository."""
+    frame_step: int = 0
+    """A clip has a multiple of so many frames and one more; 0: the model takes images only."""
     memo: Mapping[str, Any] | None = None
     """Stats of the weights and their fingerprint; see :func:`fingerprint_memo`."""
 
@@ -98,16 +100,16 @@ def describe(settings: LatentsSettings, cached: Cached, context: DescribeContext
         given: dict[str, Any] = {"storage_dtype": settings.storage_dtype, "compute_dtype": settings.compute_dtype}
         given |= {"posterior": settings.latents, "tiling": settings.tiling}
         changes = {name: value for name, value in given.items() if value not in (None, "auto")}
-        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels)
+        recipe = _recipe(settings, before, replace(before.encoder, **changes), before.pixels, _frame_step(before))
         return Described(recipe=recipe, label=str(cached.provenance.get("model", "")), provenance=cached.provenance)
     description = _described(settings, before, cached, context)
     profile = before.pixels if before else PixelProfile(resample=_best_resample(settings, description, context))
-    recipe = _recipe(settings, before, description.spec, profile)
+    recipe = _recipe(settings, before, description.spec, profile, description.frame_step)
     return Described(
         recipe=recipe,
         label=description.label,
         producer={"model": description.as_json(), "fold": context.fold},
-        provenance=_provenance(description, context),
+        provenance=_provenance(description, context, clips=recipe.geometry.clips is not None),
         needs_torch=description.needs_torch or recipe.pixels.resample == "lanczos-u8",
         demo=description.kind == "demo",
     )
@@ -148,16 +150,17 @@ def describe_model(
         raise no_tiling(model)
     if model == "demo":
         require_posterior("demo", posterior, "it computes its latents and has nothing to draw from")
-        return ModelDescription(label=model, kind="demo", spec=builtin.demo_spec(storage_dtype))
+        spec = builtin.demo_spec(storage_dtype)
+        return ModelDescription(label=model, kind="demo", spec=spec, frame_step=builtin.FRAME_STEP)
     if name == "stub":
         delay, spec = _stub_delay(model), builtin.stub_spec(storage_dtype, posterior)
-        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay)
+        return ModelDescription(label=model, kind="stub", spec=spec, delay_ms=delay, frame_step=builtin.FRAME_STEP)
     known = known or {}
     located = locate(model, config, revision=str(known.get("revision", "")) if known.get("model") == model else "")
     force_upcast = bool(located.config.get("force_upcast", False))
     if compute_dtype == "auto":
         compute_dtype = ("bfloat16" if force_upcast else "float16") if on_cuda else "float32"
-    spec, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
+    spec, step, memo = _spec(located, posterior=posterior, tiling=tiling, known=known.get("weights"))
     return ModelDescription(
         label=model,
         kind="diffusers",
@@ -166,6 +169,7 @@ def describe_model(
         config_path=located.config_path,
         force_upcast=force_upcast,
         revision=located.revision,
+        frame_step=step,
         memo=memo,
     )
 
@@ -183,7 +187,7 @@ def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeCo
     """
     before = cached.recipe if isinstance(cached.recipe, LatentsRecipe) else None
     if context.followed is None and before is not None and settings.model is None:
-        recipe = _recipe(settings, before, before.encoder, before.pixels)
+        recipe = _recipe(settings, before, before.encoder, before.pixels, _frame_step(before))
     else:
         found = (context.followed or describe(settings, Cached(), context)).recipe
         assert isinstance(found, LatentsRecipe)
@@ -241,10 +245,18 @@ def _described(
     return replace(description, spec=replace(description.spec, compute_dtype=compute))
 
 
+def _frame_step(recipe: LatentsRecipe) -> int:
+    return recipe.geometry.clips.step if recipe.geometry.clips else 1
+
+
 def _recipe(
-    settings: LatentsSettings, before: LatentsRecipe | None, encoder: EncoderSpec, profile: PixelProfile
+    settings: LatentsSettings,
+    before: LatentsRecipe | None,
+    encoder: EncoderSpec,
+    profile: PixelProfile,
+    frame_step: int,
 ) -> LatentsRecipe:
-    geometry = geometry_of(settings, before, encoder.multiple)
+    geometry = geometry_of(settings, before, encoder.multiple, frame_step)
     geometry.tables()
     return LatentsRecipe(geometry=geometry, pixels=pixels_of(settings, profile), encoder=encoder)
 
@@ -256,7 +268,7 @@ def _best_resample(settings: LatentsSettings, description: ModelDescription, con
     return "lanczos-u8" if context.ask(f"{_PROBE}:can_resample") else "lanczos-pil"
 
 
-def _provenance(description: ModelDescription, context: DescribeContext) -> dict[str, Any]:
+def _provenance(description: ModelDescription, context: DescribeContext, *, clips: bool) -> dict[str, Any]:
     """Model, fold and versions for the manifest; the model so that a later build finds it again."""
     path = Path(description.label)
     here = description.needs_torch and path.expanduser().exists()
@@ -268,7 +280,7 @@ def _provenance(description: ModelDescription, context: DescribeContext) -> dict
         "fold": context.fold,
         "weights": description.memo,
         "libraries": installed(_LIBRARIES),
-        "decoders": installed(_DECODERS),
+        "decoders": installed((*_DECODERS, *("av",) * clips)),
     }
 
 
@@ -285,8 +297,8 @@ def _same_weights(asked: EncoderSpec, cached: EncoderSpec) -> bool:
 
 def _spec(
     located: Located, *, posterior: str, tiling: bool, known: Mapping[str, Any] | None
-) -> tuple[EncoderSpec, dict[str, Any]]:
-    """Spec of the files, and the memo of their fingerprint."""
+) -> tuple[EncoderSpec, int, dict[str, Any]]:
+    """Spec of the files, the frames of a latent frame, and the memo of the fingerprint."""
     where = str(located.config_path)
     class_name = located.config["_class_name"]
     family = family_of(class_name, where)
@@ -312,7 +324,7 @@ def _spec(
         normalization=normalization,
         generic=family.generic,
     )
-    return spec, memo
+    return spec, shape.frame_step, memo
 
 
 def fingerprint_memo(

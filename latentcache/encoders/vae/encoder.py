@@ -102,6 +102,8 @@ class VaeEncoder:
     def submit(self, images: Sequence[Pixels], *, precise: bool = False) -> Submitted:
         """Begin to encode images (H, W, 3) of one size to latents (B, C, H/f, W/f), or moments (B, 2C, H/f, W/f).
 
+        Clips (F, H, W, 3) become (B, C, F', H/f, W/f).
+
         Args:
             images: One batch of one size.
             precise: Run in float32, with the weights of the file.
@@ -113,8 +115,8 @@ class VaeEncoder:
             UnsupportedModelError: Its posterior is asked for and it has none.
         """
         dtype = torch.float32 if precise else self._dtype
-        height, width, _ = images[0].shape
-        subject = f"{len(images)} images of {height}x{width}"
+        *frames, height, width, _ = images[0].shape
+        subject = f"{len(images)} {f'clips of {frames[0]}x' if frames else 'images of '}{height}x{width}"
         return self._guard.run(lambda: self._submitted(images, dtype, subject), subject)
 
     def encode(self, images: Pixels, *, precise: bool = False) -> EncodedBatch:
@@ -131,13 +133,13 @@ class VaeEncoder:
     @torch.inference_mode()
     def _submitted(self, images: Sequence[Pixels], dtype: torch.dtype, subject: str) -> Submitted:
         module = self._module(dtype)
-        # The bytes of (B, H, W, 3) are a channels-last image already: permute is a view, nothing is moved.
-        slab = self._copies.up(images).permute(0, 3, 1, 2)
+        # The bytes of (B, H, W, 3) are a channels-last image already: a view, nothing is moved.
+        slab, as_clip = self._copies.up(images).movedim(-1, 1), self._clips and images[0].ndim == 3
         values = slab.to(torch.float32).div_(127.5).sub_(1).to(dtype)
-        values = values.unsqueeze(2) if self._clips else values
+        values = values.unsqueeze(2) if as_clip else values
         with self._attention.watching((*values.shape, values.dtype.itemsize)):
             latents = self._latents(module, values)
-        latents = latents.squeeze(2) if self._clips and latents.ndim == 5 else latents
+        latents = latents.squeeze(2) if as_clip and latents.ndim == 5 else latents
         self._check_shape(latents, (len(images), *images[0].shape))
         kept = latents.float().to(self._storage).contiguous()
         finite = torch.isfinite(kept).flatten(1).all(1)
@@ -170,10 +172,10 @@ class VaeEncoder:
         return torch.cat(moments, dim=1)
 
     def _check_shape(self, latents: Tensor, pixels: tuple[int, ...]) -> None:
-        batch, height, width, _ = pixels
-        spec = self.spec
+        batch, *_, height, width, _ = pixels
+        spec, found = self.spec, tuple(latents.shape)
         expected = (batch, encoded_channels(spec), height // spec.factor, width // spec.factor)
-        if tuple(latents.shape) != expected:
+        if (*found[:2], *found[-2:]) != expected or len(found) != len(pixels):
             raise EncoderError(
                 f"{spec.family} gives latents of shape {tuple(latents.shape)}, expected {expected}",
                 where=self._description.label,

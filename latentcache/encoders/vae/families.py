@@ -46,6 +46,8 @@ class Family:
     """Attribute of the result of ``encode``; empty if it has to be searched."""
     video: bool | None = False
     """True if images go in as clips of one frame, (B, 3, 1, H, W); None if only the weights tell."""
+    frame_step: str = ""
+    """Field that gives the frames of a latent frame, as ``factor`` is given; empty: images only."""
     tiles: bool = True
     """True if the class can encode in tiles; for a generic class this is known after loading."""
     tile_fields: tuple[str, ...] = ()
@@ -158,6 +160,7 @@ _ROWS = (
         colors="input_channels",
         normalization="mean-std",
         video=True,
+        frame_step="temperal_downsample",
     ),
     Family(
         name="AutoencoderKLWan",
@@ -169,6 +172,7 @@ _ROWS = (
         patch="patch_size",
         normalization="mean-std",
         video=True,
+        frame_step="temperal_downsample",
     ),
     Family(
         name="AutoencoderKLFlux2",
@@ -203,6 +207,7 @@ _ROWS = (
         read={"scaling_factor": 0.476986},
         factor="spatial_compression_ratio",
         video=True,
+        frame_step="temporal_compression_ratio",
     ),
     Family(
         name="AutoencoderKLLTXVideo",
@@ -226,6 +231,7 @@ _ROWS = (
         packs_from=None,
         normalization="buffers",
         video=True,
+        frame_step="spatio_temporal_scaling",
     ),
 )
 
@@ -262,6 +268,7 @@ GENERIC = Family(
     colors="in_channels input_channels",
     output="",
     video=None,
+    frame_step="temporal_compression_ratio scale_factor_temporal",
     tile_fields=("sample_size", "sample_height", "sample_width"),
     generic=True,
 )

@@ -41,7 +41,7 @@ class VaeProducer(PixelProducer):
     def __init__(self, producer: Mapping[str, Any], recipe: LatentsRecipe, context: ProducerContext) -> None:
         super().__init__(recipe, context)
         self._description = replace(ModelDescription.from_json(producer["model"]), spec=recipe.encoder)
-        self._fold = bool(producer["fold"])
+        self._fold = bool(producer["fold"]) and recipe.geometry.clips is None
         _check_resample(recipe)
         self._encoder: Encoder
         self._is_open = False
@@ -140,9 +140,10 @@ def _check_encoded(encoder: Encoder, values: Sequence[PixelValue], encoded: Enco
         EncoderError: They are not those of geometry and recipe: a fault of the encoder, not of a file.
     """
     spec = encoder.spec
-    cells = latent_size(Size(*values[0].pixels.shape[:2]), spec.factor)
+    cells = latent_size(Size(*values[0].pixels.shape[-3:-1]), spec.factor)
     expected = (len(values), encoded_channels(spec), cells.height, cells.width)
-    found, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
+    shape, dtype = encoded.latents.shape, numpy_dtype(encoded_dtype(spec))
+    found = (*shape[:2], *shape[-2:])  # frames of a latent are those of its group: the engine compares
     if found != expected or encoded.latents.dtype != dtype or encoded.finite.shape != expected[:1]:
         raise EncoderError(
             "the encoder gives latents of another shape or type than its description",

@@ -25,8 +25,19 @@ from latentcache.sources.archives.members import SPAN, places
 from latentcache.sources.captions import hashes
 from latentcache.sources.causes import as_rejected, rejected
 from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found
-from latentcache.sources.known import Known, Scan, Scanned, fold_reads, match_names, memos_of, strings_of, take_rows
+from latentcache.sources.known import (
+    Known,
+    Scan,
+    Scanned,
+    fold_reads,
+    match_names,
+    memo_row,
+    memos_of,
+    strings_of,
+    take_rows,
+)
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+from latentcache.sources.reading import stat_source
 from latentcache.sources.walk import Notes, Walk, in_order
 
 _RULE = 1
@@ -64,7 +75,20 @@ class _Archives:
                 else:
                     walk.pass_over(name)
         walk.note_unused()
+        for name in () if layout.folders else sorted({name for one in layout.sets for name in one.files}):
+            found._look_up(layout, walk, name)
         return found
+
+    def _look_up(self, layout: Layout, walk: Walk, name: str) -> None:
+        """Add an archive whose folder is not listed."""
+        try:
+            memo = stat_source(layout.root / name)
+        except UnusableSampleError as error:
+            walk.rejected.append(as_rejected(name, error))
+            return
+        self.names.append(name)
+        self.stats.append(memo_row(memo.identity)[None])
+        self.owner.append(layout.archive_set(name))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +117,7 @@ class ArchiveScan(Scan):
             SourceAmbiguousError: Several columns may hold the images or the captions.
             SourceError: The folder cannot be listed.
         """
-        walk = Walk(layout.root, EXTENSIONS, used=layout.used)
+        walk = Walk(layout.root, EXTENSIONS, used=layout.used, folders=layout.folders)
         archives = _Archives.of(layout, walk)
         for note in layout.notes:
             walk.notes.add(note)
@@ -193,7 +217,9 @@ class ArchiveScan(Scan):
         rows.line.append(found.line[kept])
         rows.span.append(found.span[kept])
         rows.has_text.append(has_text[kept])
-        rows.content.append(hashes(texts))
+        content = hashes(texts)
+        content[[not text and not rule.is_empty_by_choice for text in texts]] = 0
+        rows.content.append(content)
 
     def _with_known(self, layout: Layout, held: Known, samples: SampleTable) -> SampleTable:
         """The samples with contents and columns that the snapshot knows or hashing finds to be as they were."""
@@ -263,7 +289,7 @@ def _found(layout: Layout, owner: Sequence[int], samples: SampleTable) -> Found:
         mine = own == number
         words["tar members" if one.archives == TAR else "column"] += int((mine & has_text).sum())
         words[one.captions.text_source] += int((mine & ~has_text & ~empty).sum())
-        if one.captions.text_source and not one.captions.made(one.captions.text):  # --default-caption ""
+        if one.captions.is_empty_by_choice:
             words[one.captions.text_source] += int((mine & empty).sum())
             empty &= ~mine
     words[NO_CAPTION] = int(empty.sum())

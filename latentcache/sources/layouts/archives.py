@@ -19,7 +19,7 @@ from latentcache.sources.archives.entries import shows_images
 from latentcache.sources.archives.kinds import ARROW, PARQUET, TAR, is_packed, kind_of_archive
 from latentcache.sources.causes import rejected
 from latentcache.sources.corpus import DICT_NAME, INFO_NAME, STATE_NAME, is_saved, saved_files, saved_splits
-from latentcache.sources.layouts.sets import ImageSet, Layout
+from latentcache.sources.layouts.sets import ImageSet, Layout, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.walk import TABLE_NAMES
 
@@ -77,6 +77,31 @@ def recognize(tree: Tree) -> Layout | None:
     return next((found for ask in FORMS.values() if (found := ask(tree)) is not None), None)
 
 
+def is_of_images(path: Path) -> bool:
+    """True if a file is an archive whose head shows images."""
+    kind = kind_of_archive(path.name)
+    if not kind or (kind != TAR and find_spec("pyarrow") is None):
+        return False
+    try:
+        return shows_images(path, kind)
+    except UnusableSampleError:
+        return kind == TAR  # whoever reads it says why
+
+
+def recognize_file(path: Path, word: str = "") -> Layout:
+    """The layout of one archive; nothing beside it is listed.
+
+    Raises:
+        UsageError: ``word`` is another layout.
+    """
+    kind = kind_of_archive(path.name)
+    own = {TAR: TARS_WORD, PARQUET: ROWS_WORD, ARROW: SAVED_WORD}[kind]
+    if word not in ("", own):
+        raise unfit(path, word, f"it is a file of the layout {own}")
+    one = ImageSet(folder="", archives=kind, files=frozenset((path.name,)))
+    return Layout(word=own, why=f"{path.name} holds images", root=path.parent, sets=(one,), folders=())
+
+
 def choose_split(layout: Layout, split: str) -> Layout:
     """The sets of one split, of a layout of archives; the other ones are noted.
 
@@ -107,7 +132,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
             why="one split is read",
             fix=f"name it: --split {splits[0]}",
         )
-    others = [one for one in layout.sets if one.split != chosen]
+    others = [one for one in layout.sets if one.archives and one.split != chosen]
     notes = [
         rejected(
             min(one.files),
@@ -119,7 +144,7 @@ def choose_split(layout: Layout, split: str) -> Layout:
     ]
     return replace(
         layout,
-        sets=tuple(one for one in layout.sets if one.split == chosen),
+        sets=tuple(one for one in layout.sets if one.split == chosen or not one.archives),
         used=layout.used.union(*(one.files for one in others)),
         notes=(*layout.notes, *notes),
     )

@@ -205,6 +205,7 @@ def _below(layout: Layout, root: Path) -> Layout:
             one,
             folder=moved(one.folder),
             captions=replace(one.captions, table=moved(one.captions.table) if one.captions.table else ""),
+            files=frozenset(map(moved, one.files)),
             paired=tuple((name, folder and relative(Path(layout.root, folder), root)) for name, folder in one.paired),
         )
         for one in layout.sets

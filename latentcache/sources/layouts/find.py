@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceError, UsageError
+from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.layouts import (
     archives,
     imagefolder,
@@ -44,12 +45,13 @@ _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"'
 _HEAD = 1 << 16
 
 
-def find_layout(data: Path, word: str = "") -> Layout:
+def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
     """How a folder, or what a configuration file names, is read.
 
     Args:
         data: The folder or the file.
         word: One of ``WORDS``; empty: DATA decides.
+        split: Of a data set in archives; empty: ``train`` if there are several.
 
     Raises:
         UsageError: There is no such layout, or DATA does not have it.
@@ -61,10 +63,12 @@ def find_layout(data: Path, word: str = "") -> Layout:
     if word and word not in WORDS:
         raise unfit(data, word, f"expected one of {', '.join(WORDS)}")
     if data.is_file():
-        return _of_file(data, word)
-    tree = Tree(data)
-    found = _of_folder(tree, word)
-    return replace(found, listed=tree.take) if found.root == data else found
+        found = _of_file(data, word)
+    else:
+        tree = Tree(data)
+        found = _of_folder(tree, word)
+        found = replace(found, listed=tree.take) if found.root == data else found
+    return found if found.word == own.WORD and not split else archives.choose_split(found, split)
 
 
 def _of_folder(tree: Tree, word: str) -> Layout:
@@ -117,7 +121,9 @@ def has_images(data: Path) -> bool:
 
 
 def holds_archives(data: Path) -> bool:
-    """True if a folder has archives of images."""
+    """True if a folder has archives of images, or a file is one."""
+    if data.is_file():
+        return archives.is_of_images(data)
     return archives.recognize(Tree(data)) is not None
 
 
@@ -126,6 +132,8 @@ def _reader(config: Config) -> Any:
 
 
 def _of_file(data: Path, word: str) -> Layout:
+    if kind_of_archive(data.name):
+        return archives.recognize_file(data, word)
     config = read_config(data)
     module = CONFIGS.get(word) if word else _reader(config)
     if module is None or not module.fits(config.value):

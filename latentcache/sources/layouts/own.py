@@ -1,8 +1,8 @@
-"""``latentcache.toml``: several data sets as one, each a folder or a configuration of any layout.
+"""``latentcache.toml``: several data sets as one, each a folder, an archive or a configuration of any layout.
 
 [[sets]]
 path = "portraits"          # beside this file; required
-layout = "kohya"            # as --layout
+layout = "kohya"            # as --layout; split = "train" as --split
 repeats = 2                 # times those of the layout itself
 caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix
 masks = "masks"             # folder of masks, or "alpha"
@@ -22,7 +22,7 @@ from latentcache.sources.layouts.sets import Layout, Said
 
 WORD = "latentcache"
 NAMES = ("latentcache.toml",)
-_TEXTS = ("masks", "layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
+_TEXTS = ("masks", "layout", "split", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
 
 
 def fits(value: Any) -> bool:
@@ -30,7 +30,7 @@ def fits(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("sets"), list)
 
 
-def read(config: Config, base: Path | None, find: Callable[[Path, str], Layout]) -> Layout:
+def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Layout]) -> Layout:
     """The layout that a file describes; ``find`` gives the layout of each of its folders.
 
     Raises:
@@ -45,9 +45,7 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str], Layout])
             if name not in (*_TEXTS, "path", "repeats", "controls") or type(value) is not wanted or value == 0:
                 names = ", ".join(("path", "repeats", "controls", *_TEXTS))
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
-        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""))
-        if any(one.archives for one in layout.sets):
-            raise config.error(f"{said.get('path')} holds archives", "build it on its own and mix the caches")
+        layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
         rule = Said(
             caption_ext=said.get("caption_ext", ""),
             default_caption=said.get("default_caption"),

@@ -55,6 +55,11 @@ class CaptionRule:
         said = (self.first_line, self.prefix, self.suffix, self.text)
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
+    @property
+    def is_empty_by_choice(self) -> bool:
+        """True if images without any other caption have the empty one: ``--default-caption ""``."""
+        return bool(self.text_source) and not self.made(self.text)
+
     def fallback(self, name: str) -> str:
         """The caption of an image that has none, by its file name."""
         stem = name.rpartition("/")[2].rpartition(".")[0]
@@ -152,7 +157,7 @@ class Layout:
     """Names are below it."""
     sets: tuple[ImageSet, ...]
     folders: tuple[str, ...] = ("",)
-    """Folders below the root that are listed, in any order."""
+    """Folders below the root that are listed, in any order; none: archives are looked up by their names."""
     aside: Mapping[str, str] = field(default_factory=dict)
     """Folder -> ``mask`` or ``control``: images in it are no samples."""
     unpaired: frozenset[str] = frozenset()
@@ -170,7 +175,7 @@ class Layout:
         there = [
             (-len(one.prefix), number)
             for number, one in enumerate(self.sets)
-            if prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix))
+            if not one.archives and (prefix == one.prefix or (one.recursive and prefix.startswith(one.prefix)))
         ]
         return tuple(number for _, number in sorted(there))
 

@@ -9,7 +9,7 @@ from latentcache.encoders.prompt.describe import describe_sequence, describe_vec
 from latentcache.encoders.prompt.locate import locate_pipeline, text_settings
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.fields.prompt_embeds import PooledSettings, PromptSettings
+from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 
 CONTEXT = DescribeContext(ask=lambda _, **given: call_default(**given))
@@ -33,7 +33,7 @@ def test_a_recipe_depends_on_the_encoders_in_use_alone(flux, tmp_path):
         config.write_text(json.dumps(json.loads(config.read_text()) | {"surprise": 1}))
     assert recipe_of(moved).recipe_id == before.recipe_id
     pooled = [
-        describe_vector(PooledSettings(text_encoder=str(one)), Cached(), CONTEXT).recipe for one in (flux, moved)
+        describe_vector(PromptSettings(text_encoder=str(one)), Cached(), CONTEXT).recipe for one in (flux, moved)
     ]
     assert pooled[0].recipe_id != pooled[1].recipe_id
 
@@ -76,7 +76,7 @@ def test_unsaid_settings_follow_the_cache(flux):
 def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
     said = PromptSettings(text_length=64)
     assert text_settings("prompt_embeds", str(flux), said) == PromptSettings(text_encoder=str(flux), text_length=64)
-    assert isinstance(text_settings("pooled_prompt_embeds", str(flux), said), PooledSettings)
+    assert text_settings("pooled_prompt_embeds", str(flux), said).text_encoder == str(flux)
     assert text_settings("pooled_prompt_embeds", str(pipelines("SanaPipeline")[1]), said) is None
     assert text_settings("prompt_embeds", str(flux / "text_encoder"), said) is None, "the model of another field"
     assert text_settings("prompt_embeds", "stub", said) is None, "the model of another field"

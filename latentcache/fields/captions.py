@@ -1,0 +1,114 @@
+"""Texts of a caption's variants: several captions of one sample, and its tags in other orders.
+
+A pure function of the caption, the number of the variant and :class:`CaptionVariants`. Tags: kohya-ss/sd-scripts
+(``library/train_util.py``, ``process_caption``) splits at ``caption_separator``, keeps the first ``keep_tokens`` tags
+or those up to ``keep_tokens_separator`` in place (a second one begins kept tags at the end), and shuffles the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from latentcache.errors import UsageError
+from latentcache.fields.strings import Strings
+from latentcache.identity.content import checksum
+
+#: Between the captions of one sample. No caption contains it.
+BETWEEN = "\0"
+#: Variants of a sample at most; the numbers from here on are those of prompts.
+MOST_VARIANTS = 250
+#: Variants of shuffled tags, if no number is given.
+DEFAULT_VARIANTS = 4
+_ATTEMPTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptionVariants:
+    """Which texts a caption stands for. Variant v is caption ``v % captions`` in tag order ``v // captions``."""
+
+    number: int = 1
+    """Stored variants of a sample at most."""
+    shuffle: bool = False
+    """True: variants have their tags in other orders."""
+    keep: str = "0"
+    """Tags at the start that keep their place: a number, or the text that ends them."""
+    separator: str = ","
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= MOST_VARIANTS:
+            raise UsageError(
+                f"--caption-variants={self.number}: must be 1 to {MOST_VARIANTS}",
+                fix=f"--caption-variants {DEFAULT_VARIANTS}",
+            )
+        if not self.separator or not self.keep:
+            flag = "--keep-tags" if self.separator else "--tag-separator"
+            raise UsageError(f"{flag}='': must not be empty", fix=f"leave {flag} out")
+
+    def rule(self) -> dict[str, Any]:
+        """What decides the text of a variant; empty if every variant is a caption as it is written."""
+        said = asdict(self)
+        del said["number"]
+        return said if self.shuffle else {}
+
+    def count(self, text: str) -> int:
+        """How many variants are stored of a caption: every one of several captions equally often."""
+        captions = text.split(BETWEEN)
+        orders = 1
+        if self.shuffle:
+            orders = max(_orders(len(self._parts(one)[1]), self.number) for one in captions)
+        return max(min(orders, self.number // len(captions)) * len(captions), min(len(captions), self.number))
+
+    def text(self, text: str, variant: int) -> str:
+        """The text of one variant."""
+        captions = text.split(BETWEEN)
+        one = captions[variant % len(captions)]
+        if not self.shuffle:
+            return one
+        first, middle, last = self._parts(one)
+        tags = [*first, *_shuffled(middle, variant // len(captions), one.encode()), *last]
+        return f"{self.separator.rstrip()} ".join(tags)
+
+    def _parts(self, caption: str) -> tuple[list[str], list[str], list[str]]:
+        """Tags that are kept at the start, tags that are shuffled, tags that are kept at the end."""
+        if not self.keep.isdecimal():
+            first, found, rest = caption.partition(self.keep)
+            middle, _, last = rest.partition(self.keep)
+            if found:
+                return self._tags(first), self._tags(middle), self._tags(last)
+        tags, kept = self._tags(caption), int(self.keep) if self.keep.isdecimal() else 0
+        return tags[:kept], tags[kept:], []
+
+    def _tags(self, text: str) -> list[str]:
+        return [tag for one in text.split(self.separator) if (tag := one.strip())]
+
+
+def captions_at_most(texts: Strings) -> int:
+    """Most captions of one of these texts."""
+    between = np.flatnonzero(np.asarray(texts.data) == ord(BETWEEN))
+    owners = np.searchsorted(np.asarray(texts.ends), between, side="right")
+    return int(np.bincount(owners, minlength=1).max()) + 1
+
+
+def _orders(tags: int, most: int) -> int:
+    """Orders of so many tags, at most ``most``."""
+    return min(math.factorial(min(tags, 20)), most)
+
+
+def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:
+    """Order ``number`` of tags: 0 is as written; the others differ from each other as far as there are so many."""
+    found, attempt = [tags], 0
+    while len(found) <= number:
+        attempt += 1
+        order = sorted(range(len(tags)), key=lambda place: _draw(seed, attempt, place))
+        made = [tags[place] for place in order]
+        if made not in found or attempt > _ATTEMPTS * (number + 1):
+            found.append(made)
+    return found[number]
+
+
+def _draw(seed: bytes, attempt: int, place: int) -> int:
+    return checksum(b"tags" + attempt.to_bytes(4, "little") + place.to_bytes(4, "little") + seed)

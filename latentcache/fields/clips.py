@@ -1,0 +1,150 @@
+"""Clips: how many frames of a video are encoded, and which of them; an image is a clip of one frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.errors import RecipeError, UsageError
+from latentcache.fields.table import Rejected, SampleTable
+from latentcache.identity.key import MAX_DIM
+
+#: Column of samples, (S, 3) uint32: frames of a video, and its frames per second as numerator and denominator; zeros
+#: for an image. Data sets without videos lack it.
+CLIP = "clip"
+#: Where a clip is in its video.
+STARTS = ("first", "middle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipSettings:
+    """Which frames of a video are encoded."""
+
+    frames: tuple[int, ...]
+    """Lengths of clips, ascending; a video gives one clip, of the longest that it has."""
+    step: int
+    """Frames of a latent frame: a clip of ``k * step + 1`` frames has ``k + 1`` of them."""
+    fps: int = 0
+    """Frames per second that are taken, nearest in time; 0: every frame."""
+    start: str = "first"
+    """``first`` or ``middle``: the clip has the first frames, or is in the middle of the video."""
+    version: int = 1
+    """Increased if the same file gives other frames."""
+
+    def identity(self) -> dict[str, Any]:
+        """The part that moves stored bytes; the number of frames is in the key."""
+        return {"fps": self.fps, "start": self.start, "decoder": "ffmpeg", "version": self.version}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ClipSettings:
+        """From its fields as JSON values, as ``asdict`` gives them."""
+        return cls(**{**data, "frames": tuple(data["frames"])})
+
+    def latent_frames(self, frames: int) -> int:
+        """Latent frames of a clip."""
+        return (frames - 1) // self.step + 1
+
+    def available(self, clip: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(n,) frames that videos have at :attr:`fps`; 0 for images.
+
+        Args:
+            clip: (n, 3) rows of the column ``CLIP``.
+        """
+        count, rate, per = clip.astype(np.int64).T
+        taken = (count - 1) * per * self.fps // np.maximum(rate, 1) + 1 if self.fps else count
+        return np.where(count > 0, taken, 0)
+
+    def chosen(self, clip: NDArray[np.integer]) -> NDArray[np.int64]:
+        """(n,) length of the clip of each video; 0: it is too short for every length; 1 for images."""
+        lengths = np.array([0, *self.frames], dtype=np.int64)
+        longest = lengths[np.searchsorted(lengths, self.available(clip), side="right") - 1]
+        return np.where(clip[:, 0] > 0, longest, 1)
+
+    def first(self, clip: tuple[int, int, int], frames: int) -> int:
+        """Number of the first frame of a clip, counted at :attr:`fps`."""
+        over = int(self.available(np.array([clip]))[0]) - frames
+        return over // 2 if self.start == "middle" else 0
+
+    def __str__(self) -> str:
+        frames = f"{', '.join(map(str, self.frames))} frames"
+        return f"{frames}{f' at {self.fps} per second' if self.fps else ''}, from the {self.start} on"
+
+
+def clip_settings(
+    frames: tuple[int, ...] | None, fps: int | None, start: str | None, before: ClipSettings | None, step: int
+) -> ClipSettings | None:
+    """What settings, cache and model give; None if images are all that is encoded.
+
+    Args:
+        frames: ``--frames``.
+        fps: ``--fps``.
+        start: ``--clip-start``.
+        before: Of the cache.
+        step: Of the model; 0: it encodes images only.
+
+    Raises:
+        UsageError: A setting without ``--frames``.
+        RecipeError: The model cannot encode so many frames.
+    """
+    lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
+    if not lengths:
+        if fps is not None or start is not None:
+            given = f"--fps {fps}" if fps is not None else f"--clip-start {start}"
+            raise UsageError(f"{given}: needs --frames", why="no videos are encoded", fix=f"--frames 81 {given}")
+        return None
+    if not step:
+        raise RecipeError(
+            f"--frames {lengths[-1]}: the encoder takes images only",
+            fix="give the VAE of a video model with --model, or leave --frames out",
+        )
+    for length in lengths:
+        good = min((length - 1) // step * step + 1, (MAX_DIM - 1) // step * step + 1)
+        if length != good:
+            raise RecipeError(
+                f"--frames {length}: this encoder takes 1 frame and a multiple of {step}, at most {MAX_DIM}",
+                fix=f"--frames {max(good, 1)} or --frames {good + step}",
+            )
+    return ClipSettings(
+        frames=lengths,
+        step=step,
+        fps=fps if fps is not None else before.fps if before else 0,
+        start=start or (before.start if before else "first"),
+    )
+
+
+def clip_frames(
+    samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
+) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
+    """(n,) frames to encode of each sample, 1 for images, 0 for a video that cannot be used; and why these cannot.
+
+    Args:
+        samples: With their headers read.
+        rows: (n,) of the samples.
+        clips: Of the recipe; None: images only.
+        target: The field.
+    """
+    if CLIP not in samples.columns:
+        return np.ones(len(rows), dtype=np.int64), []
+    clip = np.asarray(samples.columns[CLIP])[rows]
+    frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)
+    rejected = []
+    for place in np.flatnonzero(frames == 0).tolist():
+        reason, hint = "no-frame-count", "give --frames N to encode videos too, as clips of N frames"
+        detail = f"it is a video of {clip[place, 0]} frames, and this cache has images only"
+        if clips is not None:
+            has = clips.available(clip[place : place + 1])[0]
+            reason, hint = "too-few-frames", "use a longer video, or add a smaller --frames"
+            detail = f"it has {has} frames{f' at {clips.fps} per second' * bool(clips.fps)}, not {clips.frames[0]}"
+        name = samples.names[int(rows[place])]
+        one = Rejected(name=name, reason=reason, detail=detail, hint=hint, target=target)
+        rejected.append((int(rows[place]), one))
+    return frames, rejected
+
+
+def clip_label(dims: tuple[int, int, int]) -> str:
+    """``81x480x832``: frames, height and width; without the frames of an image."""
+    return "x".join(map(str, dims[dims[0] == 1 :]))

@@ -1,0 +1,154 @@
+"""Latents of clips are those of the class's own encode on the frames of a plain PyAV loop."""
+
+import json
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from made_videos import plain_frames, write_video
+from PIL import Image
+
+from latentcache.encoders.vae.describe import describe
+from latentcache.encoders.vae.producer import VaeProducer
+from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
+from latentcache.fields.latents import LatentsSettings
+from latentcache.fields.protocol import Cached, DescribeContext, Job, Output, ProducerContext
+from latentcache.geometry.sizes import Size
+from latentcache.loader.values import Affine
+
+BUCKET = Size(64, 96)
+WAN = {"patch_size": None, "in_channels": 3, "out_channels": 3}
+WAN |= {"dim_mult": [1, 1, 1, 2], "temperal_downsample": [False, True, True]}
+#: Class, changes, and frames of a latent frame.
+FAMILIES = [
+    ("AutoencoderKLWan", WAN, 4),
+    ("AutoencoderKLHunyuanVideo", {}, 4),
+    (
+        "AutoencoderKLLTXVideo",
+        {"spatio_temporal_scaling": (True, True), "decoder_spatio_temporal_scaling": (True, True)},
+        4,
+    ),
+    ("AutoencoderKLCogVideoX", {}, 4),
+]
+
+
+def described(model, bucket=BUCKET, **changes):
+    said = {"model": str(model), "buckets": (bucket,), "storage_dtype": "float32", "frames": (9,), **changes}
+    return describe(LatentsSettings(**said), Cached(), DescribeContext(device="cpu"))
+
+
+def latents(root, name, model, count, bucket=BUCKET, **changes):
+    """What the producer makes of one file, and its group."""
+    found = described(model, bucket, **changes)
+    group = found.recipe.group(bucket, count)
+    context = ProducerContext(root=str(root), device="cpu", groups=(group,))
+    producer = VaeProducer(json.loads(json.dumps(found.producer)), found.recipe, context)
+    producer.open()
+    read = producer.prepare(
+        Job(sample=0, name=name, inputs={"image": {"path": name}}, outputs=(Output(item=0, group=0),))
+    )
+    (made,) = producer.encode(read.items).result()
+    return made.array, group, found.recipe
+
+
+def own(model, frames, name):
+    """The mode of the class's own posterior, raw, (C, f, h, w)."""
+    loaded = getattr(diffusers, name).from_pretrained(model).eval()
+    values = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+    with torch.no_grad():
+        return loaded, loaded.encode(values).latent_dist.mode()[0].numpy()
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+@pytest.mark.parametrize(("name", "changes", "step"), FAMILIES)
+def test_a_clip_is_encoded_as_the_class_does(name, changes, step, tiny, tmp_path):
+    model, path = tiny(name, **changes), write_video(tmp_path / "a.mp4", 2 * step + 3)
+    found, group, _ = latents(tmp_path, "a.mp4", model, 2 * step + 1)
+    assert group.shape == found.shape
+    assert (found.shape[1], group.label) == (3, "9x64x96")
+    close(found, own(model, plain_frames(path)[0][: 2 * step + 1], name)[1])
+
+
+def test_clips_longer_than_a_temporal_tile_are_those_of_the_class(tiny, tmp_path):
+    """HunyuanVideo encodes more than 16 frames in parts, which changes values, in every pipeline."""
+    model, path = tiny("AutoencoderKLHunyuanVideo"), write_video(tmp_path / "a.mp4", 21)
+    found, _, _ = latents(tmp_path, "a.mp4", model, 21, frames=(21,))
+    close(found, own(model, plain_frames(path)[0], "AutoencoderKLHunyuanVideo")[1])
+
+
+def test_an_image_is_a_clip_of_one_frame(tiny, tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    model = tiny("AutoencoderKLWan", **WAN)
+    found, group, _ = latents(tmp_path, "a.png", model, 1)
+    assert (group.label, group.dims, found.shape[1]) == ("64x96", (1, 64, 96), 1)
+    close(found, own(model, pixels[None], "AutoencoderKLWan")[1])
+    flat, group, _ = latents(tmp_path, "a.png", model, 1, frames=None)
+    assert (flat.ndim, group.shape) == (3, flat.shape)
+    close(flat, found[:, 0])
+
+
+def test_tiles_are_those_of_the_class(tiny, tmp_path):
+    model = tiny("AutoencoderKLWan", **WAN)
+    path = write_video(tmp_path / "a.mp4", 5, height=64, width=320)
+    found, _, _ = latents(tmp_path, "a.mp4", model, 5, Size(64, 320), frames=(5,), tiling=True)
+    loaded, whole = own(model, plain_frames(path)[0], "AutoencoderKLWan")
+    loaded.enable_tiling()
+    values = torch.from_numpy(plain_frames(path)[0]).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
+    with torch.no_grad():
+        tiled = loaded.encode(values).latent_dist.mode()[0].numpy()
+    close(found, tiled)
+    assert np.abs(found - whole).max() > 1e-3 * whole.std()
+
+
+def test_means_and_deviations_are_applied_at_read(tiny, tmp_path):
+    model, _ = tiny("AutoencoderKLWan", **WAN), write_video(tmp_path / "a.mp4", 9)
+    found, _, recipe = latents(tmp_path, "a.mp4", model, 9)
+    config = diffusers.AutoencoderKLWan.load_config(model)
+    mean, std = (np.array(config[f"latents_{word}"], np.float32)[:, None, None, None] for word in ("mean", "std"))
+    stored = torch.from_numpy(found)[None].clone()
+    read = Affine.of(recipe.read_time.affine).apply(stored, torch.empty_like(stored))
+    assert np.allclose(read[0].numpy(), (found - mean) / std, atol=1e-5)
+
+
+def test_frames_that_the_model_does_not_take(tiny):
+    model = tiny("AutoencoderKLWan", **WAN)
+    with pytest.raises(RecipeError, match="--frames 80: this encoder takes 1 frame and a multiple of 4") as caught:
+        described(model, frames=(9, 80))
+    assert caught.value.fix == "--frames 77 or --frames 81"
+    with pytest.raises(RecipeError, match="--frames 9: the encoder takes images only"):
+        described(tiny("AutoencoderKL"), frames=(9,))
+    with pytest.raises(UsageError, match="--fps 8: needs --frames"):
+        described(model, frames=None, fps=8)
+    with pytest.raises(UnsupportedModelError):
+        described("stub", tiling=True)
+
+
+def test_images_alone_keep_their_recipe(tiny):
+    """Format 1: a recipe without clips says nothing of them."""
+    plain = described("stub", frames=None, storage_dtype="float16").recipe
+    assert "clips" not in json.dumps([plain.as_json(), plain.identity()])
+    clips = described("stub", storage_dtype="float16").recipe
+    assert clips.identity()["clips"] == {"fps": 0, "start": "first", "decoder": "ffmpeg", "version": 1}
+    assert clips.recipe_id != plain.recipe_id
+    assert type(clips).from_json(json.loads(json.dumps(clips.as_json()))) == clips
+    longer = described("stub", frames=(9, 13), storage_dtype="float16").recipe
+    assert longer.recipe_id == clips.recipe_id
+    assert described("stub", fps=8, storage_dtype="float16").recipe.recipe_id != clips.recipe_id
+
+
+def test_the_steps_of_published_models():
+    from latentcache.encoders.vae.config_fields import shape_of
+    from latentcache.encoders.vae.families import family_of
+
+    steps = {"Wan": 4, "QwenImage": 4, "HunyuanVideo": 4, "LTXVideo": 8}
+    for name, step in steps.items():
+        assert shape_of(family_of(f"AutoencoderKL{name}", ""), {}, "").frame_step == step
+    cog = {"_class_name": "AutoencoderKLCogVideoX", "temporal_compression_ratio": 4, "latent_channels": 16}
+    cog["block_out_channels"] = [128, 256, 256, 512]
+    assert shape_of(family_of("AutoencoderKLCogVideoX", ""), cog, "").frame_step == 4

@@ -1,0 +1,125 @@
+"""Texts of variants: kohya's shuffling with kept tags, several captions, distinct orders, stable numbers."""
+
+import itertools
+import math
+import random
+from collections import Counter
+
+import pytest
+
+from latentcache.errors import UsageError
+from latentcache.fields.captions import BETWEEN, MOST_VARIANTS, CaptionVariants, captions_at_most
+from latentcache.fields.prompt_embeds import EMPTY_VARIANT, NEGATIVE_VARIANT, PromptEmbeds, PromptRecipe
+from latentcache.fields.strings import Strings
+
+TAGS = ["solo", "red hair", "blue sky", "smile", "tree", "1girl", "long skirt"]
+
+
+def texts(caption, **said):
+    chosen = CaptionVariants(**said)
+    return [chosen.text(caption, number) for number in range(chosen.count(caption))]
+
+
+def kohya_parts(caption, *, separator=",", keep=0, keep_separator=""):
+    """Fixed, flexible and last tags as ``process_caption`` of sd-scripts takes a caption apart."""
+
+    def tags(text):
+        return [tag.strip() for tag in text.split(separator) if tag.strip()]
+
+    if keep_separator and keep_separator in caption:
+        fixed, flexible = caption.split(keep_separator, 1)
+        flexible, _, last = flexible.partition(keep_separator)
+        return tags(fixed), tags(flexible), tags(last)
+    return tags(caption)[:keep], tags(caption)[keep:], []
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_variant_is_one_that_kohya_could_make(seed):
+    rng = random.Random(seed)
+    chosen = [rng.choice(TAGS) for _ in range(rng.randint(0, 7))]
+    keep, keep_separator = rng.choice([(0, ""), (1, ""), (3, ""), (0, "|||"), (2, "|||")])
+    caption = rng.choice([",", ", ", " ,"]).join(chosen)
+    if keep_separator and rng.random() < 0.8:
+        for _ in range(rng.randint(1, 2)):
+            at = rng.randint(0, len(caption))
+            caption = f"{caption[:at]} ||| {caption[at:]}"
+    fixed, flexible, last = kohya_parts(caption, keep=0 if keep_separator else keep, keep_separator=keep_separator)
+    made = texts(caption, number=6, shuffle=True, keep=keep_separator or str(keep))
+    assert made[0] == ", ".join([*fixed, *flexible, *last]), "variant 0 has the order of the caption"
+    for text in made:
+        found = text.split(", ") if text else []
+        assert found[: len(fixed)] == fixed
+        assert found[len(found) - len(last) :] == last
+        assert sorted(found) == sorted([*fixed, *flexible, *last])
+    assert len(made) == min(6, math.factorial(len(flexible)))
+    if len(set(flexible)) == len(flexible):
+        assert len(set(made)) == len(made), "orders differ as far as there are so many"
+
+
+def test_every_order_comes_equally_often():
+    counts = Counter(
+        CaptionVariants(number=2, shuffle=True).text(f"a, b, c, {number}", 1)[:7] for number in range(3000)
+    )
+    orders = {", ".join(order) for order in itertools.permutations("abc")} - {"a, b, c"}  # which is variant 0
+    assert {text for text in counts if text in orders} == orders
+    share = [counts[text] for text in sorted(orders)]
+    assert max(share) < 1.5 * min(share)
+
+
+def test_several_captions_are_variants():
+    three = BETWEEN.join(["one", "two", "three"])
+    assert texts(three, number=250) == ["one", "two", "three"]
+    assert texts(three, number=2) == ["one", "two"]
+    assert texts(three) == ["one"]
+    assert texts("", number=4) == [""]
+    several = Strings.of(["", three, "x", BETWEEN.join("ab")])
+    assert captions_at_most(several) == 3
+    assert captions_at_most(Strings.of(["a", ""])) == captions_at_most(Strings.of([])) == 1
+
+
+def test_each_of_several_captions_has_equally_many_orders():
+    made = texts(BETWEEN.join(["a, b, c", "d, e, f"]), number=5, shuffle=True)
+    assert made[:2] == ["a, b, c", "d, e, f"]
+    assert [text[0] in "abc" for text in made] == [True, False, True, False]
+    assert len(set(made)) == 4
+
+
+def test_a_larger_number_keeps_the_texts_of_a_smaller_one():
+    for caption in ("a, b, c, d", BETWEEN.join(["a, b, c", "x, y, z"])):
+        assert texts(caption, number=12, shuffle=True)[:4] == texts(caption, number=4, shuffle=True)
+
+
+def test_other_separators():
+    assert texts("b; a; c", shuffle=True, number=6, separator=";")[0] == "b; a; c"
+    assert {text.replace(" ", "") for text in texts("a b", shuffle=True, number=2, separator=" ")} == {"ab", "ba"}
+
+
+@pytest.mark.parametrize("said", [{"number": 0}, {"number": MOST_VARIANTS + 1}, {"separator": ""}, {"keep": ""}])
+def test_values_that_are_not_allowed(said):
+    with pytest.raises(UsageError, match="--"):
+        CaptionVariants(**said)
+
+
+def recipe(**said):
+    about = {"output": "prompt_embeds", "pipeline": "stub", "fingerprint": "", "config": "", "tokenizer": ""}
+    return PromptRecipe(**about, width=8, length=77, **said)
+
+
+def test_only_the_texts_of_variants_move_the_recipe():
+    plain = recipe()
+    more = recipe(captions=CaptionVariants(number=9), empty_prompt=True, negative_prompt="bad")
+    assert plain.recipe_id == more.recipe_id
+    assert "captions" not in plain.identity()
+    shuffled = [CaptionVariants(shuffle=True, number=2, **one) for one in ({}, {"keep": "1"}, {"separator": ";"})]
+    ids = {recipe(captions=one).recipe_id for one in shuffled} | {plain.recipe_id}
+    assert len(ids) == 4
+    assert recipe(captions=CaptionVariants(shuffle=True, number=7)).recipe_id in ids
+    for one in (plain, more, recipe(captions=shuffled[1])):
+        assert PromptRecipe.from_json(one.as_json()) == one
+
+
+def test_prompts_have_texts_of_their_own():
+    both, kind = recipe(empty_prompt=True, negative_prompt="bad, worse"), PromptEmbeds()
+    assert kind.text("a caption", EMPTY_VARIANT, both) == ""
+    assert kind.text("a caption", NEGATIVE_VARIANT, both) == "bad, worse"
+    assert kind.text(BETWEEN.join(["one", "two"]), 0, both) == "one"

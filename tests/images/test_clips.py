@@ -1,0 +1,157 @@
+"""Headers and frames of videos, beside a plain loop with PyAV."""
+
+import sys
+from fractions import Fraction
+from io import BytesIO
+
+import av
+import numpy as np
+import pytest
+from made_videos import KINDS, plain_frames, write_sound, write_video
+
+from latentcache.errors import UnusableSampleError
+from latentcache.fields.clips import CLIP, ClipSettings
+from latentcache.geometry.sizes import Size
+from latentcache.images.clips import EncodedClip, is_clip
+from latentcache.sources.causes import HINTS
+
+
+def settings(**changes):
+    return ClipSettings(**{"frames": (5,), "step": 4, **changes})
+
+
+def taken(path, count, **changes):
+    """The frames that a clip has, as (F, H, W, 3)."""
+    return np.stack(list(EncodedClip(path.read_bytes()).pixels(count, settings(**changes))))
+
+
+def decoded(data):
+    clip = EncodedClip(data)
+    return list(clip.pixels(min(clip.clip[0], 9), settings()))
+
+
+def reason(data):
+    with pytest.raises(UnusableSampleError) as caught:
+        decoded(data)
+    assert caught.value.fix == HINTS[caught.value.slug]
+    return caught.value.slug
+
+
+@pytest.mark.parametrize("ending", KINDS)
+def test_every_format_has_its_header_and_its_frames(ending, tmp_path):
+    path = write_video(tmp_path / f"a{ending}", 9, fps=8, audio=ending != ".mov")
+    with path.open("rb") as file:
+        assert is_clip(file)
+        clip = EncodedClip(file)
+    assert (clip.size, clip.clip) == (Size(64, 96), (9, 8, 1))
+    assert np.array_equal(taken(path, 9), plain_frames(path)[0])
+    assert np.array_equal(taken(path, 5), plain_frames(path)[0][:5])
+    assert np.array_equal(taken(path, 5, start="middle"), plain_frames(path)[0][2:7])
+
+
+def test_a_rotation_is_applied(tmp_path):
+    """The display matrix of a telephone held upright, (0 1 -1 0), turns to the right: ISO/IEC 14496-12, 8.3.2."""
+    data = write_video(tmp_path / "a.mp4", 5, rotation=-90).read_bytes()
+    matrix = np.frombuffer(data, ">i4", count=5, offset=data.index(b"tkhd") + 44)
+    assert (matrix // 65536).tolist() == [0, 1, 0, -1, 0]
+    clip, frames = EncodedClip(data), plain_frames(tmp_path / "a.mp4")[0]
+    assert clip.size == Size(96, 64)
+    assert np.array_equal(taken(tmp_path / "a.mp4", 5), frames.transpose(0, 2, 1, 3)[:, :, ::-1])
+
+
+@pytest.mark.parametrize(("fps", "frames"), [(4, [0, 2, 4, 6, 8]), (3, [0, 3, 5, 8]), (16, [0, 0, 1, 1, 2])])
+def test_frames_are_resampled_by_time(fps, frames, tmp_path):
+    path = write_video(tmp_path / "a.mp4", 9, fps=8)
+    clip = np.array([EncodedClip(path.read_bytes()).clip])
+    assert settings(fps=fps).available(clip)[0] == 8 * fps // 8 + 1
+    assert np.array_equal(taken(path, len(frames), fps=fps), plain_frames(path)[0][frames])
+
+
+@pytest.mark.parametrize("ending", [".mp4", ".mkv"])
+def test_a_variable_rate_goes_by_the_time_of_each_frame(ending, tmp_path):
+    times = [0, 100, 150, 600, 1000, 1100, 1500, 1900, 2000]
+    path = write_video(tmp_path / f"a{ending}", 9, times=times)
+    frames, seconds = plain_frames(path)
+    nearest = [min(range(9), key=lambda number: abs(seconds[number] - Fraction(at, 4))) for at in range(9)]
+    assert np.array_equal(taken(path, 9, fps=4), frames[nearest])
+    assert np.array_equal(taken(path, 9), frames)
+    assert nearest != list(range(9))
+
+
+def test_only_frames_that_are_needed_are_decoded(tmp_path):
+    """The end of this file is damaged, and the clip at its start is not."""
+    path = write_video(tmp_path / "a.mp4", 24)
+    frames, data = plain_frames(path)[0], bytearray(path.read_bytes())
+    data[-60:] = bytes(60)
+    path.write_bytes(data)
+    assert np.array_equal(taken(path, 5), frames[:5])
+
+
+def test_files_that_are_cut_short(tmp_path):
+    for ending in (".mp4", ".mkv", ".webm"):
+        data = write_video(tmp_path / f"a{ending}", 24).read_bytes()
+        assert [reason(data[: len(data) * part // 4]) for part in (1, 2, 3)] == ["truncated"] * 3
+
+
+def test_matroska_whose_end_is_lost_although_its_length_is_right(tmp_path):
+    data = bytearray(write_video(tmp_path / "a.mkv", 24).read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    assert reason(bytes(data)) == "truncated"
+
+
+def test_damaged_packets(tmp_path):
+    data = bytearray(write_video(tmp_path / "a.mp4", 9, height=256, width=256).read_bytes())
+    middle = len(data) * 3 // 5
+    data[middle : middle + 64] = bytes(64)
+    assert reason(bytes(data)) == "decoder-error"
+
+
+def test_fewer_frames_than_announced(tmp_path):
+    """A copy that begins between two key frames: its first frames cannot be decoded, and are not shown."""
+    whole, copy = write_video(tmp_path / "a.mp4", 9), tmp_path / "b.mp4"
+    with av.open(str(whole)) as source, av.open(str(copy), "w") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in [one for one in source.demux(video=0) if one.size][1:]:
+            packet.stream = stream
+            target.mux(packet)
+    clip = EncodedClip(copy.read_bytes())
+    with pytest.raises(UnusableSampleError, match=r"its header announces 8 frames, the decoder gives \d") as caught:
+        list(clip.pixels(8, settings()))
+    assert caught.value.slug == "frames-missing"
+
+
+def test_no_video_in_it(tmp_path):
+    assert reason(write_sound(tmp_path / "a.mp4").read_bytes()) == "no-video"
+    assert reason(b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom") == "decoder-error"
+
+
+def test_too_many_pixels(tmp_path):
+    data = write_video(tmp_path / "a.mp4", 5).read_bytes()
+    with pytest.raises(UnusableSampleError, match="64x96 = 6144 pixels, at most 6143 allowed"):
+        EncodedClip(data, max_pixels=6143)
+    assert EncodedClip(data, max_pixels=6144)
+
+
+def test_a_playlist_is_never_opened(tmp_path):
+    """FFmpeg would read other files for it."""
+    assert not is_clip(BytesIO(b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://localhost/a.ts\n"))
+    assert not is_clip(BytesIO(b"ffconcat version 1.0\nfile /etc/passwd\n"))
+
+
+def test_images_in_the_container_of_videos_are_images():
+    for brand, video in ((b"avif", False), (b"heic", False), (b"isom", True), (b"qt  ", True)):
+        assert is_clip(BytesIO(b"\0\0\0\x18ftyp" + brand + b"\0\0\0\0mif1avif")) is video
+
+
+def test_without_pyav(tmp_path, monkeypatch):
+    data = write_video(tmp_path / "a.mp4", 5).read_bytes()
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert reason(data) == "needs-pyav"
+    assert "pip install 'latentcache[video]'" in HINTS["needs-pyav"]
+
+
+def test_the_length_of_a_clip_is_the_longest_that_a_video_has():
+    videos = np.array([[81, 16, 1], [80, 16, 1], [49, 16, 1], [48, 16, 1], [0, 0, 0], [200, 16, 1]])
+    assert settings(frames=(49, 81)).chosen(videos).tolist() == [81, 49, 49, 0, 1, 81]
+    assert settings(frames=(49, 81), fps=8).chosen(videos).tolist() == [0, 0, 0, 0, 1, 81]
+    assert CLIP == "clip"

@@ -1,0 +1,217 @@
+"""Variants of captions and the empty prompt: what a batch names is what it holds, drawn by seed, epoch and sample."""
+
+import json
+import warnings
+from collections import Counter
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+import xxhash
+
+from latentcache import BuildSettings, build_cache, open_cache
+from latentcache.encoders.prompt.producer import _Stub
+from latentcache.errors import UsageError
+from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.latents import LatentsSettings
+from latentcache.fields.prompt_embeds import PromptSettings
+
+COUNT = 40
+WORD = 0xFFFF_FFFF_FFFF_FFFF
+TEXT = {"prompt_embeds", "pooled_prompt_embeds"}
+
+
+def caption(number):
+    """Half of the images have one of two captions, the others one of their own, of 2 to 5 tags."""
+    return (
+        f"1girl, shared, {number % 2}, red"
+        if number < COUNT // 2
+        else ", ".join("abcde"[: 2 + number % 4]) + f", {number}"
+    )
+
+
+def written(folder):
+    folder.mkdir()
+    for number in range(COUNT):
+        PIL.Image.fromarray(np.full((64, 64, 3), number, np.uint8)).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(caption(number))
+    return folder
+
+
+def build(data, cache, **said):
+    latents = LatentsSettings(model="stub", resolutions=(64,), flip=True)
+    fields = {"latents": latents, "prompt_embeds": PromptSettings(text_encoder="stub", **said)}
+    return build_cache(BuildSettings(data=data, out=cache, fields=fields, related=True))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    build(written(folder / "data"), folder / "cache", shuffle_tags=True, keep_tags="1", caption_variants=5,
+          empty_prompt=True, negative_prompt="bad, low")  # fmt: skip
+    return folder / "cache"
+
+
+def draw(name, seed, epoch, number, occurrence=0):
+    """64 bits of a draw, as docs/format says."""
+    parts = [name.encode(), *((word & WORD).to_bytes(8, "little") for word in (seed, epoch, number))]
+    return xxhash.xxh3_64_intdigest(b"".join(parts) + (occurrence.to_bytes(4, "little") if occurrence else b""))
+
+
+def expected(seed, epoch, number, *, rate=0.0, occurrence=0):
+    """The text that a sample is served with: a plain reference."""
+    if draw("dropout", seed, epoch, number, occurrence) < rate * 2**64:
+        return ""
+    rule = CaptionVariants(number=5, shuffle=True, keep="1")
+    text = caption(number)
+    return rule.text(text, draw("caption", seed, epoch, number, occurrence) % rule.count(text))
+
+
+def served(source, epoch=0, **options):
+    """Name -> caption of an epoch; its embeddings are those of the caption."""
+    with source.loader(**{"batch_size": 5, "seed": 3, **options}) as loader:
+        loader.set_epoch(epoch)
+        return {name: text for batch in loader for name, text in named(source, batch)}
+
+
+def named(source, batch):
+    for field in TEXT & set(batch):
+        stub = _Stub(0, source.recipe(field))
+        for row, text in enumerate(batch["captions"]):
+            array = torch.from_numpy(stub.encode([text])[0][0])
+            kept = batch[field][row]
+            assert (kept[: len(array)] == array).all() if field == "prompt_embeds" else (kept == array).all(), text
+            if field == "prompt_embeds":
+                assert batch["prompt_embeds_mask"][row].sum() == len(array)
+    return zip(batch["names"], batch["captions"], strict=True)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_captions_are_those_of_a_plain_reference(made, rate):
+    cache = open_cache(made).read(caption_dropout=rate)
+    epochs = [served(cache, epoch) for epoch in range(3)]
+    for epoch, found in enumerate(epochs):
+        assert found == {f"{number:02}.png": expected(3, epoch, number, rate=rate) for number in range(COUNT)}
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert served(cache, 1, batch_size=8, prefetch=0) == epochs[1], "the size of a batch changes nothing"
+    assert served(cache, 1, seed=4) != epochs[1]
+    same = [epochs[0][f"{number:02}.png"] for number in range(0, COUNT // 2, 2)]
+    assert len(set(same)) > 1, "images of one caption are drawn each for itself"
+
+
+def test_every_rank_and_a_resumed_loader_draw_the_same(made):
+    cache = open_cache(made).read(caption_dropout=0.2)
+    whole = served(cache, 2, batch_size=10)
+    parts = [served(cache, 2, rank=rank, world_size=2) for rank in (0, 1)]
+    assert parts[0] | parts[1] == whole
+    with cache.loader(batch_size=10, seed=3) as loader:
+        loader.set_epoch(2)
+        first = next(iter(loader))
+        state = loader.state_dict()
+    with cache.loader(batch_size=10, seed=3) as loader:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        rest = {name: text for batch in loader for name, text in named(cache, batch)}
+    assert dict(named(cache, first)) | rest == whole
+    with cache.loader(batch_size=10, seed=3) as loader:
+        loader.set_epoch(2)
+        options = {"sampler": loader.sampler, "batch_size": None, "num_workers": 1}
+        workers = torch.utils.data.DataLoader(loader.dataset, multiprocessing_context="fork", **options)
+        assert {name: text for batch in workers for name, text in named(cache, batch)} == whole
+
+
+def test_repeats_are_drawn_each_for_itself(made):
+    with open_cache(made).repeated(3).loader(batch_size=10, seed=3) as loader:
+        found = Counter(pair for batch in loader for pair in zip(batch["names"], batch["captions"], strict=True))
+    wanted = Counter(
+        (f"{number:02}.png", expected(3, 0, number, occurrence=occurrence))
+        for number in range(COUNT)
+        for occurrence in range(3)
+    )
+    assert found == wanted
+
+
+def test_draws_of_flips_are_those_of_a_cache_without_variants(made, tmp_path):
+    build(written(tmp_path / "data"), tmp_path / "plain")
+    for epoch in (0, 1):
+        pairs = []
+        for source in (open_cache(made).read(caption_dropout=0.5), open_cache(tmp_path / "plain")):
+            with source.loader(batch_size=COUNT, seed=3, fields=["latents", "keys"]) as loader:
+                loader.set_epoch(epoch)
+                batch = next(iter(loader))
+                pairs.append((batch["names"], batch["keys"]["latents"][:, 1].tolist()))
+        assert pairs[0] == pairs[1]
+        assert {0, 1} == set(pairs[0][1])
+
+
+def test_the_rate_of_dropped_captions(made):
+    cache = open_cache(made).read(caption_dropout=0.1)
+    with cache.loader(batch_size=COUNT, seed=0, fields=["captions"]) as loader:
+        dropped = 0
+        for epoch in range(100):
+            loader.set_epoch(epoch)
+            dropped += next(iter(loader))["captions"].count("")
+    wanted = sum(draw("dropout", 0, epoch, number) < 0.1 * 2**64 for epoch in range(100) for number in range(COUNT))
+    assert dropped == wanted
+    assert abs(dropped / (100 * COUNT) - 0.1) < 0.015
+    assert set(served(cache.read(caption_dropout=1)).values()) == {""}
+    assert "" not in served(cache.read(caption_dropout=0)).values()
+
+
+def test_the_first_caption_for_validation(made):
+    found = served(open_cache(made).read(captions=False))
+    assert found == {f"{number:02}.png": caption(number) for number in range(COUNT)}
+
+
+def test_texts_without_embeddings_are_first_captions_and_can_be_dropped(made):
+    cache = open_cache(made)
+    with cache.loader(batch_size=COUNT, seed=3, fields=["latents", "captions"]) as loader:
+        batch = next(iter(loader))
+    assert sorted(batch["captions"]) == sorted(caption(number) for number in range(COUNT))
+
+
+def test_prompts_of_a_field(made):
+    cache = open_cache(made)
+    for text in ("", "bad, low"):
+        found = cache.prompt(text)
+        assert set(found) == {*TEXT, "prompt_embeds_mask"}
+        assert list(named(cache, {**found, "names": ["-"], "captions": [text]})) == [("-", text)]
+    assert cache.read(dtype=torch.float32).prompt()["prompt_embeds"].dtype == torch.float32
+    with pytest.raises(UsageError, match=r"prompt\('other'\).*'', 'bad, low'") as caught:
+        cache.prompt("other")
+    assert "--negative-prompt" in caught.value.fix
+
+
+def test_what_is_not_stored_is_an_error(tmp_path):
+    data = written(tmp_path / "data")
+    build(data, tmp_path / "cache")
+    for rate in (-0.1, 1.5, True, "0.1"):
+        with pytest.raises(UsageError, match="caption_dropout"):
+            open_cache(tmp_path / "cache").read(caption_dropout=rate)
+    with pytest.raises(UsageError, match="does not hold the empty prompt") as caught:
+        open_cache(tmp_path / "cache").read(caption_dropout=0.1)
+    assert "--empty-prompt" in caught.value.fix
+    before = open_cache(tmp_path / "cache").recipe("prompt_embeds").recipe_id
+    report = build(data, tmp_path / "cache", empty_prompt=True)
+    assert {name: field.encoded for name, field in report.fields.items()} == {
+        "latents": 0, "prompt_embeds": 1, "pooled_prompt_embeds": 1,
+    }  # fmt: skip
+    after = open_cache(tmp_path / "cache").recipe("prompt_embeds")
+    assert after.recipe_id == before
+    with pytest.raises(UsageError, match="it holds ''"):
+        open_cache(tmp_path / "cache").prompt("bad")
+    assert len(open_cache(tmp_path / "cache").read(caption_dropout=0.5)) == COUNT
+
+
+def test_fields_with_other_variants_are_not_served_together(tmp_path):
+    data = written(tmp_path / "data")
+    build(data, tmp_path / "cache")
+    shuffled = {"prompt_embeds": PromptSettings(shuffle_tags=True)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        build_cache(BuildSettings(data=data, out=tmp_path / "cache", fields=shuffled, related=False))
+    cache = open_cache(tmp_path / "cache")
+    with pytest.raises(UsageError, match="hold other variants of captions"):
+        len(cache)
+    with cache.loader(batch_size=4, fields=["prompt_embeds", "captions"]) as loader:
+        assert len(loader) == COUNT // 4
