@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import torch
 
 from latentcache.errors import (
     CacheIncompleteError,
@@ -26,13 +25,7 @@ from latentcache.errors import (
 )
 from latentcache.fields.protocol import FieldRecipe
 from latentcache.loader.documents import Documents, content_of, file_of
-from latentcache.loader.loader import Loader
-from latentcache.loader.row_reader import PendingRowReader, RowReader
-from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
-from latentcache.loader.sample_reader import SampleReader
-from latentcache.loader.samples import Part, warn_of_empty
-from latentcache.loader.substitute import OnError
-from latentcache.loader.values import Draw, ReadSettings
+from latentcache.loader.samples import Draw, Part, ReadSettings, Selection, default_fields, warn_of_empty
 from latentcache.plan.batching import BatchPlan, PlanReport, Remainder
 from latentcache.plan.documents import RowPlan
 from latentcache.plan.length_buckets import checked_lengths
@@ -46,6 +39,14 @@ from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
 from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import torch
+
+    from latentcache.loader.loader import Loader
+    from latentcache.loader.rows import Rows
+    from latentcache.loader.sample_reader import SampleReader
+    from latentcache.loader.substitute import OnError
 
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
@@ -92,24 +93,30 @@ class Cache:
         return tuple(self._parts[0].snapshot.fields)
 
     @cached_property
+    def _selection(self) -> Selection:
+        """The samples that have all fields. Needs no torch, as planning does not."""
+        fields = default_fields(self._parts[0].snapshot)
+        return Selection(self._parts, fields, repeats=self._settings.repeats, mixture=self.mixture)
+
+    @cached_property
     def _reader(self) -> SampleReader:
         return self._made(None)
 
     def __len__(self) -> int:
         """Samples that a loader serves; an image at two resolutions is two. Of documents: documents."""
-        return (
-            len(self._reader.index.bucket) if self._has_samples else sum(map(len, map(self._documents, self._parts)))
-        )
+        if self._has_samples:
+            return len(self._selection.index.bucket)
+        return sum(map(len, map(self._documents, self._parts)))
 
     @property
     def excluded(self) -> int:
         """Samples that lack one of the fields."""
-        return self._reader.excluded if self._has_samples else 0
+        return self._selection.excluded if self._has_samples else 0
 
     @property
     def buckets(self) -> dict[str, int]:
         """Samples per bucket, by its label (``512x768``: height x width, pixels)."""
-        index = self._reader.index
+        index = self._selection.index
         counts = np.bincount(index.bucket, minlength=len(index.buckets))
         return dict(zip(map(str, index.buckets), counts.tolist(), strict=True))
 
@@ -294,8 +301,8 @@ class Cache:
         if settings.repeats != self._settings.repeats:
             self._refuse_weights("read(repeats=)")
         view = Cache(self._parts, settings=settings, checksum=self._checksum, mixture=self.mixture, note=self._note)
-        if self._has_samples:
-            len(view)  # refuses what is not stored
+        if self._has_samples and replace(settings, repeats=True) != ReadSettings():
+            view._made(None)  # refuses what is not stored
         return view
 
     def prompt(self, text: str = "") -> dict[str, torch.Tensor]:
@@ -343,6 +350,9 @@ class Cache:
             UsageError: A value is not allowed, or an option does not belong to this kind of rows.
             PlanError: A policy is ``error`` and there are such documents; file and line are named.
         """
+        from latentcache.loader.row_reader import PendingRowReader, RowReader
+        from latentcache.loader.rows import RowPart, Rows, RowSettings, no_rows
+
         self._refuse_weights("rows")
         given = {"pack": pack, "pad": pad, "chunk": chunk}
         kinds = [kind for kind, length in given.items() if length is not None]
@@ -432,8 +442,8 @@ class Cache:
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
         batches = BatchPlan(batch_size=batch_size, world_size=world_size, remainder=remainder)
-        reader = self._reader if fields is None else self._made(fields)
-        return plan_report(reader.index, batches, seed=whole("seed", seed, -(2**63)))
+        index = self._selection.index if fields is None else self._made(fields).index
+        return plan_report(index, batches, seed=whole("seed", seed, -(2**63)))
 
     def loader(
         self,
@@ -476,6 +486,8 @@ class Cache:
             EmptyPlanError: An epoch would have no step.
             PlanError: The policy ``error`` met a bucket that does not divide.
         """
+        from latentcache.loader.loader import Loader
+
         reader = self._reader if fields is None else self._made(fields)
         warn_of_empty(reader.texts, self.snapshots)
         loader = Loader(
@@ -530,7 +542,7 @@ class Cache:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_loaders", "_reader", "_identity")
+        own = ("_loaders", "_reader", "_selection", "_identity")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -562,7 +574,16 @@ class Cache:
         return any(field.spec.collate != "pack" for field in self._parts[0].snapshot.fields.values())
 
     def _made(self, fields: Sequence[str] | None) -> SampleReader:
-        return SampleReader(self._parts, fields, self._settings, checksum=self._checksum, mixture=self.mixture)
+        from latentcache.loader.sample_reader import SampleReader
+
+        return SampleReader(
+            self._parts,
+            fields,
+            self._settings,
+            checksum=self._checksum,
+            mixture=self.mixture,
+            selection=self._selection if fields is None else None,
+        )
 
     def _documents(self, part: Part, field: str | None = None, *, repeats: bool = True) -> Documents:
         """The documents of a part, each as often as an epoch serves it."""

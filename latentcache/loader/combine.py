@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from latentcache.errors import UsageError
 from latentcache.loader.cache import Cache
-from latentcache.loader.rows import Rows
 from latentcache.plan.mixing import (
     Mixture,
     Repeats,
@@ -24,6 +23,9 @@ from latentcache.plan.mixing import (
     source_name,
 )
 from latentcache.plan.numbers import choice, several
+
+if TYPE_CHECKING:
+    from latentcache.loader.rows import Rows
 
 Unit = Literal["rows", "tokens", "documents"]
 
@@ -78,13 +80,13 @@ def combine(
     """
     found = several("sources", sources, fix="combine([one, other])")
     choice("by", by, ("rows", "tokens", "documents"))
-    if not found or not (all(isinstance(one, Cache) for one in found) or all(isinstance(one, Rows) for one in found)):
+    rows = not any(isinstance(one, Cache) for one in found)
+    if not found or not (_are_rows(found) if rows else all(isinstance(one, Cache) for one in found)):
         raise UsageError(
             "combine: needs caches, or rows, and not both", fix="combine([open_cache(a), open_cache(b)])"
         )
     if any(one.mixture for one in found):
         raise UsageError("combine: a source has weights itself", fix="combine the caches that it is made of")
-    rows = isinstance(found[0], Rows)
     _check_rows(found) if rows else _check_caches(found)
     mix = None
     if weights is None:
@@ -96,14 +98,20 @@ def combine(
         mix = mixture(counts, given, samples=samples, names=called, max_repeat=max_repeat)
     parts = [part for one in found for part in one.parts]
     if rows:
-        return Rows(parts, found[0].settings, mixture=_over_parts(mix, found))
+        return type(found[0])(parts, found[0].settings, mixture=_over_parts(mix, found))
     first = found[0]
     return Cache(parts, settings=first.settings, checksum=first.checksum, mixture=mix)
 
 
+def _are_rows(found: Sequence[Any]) -> bool:
+    from latentcache.loader.rows import Rows
+
+    return all(isinstance(one, Rows) for one in found)
+
+
 def _name(source: Cache | Rows) -> str:
     """The last part of the path of its cache, and the sources that were chosen of it."""
-    if isinstance(source, Rows):
+    if not isinstance(source, Cache):
         path, mark, chosen = source.name.partition(": ")
         return source_name(path) + mark + chosen
     return source_name(source.path)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +21,12 @@ from latentcache.errors import UsageError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
-from latentcache.identity.content import content_hash
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
-from latentcache.loader.samples import Joined, Part, Shape, default_fields, join, prompt_row
-from latentcache.loader.values import TORCH, Affine, ReadSettings, posterior
-from latentcache.plan.batching import size_rank
+from latentcache.loader.samples import Part, ReadSettings, Selection, Split, default_fields, prompt_row
+from latentcache.loader.values import TORCH, Affine, posterior
 from latentcache.plan.mixing import Mixture
-from latentcache.plan.samples import Ints, SampleIndex
+from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
 from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import Snapshot
@@ -37,8 +34,6 @@ from latentcache.store.snapshot import Snapshot
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
-Split = list[tuple[int, Ints, Ints]]
-"""Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
 #: The samples themselves, beside the names of fields.
 _SAMPLES = ""
 Variants = Mapping[str, Ints]
@@ -47,8 +42,6 @@ Variants = Mapping[str, Ints]
 DROPPED = -1
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
-#: Combinations of groups that a table may have.
-_MOST_CODES = 1 << 16
 
 
 class SampleReader:
@@ -60,6 +53,7 @@ class SampleReader:
         settings: What the caller chose about values.
         checksum: ``first`` or ``always``.
         mixture: How often each source is served.
+        selection: The same samples, if they were selected already.
 
     Raises:
         UsageError: A name is unknown, or a setting does not fit what is stored.
@@ -76,30 +70,18 @@ class SampleReader:
         *,
         checksum: Checksum = "first",
         mixture: Mixture | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._given = tuple(parts), asked, settings, checksum, mixture
         self._parts, self._settings, self._checksum = tuple(parts), settings, checksum
         snapshot = parts[0].snapshot
         self.fields, self.metadata = _asked(snapshot, asked)
         self._specs = {name: snapshot.fields[name].spec for name in self.fields}
-        found = [join(part, self.fields) for part in parts]
-        self._joined = [
-            one.repeated(part.occurrences(one.sample, settings.repeats))
-            for part, one in zip(parts, found, strict=True)
-        ]
-        self.excluded = sum(one.excluded for one in self._joined)
-        self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self._joined])))
-        self._shapes, bucket = self._buckets()
-        if mixture is not None and self.excluded:
-            mixture = _without_excluded(mixture, self._starts)
-        self.index = SampleIndex(
-            bucket=bucket,
-            buckets=tuple(shape.bucket for shape in self._shapes),
-            identify=self._identify,
-            mixture=mixture,
-            names_of=self.names_of,
-            snapshot=snapshot.number,
-        )
+        found = selection
+        if found is None or found.fields != self.fields:
+            found = Selection(parts, self.fields, repeats=settings.repeats, mixture=mixture)
+        self.index, self.excluded, self.names_of = found.index, found.excluded, found.names_of
+        self._joined, self._shapes, self._split = found.joined, found.shapes, found.split
         self._check_values()
         self._lengths = {name: self._longest(name) for name in self.fields if self._specs[name].ragged}
         self._forms = self._forms_of()
@@ -111,15 +93,6 @@ class SampleReader:
     def texts(self) -> dict[str, str]:
         """Texts of a batch beside names, such as captions, and the input that each comes from."""
         return {name: source for name, source, form in self._forms if form == "texts" and source != "names"}
-
-    def names_of(self, rows: Ints) -> list[str]:
-        """Names of samples."""
-        found: list[str] = [""] * len(rows)
-        for number, at, local in self._split(rows):
-            sample = self._joined[number].sample[local]
-            for place, name in zip(at.tolist(), self._parts[number].snapshot.samples.names.take(sample), strict=True):
-                found[place] = name
-        return found
 
     def name(self, row: int) -> str:
         """Name of a sample."""
@@ -217,17 +190,6 @@ class SampleReader:
         self._readers = [reader.fresh() for reader in self._readers]
         self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
         self._columns: dict[tuple[int, str, str], Any] = {}
-
-    def _split(self, rows: Ints) -> Split:
-        """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
-        if len(self._parts) == 1:
-            return [(0, np.arange(len(rows)), rows)]
-        owner = np.searchsorted(self._starts, rows, side="right") - 1
-        found: Split = []
-        for number in np.unique(owner).tolist():
-            at = np.flatnonzero(owner == number)
-            found.append((number, at, rows[at] - self._starts[number]))
-        return found
 
     def _items(self, name: str, number: int, local: Ints, at: Ints, variants: Variants) -> Ints:
         """(n,) rows of a field: the variants that this epoch serves."""
@@ -465,39 +427,6 @@ class SampleReader:
             self._columns[number, _SAMPLES, source] = found
         return self._columns[number, _SAMPLES, source]
 
-    def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
-        """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
-        met: dict[Shape, int] = {}
-        numbers: list[NDArray[np.int32]] = []
-        for part, joined in zip(self._parts, self._joined, strict=True):
-            code: Any = np.zeros(len(joined.sample), dtype=np.int32)
-            most = 1
-            for name, group in joined.groups.items():
-                most *= len(part.snapshot.fields[name].groups)
-                code = code * len(part.snapshot.fields[name].groups) + group
-            if most > _MOST_CODES:
-                code = np.unique(code, return_inverse=True)[1].astype(np.int32)
-                most = int(code.max(initial=0)) + 1
-            first = np.full(most, -1, dtype=np.int32)
-            first[code[::-1]] = np.arange(len(code) - 1, -1, -1, dtype=np.int32)
-            number = np.zeros(most, dtype=np.int32)
-            for each in np.flatnonzero(first >= 0).tolist():
-                shape = self._shape(part.snapshot, joined, int(first[each]))
-                number[each] = met.setdefault(shape, len(met))
-            numbers.append(number[code])
-        order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
-        final = np.empty(len(order), dtype=np.int32)
-        final[[met[one] for one in order]] = np.arange(len(order))
-        bucket = np.concatenate(numbers)
-        return order, final[bucket] if len(order) else bucket
-
-    def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
-        groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
-        labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
-        size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
-        shapes = tuple((name, group.shape) for name, group in groups.items())
-        return Shape(labels[0] if labels else "all", size, shapes)
-
     def _longest(self, name: str) -> int:
         """The fixed length of a ragged field: the recipe's, else of its longest item; 0 while items are made."""
         if self._specs[name].length:
@@ -576,22 +505,6 @@ class SampleReader:
                 slug="no-prompt",
             )
 
-    def _identify(self) -> str:
-        """Hex digits of the item keys of the first field, in order, and of their buckets."""
-        labels = "\n".join(str(shape) for shape in self._shapes).encode()
-        hashes = [content_hash(self.index.bucket.tobytes() + labels)]
-        lead = self.fields[0] if self.fields else ""
-        for part, joined in zip(self._parts, self._joined, strict=True):
-            if lead:
-                rows = joined.rows[lead][:, 0]
-                hashes += [
-                    content_hash(part.snapshot.fields[lead].row_keys(rows[start : start + (1 << 16)]).tobytes())
-                    for start in range(0, len(rows), 1 << 16)
-                ]
-            else:
-                hashes.append(content_hash(joined.sample.tobytes()))
-        return content_hash(b"".join(hashes)).hex()
-
 
 def _opened(
     parts: Sequence[Part],
@@ -637,10 +550,3 @@ def _has(snapshot: Snapshot, fields: Sequence[str], source: str) -> bool:
     if source == "dims":
         return any(group.dims[1] * group.dims[2] > 1 for field in stacked for group in field.groups)
     return any(source in field.columns for field in stacked)
-
-
-def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
-    """The mixture over the samples that have every field; its weights stay."""
-    counts = np.diff(starts).tolist()
-    sources = [replace(one, entries=count) for one, count in zip(mixture.sources, counts, strict=True)]
-    return Mixture(sources=tuple(sources))

@@ -6,24 +6,71 @@ several, and so is one that its data set repeats.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
+from latentcache.fields.protocol import ReadSpec
 from latentcache.identity.content import content_hash
-from latentcache.plan.batching import Bucket
+from latentcache.plan.batching import Bucket, size_rank
 from latentcache.plan.documents import spread
-from latentcache.plan.samples import Ints
+from latentcache.plan.mixing import Mixture
+from latentcache.plan.numbers import choice
+from latentcache.plan.samples import Ints, SampleIndex
 from latentcache.store.snapshot import FieldRows, Snapshot
 
+if TYPE_CHECKING:
+    import torch
+
+Draw = Literal["sample", "mode"]
+Split = list[tuple[int, Ints, Ints]]
+"""Number of a part, places in the batch, numbers in the part (or rows of a field of it)."""
+#: Combinations of groups that a table may have.
+_MOST_CODES = 1 << 16
 #: Warnings about empty texts that were given in this process: cache, snapshot, column.
 _SAID: set[tuple[Path, int, str]] = set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """What a caller chooses about values: ``cache.read(...)``."""
+
+    scaled: bool = True
+    """True: scaled and shifted as the model trains on them; False: as they are stored."""
+    latents: Draw | None = None
+    """Of a stored posterior: ``sample`` draws again in every epoch (default), ``mode`` gives the mean."""
+    flip: bool | None = None
+    """Serve stored horizontal flips in turn; None: if they are stored."""
+    crops: bool = True
+    """Serve stored crops in turn; False: the first."""
+    captions: bool = True
+    """Serve stored variants of captions in turn; False: the first."""
+    caption_dropout: float = 0.0
+    """Probability of the empty prompt in place of a caption."""
+    dtype: torch.dtype | None = None
+    """Floating type of the values; None: as stored."""
+    repeats: bool = True
+    """Serve a sample as often in an epoch as its data set says; False: once."""
+
+    def __post_init__(self) -> None:
+        if self.latents is not None:
+            choice("latents", self.latents, ("sample", "mode"))
+        rate = self.caption_dropout
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
+            raise UsageError(f"caption_dropout={rate!r}: must be a probability", fix="caption_dropout=0.1")
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
+
+    def draw_of(self, spec: ReadSpec, field: str) -> Draw | None:
+        """What to make of a field's items: a draw or the mean of a stored posterior; None: nothing."""
+        return (self.latents or "sample") if spec.posterior else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +150,115 @@ class Shape:
     def bucket(self) -> Bucket:
         """As plans know it."""
         return Bucket.sized(self.label, self.dims)
+
+
+class Selection:
+    """The samples of parts that have these fields, in buckets, as a plan takes them.
+
+    Args:
+        parts: Samples of snapshots.
+        fields: That a sample must have.
+        repeats: Serve a sample as often as its data set says.
+        mixture: How often each source is served.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], fields: Sequence[str], *, repeats: bool = True, mixture: Mixture | None = None
+    ) -> None:
+        self._parts, self.fields = tuple(parts), tuple(fields)
+        found = [join(part, fields) for part in parts]
+        self.joined = [
+            one.repeated(part.occurrences(one.sample, repeats)) for part, one in zip(parts, found, strict=True)
+        ]
+        self.excluded = sum(one.excluded for one in self.joined)
+        self._starts = np.concatenate(([0], np.cumsum([len(one.sample) for one in self.joined])))
+        self.shapes, bucket = self._buckets()
+        if mixture is not None and self.excluded:
+            mixture = _without_excluded(mixture, self._starts)
+        self.index = SampleIndex(
+            bucket=bucket,
+            buckets=tuple(shape.bucket for shape in self.shapes),
+            identify=self._identify,
+            mixture=mixture,
+            names_of=self.names_of,
+            snapshot=parts[0].snapshot.number,
+        )
+
+    def names_of(self, rows: Ints) -> list[str]:
+        """Names of samples."""
+        found: list[str] = [""] * len(rows)
+        for number, at, local in self.split(rows):
+            sample = self.joined[number].sample[local]
+            for place, name in zip(at.tolist(), self._parts[number].snapshot.samples.names.take(sample), strict=True):
+                found[place] = name
+        return found
+
+    def split(self, rows: Ints) -> Split:
+        """For each part that holds some of the rows: its number, their places in the batch, their numbers in it."""
+        if len(self._parts) == 1:
+            return [(0, np.arange(len(rows)), rows)]
+        owner = np.searchsorted(self._starts, rows, side="right") - 1
+        found: Split = []
+        for number in np.unique(owner).tolist():
+            at = np.flatnonzero(owner == number)
+            found.append((number, at, rows[at] - self._starts[number]))
+        return found
+
+    def _buckets(self) -> tuple[list[Shape], NDArray[np.int32]]:
+        """The buckets of all parts, largest first, and (N,) the bucket of each sample."""
+        met: dict[Shape, int] = {}
+        numbers: list[NDArray[np.int32]] = []
+        for part, joined in zip(self._parts, self.joined, strict=True):
+            code: Any = np.zeros(len(joined.sample), dtype=np.int32)
+            most = 1
+            for name, group in joined.groups.items():
+                most *= len(part.snapshot.fields[name].groups)
+                code = code * len(part.snapshot.fields[name].groups) + group
+            if most > _MOST_CODES:
+                code = np.unique(code, return_inverse=True)[1].astype(np.int32)
+                most = int(code.max(initial=0)) + 1
+            first = np.full(most, -1, dtype=np.int32)
+            first[code[::-1]] = np.arange(len(code) - 1, -1, -1, dtype=np.int32)
+            number = np.zeros(most, dtype=np.int32)
+            for each in np.flatnonzero(first >= 0).tolist():
+                shape = self._shape(part.snapshot, joined, int(first[each]))
+                number[each] = met.setdefault(shape, len(met))
+            numbers.append(number[code])
+        order = sorted(met, key=lambda one: (*size_rank(one.dims), one.shapes))
+        final = np.empty(len(order), dtype=np.int32)
+        final[[met[one] for one in order]] = np.arange(len(order))
+        bucket = np.concatenate(numbers)
+        return order, final[bucket] if len(order) else bucket
+
+    def _shape(self, snapshot: Snapshot, joined: Joined, place: int) -> Shape:
+        groups = {name: snapshot.fields[name].groups[int(group[place])] for name, group in joined.groups.items()}
+        labels = list(dict.fromkeys(group.label for group in groups.values() if group.label))
+        size = max((group.dims for group in groups.values()), key=math.prod, default=(1, 1, 1))
+        shapes = tuple((name, group.shape) for name, group in groups.items())
+        return Shape(labels[0] if labels else "all", size, shapes)
+
+    def _identify(self) -> str:
+        """Hex digits of the item keys of the first field, in order, and of their buckets."""
+        labels = "\n".join(str(shape) for shape in self.shapes).encode()
+        hashes = [content_hash(self.index.bucket.tobytes() + labels)]
+        lead = self.fields[0] if self.fields else ""
+        for part, joined in zip(self._parts, self.joined, strict=True):
+            if lead:
+                rows = joined.rows[lead][:, 0]
+                hashes += [
+                    content_hash(part.snapshot.fields[lead].row_keys(rows[start : start + (1 << 16)]).tobytes())
+                    for start in range(0, len(rows), 1 << 16)
+                ]
+            else:
+                hashes.append(content_hash(joined.sample.tobytes()))
+        return content_hash(b"".join(hashes)).hex()
+
+
+def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
+    """The mixture over the samples that have every field; its weights stay."""
+    counts = np.diff(starts).tolist()
+    sources = [replace(one, entries=count) for one, count in zip(mixture.sources, counts, strict=True)]
+    return Mixture(sources=tuple(sources))
 
 
 def join(part: Part, fields: Sequence[str]) -> Joined:

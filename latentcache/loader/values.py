@@ -13,58 +13,21 @@ import ctypes
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.protocol import ReadSpec
 from latentcache.identity.noise import gaussian
-from latentcache.plan.numbers import choice
+from latentcache.loader.samples import Draw
 
-Draw = Literal["sample", "mode"]
 _set_team: Any = getattr(ctypes.PyDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
 TORCH = {
     "uint8": torch.uint8, "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
     "uint16": torch.uint16, "int32": torch.int32, "uint32": torch.uint32, "int64": torch.int64,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSettings:
-    """What a caller chooses about values: ``cache.read(...)``."""
-
-    scaled: bool = True
-    """True: scaled and shifted as the model trains on them; False: as they are stored."""
-    latents: Draw | None = None
-    """Of a stored posterior: ``sample`` draws again in every epoch (default), ``mode`` gives the mean."""
-    flip: bool | None = None
-    """Serve stored horizontal flips in turn; None: if they are stored."""
-    crops: bool = True
-    """Serve stored crops in turn; False: the first."""
-    captions: bool = True
-    """Serve stored variants of captions in turn; False: the first."""
-    caption_dropout: float = 0.0
-    """Probability of the empty prompt in place of a caption."""
-    dtype: torch.dtype | None = None
-    """Floating type of the values; None: as stored."""
-    repeats: bool = True
-    """Serve a sample as often in an epoch as its data set says; False: once."""
-
-    def __post_init__(self) -> None:
-        if self.latents is not None:
-            choice("latents", self.latents, ("sample", "mode"))
-        rate = self.caption_dropout
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-            raise UsageError(f"caption_dropout={rate!r}: must be a probability", fix="caption_dropout=0.1")
-        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise UsageError(f"dtype={self.dtype!r}: must be a floating type of torch", fix="dtype=torch.float32")
-
-    def draw_of(self, spec: ReadSpec, field: str) -> Draw | None:
-        """What to make of a field's items: a draw or the mean of a stored posterior; None: nothing."""
-        return (self.latents or "sample") if spec.posterior else None
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def test_the_help_of_a_command_needs_no_model(command):
         ["verify", "--untrusted"],
         ["verify", "--reencode", "2"],  # torch comes with a real model only
         ["gc"],
+        ["plan", "--batch-size", "2"],
     ],
     ids=" ".join,
 )
