@@ -483,18 +483,8 @@ class SampleReader:
                 )
 
     def _check_texts(self) -> None:
-        """Texts of one input are the same in all fields, and there is an item for those that are left out."""
-        fields, rate = self._parts[0].snapshot.fields, self._settings.caption_dropout
-        names = [name for name in self.fields if self._leads[name] == CAPTION]
-        said = {recipe.read_time.texts: name for name in names if (recipe := fields[name].recipe) is not None}
-        if len(said) > 1:
-            one, other = list(said.values())[:2]
-            raise UsageError(
-                f"{one} and {other} hold other variants of captions",
-                why=" and ".join(said),
-                fix=f"build both again with the same --caption-variants, or leave {other} out of fields=",
-                slug="other-captions",
-            )
+        """There is an item for texts that are left out."""
+        rate, names = self._settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
         held = enumerate(part.snapshot.fields for part in self._parts) if rate else ()
         self._empty = {(number, name): prompt_row(one[name], "") for number, one in held for name in names}
         lacking = next((name for (_, name), row in self._empty.items() if row < 0), "")

@@ -160,12 +160,16 @@ class Selection:
         fields: That a sample must have.
         repeats: Serve a sample as often as its data set says.
         mixture: How often each source is served.
+
+    Raises:
+        UsageError: Two fields hold other variants of the same texts.
     """
 
     def __init__(
         self, parts: Sequence[Part], fields: Sequence[str], *, repeats: bool = True, mixture: Mixture | None = None
     ) -> None:
         self._parts, self.fields = tuple(parts), tuple(fields)
+        _check_texts(parts[0].snapshot, fields)
         found = [join(part, fields) for part in parts]
         self.joined = [
             one.repeated(part.occurrences(one.sample, repeats)) for part, one in zip(parts, found, strict=True)
@@ -252,6 +256,24 @@ class Selection:
             else:
                 hashes.append(content_hash(joined.sample.tobytes()))
         return content_hash(b"".join(hashes)).hex()
+
+
+def _check_texts(snapshot: Snapshot, fields: Sequence[str]) -> None:
+    """Texts of one input are the same in all fields."""
+    said: dict[str, str] = {}
+    for name in fields:
+        kind, recipe = snapshot.fields[name].kind, snapshot.fields[name].recipe
+        own = snapshot.samples.inputs.get(kind.inputs[0]) if kind is not None else None
+        if recipe is not None and own is not None and own.text is not None:
+            said.setdefault(recipe.read_time.texts, name)
+    if len(said) > 1:
+        one, other = list(said.values())[:2]
+        raise UsageError(
+            f"{one} and {other} hold other variants of captions",
+            why=" and ".join(said),
+            fix=f"build both again with the same --caption-variants, or leave {other} out of fields=",
+            slug="other-captions",
+        )
 
 
 def _without_excluded(mixture: Mixture, starts: Ints) -> Mixture:
