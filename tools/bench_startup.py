@@ -1,4 +1,4 @@
-"""How quickly a command starts: bare Python, ``latentcache --help``, ``latentcache verify``, and torch beside them.
+"""How quickly a command starts: bare Python, the commands on a small cache, and torch beside them.
 
 Every round runs each command once in a process of its own, in turn, so that a busy moment of the machine falls on
 all of them; what counts is the ratio to bare Python. The cache is built first, from drawn images with the stub
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,11 @@ def commands(cache: Path) -> dict[str, list[str]]:
     return {
         BARE: [sys.executable, "-c", "pass"],
         "latentcache --help": [PROGRAM, "--help"],
+        "latentcache info CACHE": [PROGRAM, "info", str(cache)],
         "latentcache verify CACHE": [PROGRAM, "verify", str(cache)],
+        "latentcache plan CACHE": [PROGRAM, "plan", str(cache), "--batch-size", "2"],
+        "latentcache build, nothing new": [PROGRAM, "build", str(cache.with_suffix("")), "--quiet"],
+        "python -c 'import numpy'": [sys.executable, "-c", "import numpy"],
         "python -c 'import torch'": [sys.executable, "-c", "import torch"],
     }
 
@@ -47,6 +52,7 @@ def small_cache(folder: Path, count: int = 40) -> Path:
 def measure(todo: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each command in each round; one round before is not counted, it fills the page cache."""
     times: dict[str, list[float]] = {name: [] for name in todo}
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every start would compile the package
     for number in range(rounds + 1):
         for name, command in todo.items():
             started = time.perf_counter()
