@@ -18,7 +18,8 @@ KINDS = {
 def picture(number, height, width, seed=0):
     """Frame ``number`` (H, W, 3): gradients that move, and a bar at a height that says the number."""
     y, x = np.mgrid[:height, :width]
-    frame = np.stack([(x * 2 + number * 9) % 256, (y * 3 + seed * 40) % 256, (x + y + 5 * number) % 256], axis=-1)
+    red, green, blue = np.random.default_rng(seed).integers(0, 256, 3)
+    frame = np.stack([x * 2 + number * 9 + red, y * 3 + green, x + y + 5 * number + blue], axis=-1) % 256
     frame[(number * 2) % height] = 255
     return frame.astype(np.uint8)
 

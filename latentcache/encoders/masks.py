@@ -37,8 +37,7 @@ class MaskProducer(PixelProducer):
     def encode(self, batch: Sequence[Prepared]) -> Finished:
         """See :class:`Producer`. Items of one group."""
         factor = self._recipe.encoder.factor
-        firsts = [item.value.pixels.reshape(-1, *item.value.pixels.shape[-3:])[0] for item in batch]
-        return Finished([Made(array=cell_means(pixels, factor)) for pixels in firsts])
+        return Finished([Made(array=cell_means(item.value.pixels, factor)) for item in batch])
 
 
 def cell_means(pixels: Pixels, factor: int) -> NDArray[np.uint8]:

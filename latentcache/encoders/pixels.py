@@ -164,10 +164,8 @@ class PixelProducer(Producer):
         """White pixels for a sample whose image is not there and not needed; no file is read."""
         items = []
         for output in self._context.missing(job, job.content):
-            frames, *sides = self._groups[output.group].dims
-            bucket = Size(*sides)
-            shape = (bucket.height, bucket.width, 3)
-            pixels = np.full(shape if self._recipe.geometry.clips is None else (frames, *shape), 255, dtype=np.uint8)
+            bucket = Size(*self._groups[output.group].dims[1:])
+            pixels = np.full((bucket.height, bucket.width, 3), 255, dtype=np.uint8)
             items.append(_prepared(output, pixels, place_in(bucket, bucket), scaled=False))
         contents, stat = bytes(HASH_BYTES * len(job.inputs)), (0,) * STAT_WIDTH * len(job.inputs)
         return Read(content=job.content, contents=contents, stat=stat, facts=job.facts, items=items)

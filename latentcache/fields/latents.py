@@ -370,7 +370,7 @@ class Latents(FieldKind):
         size = samples.columns["original_size"].astype(np.int64)
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
-        frames, unfit = clip_frames(samples, known, recipe.geometry.clips, self.name)
+        frames, unfit = clip_frames(samples, known, None if self.follows else recipe.geometry.clips, self.name)
         known = known[frames > 0]
         distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]

@@ -140,4 +140,4 @@ def mask_recipe(recipe: LatentsRecipe) -> LatentsRecipe:
         normalization=Normalization(kind="scale-shift", scale=1 / 255),
     )
     pixels = replace(recipe.pixels, resample="lanczos-pil", icc="ignore")
-    return LatentsRecipe(geometry=recipe.geometry, pixels=pixels, encoder=encoder)
+    return LatentsRecipe(geometry=replace(recipe.geometry, clips=None), pixels=pixels, encoder=encoder)

@@ -14,6 +14,7 @@ from latentcache.images.clips import EncodedClip, is_clip
 from latentcache.images.decode import EncodedImage
 from latentcache.images.resize import resize_crop
 from latentcache.images.scratch import Scratch, own_memory
+from latentcache.sources.causes import rejection
 
 
 def encoded_file(data: bytes, *, max_pixels: int = MAX_PIXELS) -> EncodedImage | EncodedClip:
@@ -43,11 +44,12 @@ def cut(
         (H, W, 3) for each placement; (frames, H, W, 3) if the recipe has clips.
 
     Raises:
-        UnusableSampleError: The file is damaged.
+        UnusableSampleError: The file is damaged, or a video if the recipe has no clips.
     """
     resample, clips = recipe.pixels.resample, recipe.geometry.clips
     if isinstance(source, EncodedClip):
-        assert clips is not None  # else no item is planned of it
+        if clips is None:
+            raise rejection("no-frame-count", "it is a video, and an image is wanted here")
         made = {one: np.empty((frames, one.bucket.height, one.bucket.width, 3), dtype=np.uint8) for one in places}
         for number, frame in enumerate(source.pixels(frames, clips)):
             for place, held in made.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from commands import ROOT, finished, look, noise
+from made_videos import write_video
 
 from latentcache import open_cache
 from latentcache.fields import registry
@@ -54,6 +55,8 @@ class Kind:
             path.write_bytes(noise(number, 48, 48))
             path = path.with_suffix(".txt")
             path.write_text(f"{seed} ".ljust(min(size, BLOCK), "abcdefgh"[seed % 8]))
+        elif self.suffix == ".mp4":
+            write_video(path, 6, seed=seed)
         elif self.suffix == ".png":
             path.write_bytes(noise(seed, 48 + seed % 31, 48))
         else:
@@ -74,7 +77,7 @@ class Kind:
         path.write_bytes(b"\xff" if self.captions else path.read_bytes()[:-20])
         if self.captions or self.beside:
             path = path.with_name(f"{number:03}.png")
-        return path.name if self.suffix == ".png" else f"{path.name}:1"
+        return path.name if self.suffix != ".jsonl" else f"{path.name}:1"
 
     def build_words(self, data, cache, *more, delay_ms=0):
         return ("build", data, "--out", cache, *self.recipe.format(delay=delay_ms).split(), *more, *self.words)
@@ -119,6 +122,15 @@ KINDS = {
         two=("--device", "cpu*2"),
         many=24,
         delay_ms=80,
+    ),
+    "clips": Kind(
+        field="latents",
+        words=(),
+        recipe="--model stub:delay_ms={delay} --resolution 64 --bucket-step 32 --batch-size 2 --frames 5",
+        two=("--device", "cpu*2"),
+        many=24,
+        delay_ms=40,
+        suffix=".mp4",
     ),
     "input_ids": Kind(
         field="input_ids",

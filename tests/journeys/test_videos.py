@@ -1,0 +1,201 @@
+"""Videos beside images, from a folder to a batch."""
+
+import sys
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from commands import look, noise
+from made_pipelines import make_pipeline
+from made_videos import KINDS, plain_frames, write_sound, write_video
+
+from latentcache import open_cache
+from latentcache.images import clips as clips_module
+
+SMALL = ("--model", "stub", "--resolution", "64", "--bucket-step", "32")
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A video of each format with its caption, one that a player turns, and an image."""
+    folder = tmp_path / "data"
+    for number, ending in enumerate(KINDS):
+        write_video(folder / f"{number}{ending}", 9 + number, seed=number)
+        (folder / f"{number}.txt").write_text(f"video {number}")
+    write_video(folder / "turned.mp4", 9, height=48, width=160, rotation=90, audio=True)
+    (folder / "image.png").write_bytes(noise(1, 64, 96))
+    return folder
+
+
+def build(data, *words):
+    done = look("build", data, "--out", data.parent / "cache", *words, "--json")
+    return done.json
+
+
+def reasons(report):
+    return {one["path"]: one["reason"] for one in report["items"] if one["category"] == "quarantined"}
+
+
+def block_means(frames):
+    """What the stub makes of frames (F, H, W, 3): (4, f, H/8, W/8)."""
+    count, height, width, _ = frames[::4].shape
+    blocks = frames[::4].reshape(count, height // 8, 8, width // 8, 8, 3).astype(np.float64).mean(axis=(2, 4))
+    means = np.concatenate([blocks, blocks.mean(axis=3, keepdims=True)], axis=3) / 127.5 - 1
+    return means.transpose(3, 0, 1, 2)
+
+
+def test_batches_of_clips_have_an_axis_of_frames(data, tmp_path):
+    words = ("--model", "stub", "--bucket", "64x96", "--bucket", "160x48", "--frames", "5", "--frames", "9")
+    assert build(data, *words)["counts"]["encoded"] == 6
+    cache = open_cache(tmp_path / "cache")
+    batches = list(cache.loader(batch_size=4, remainder="partial"))
+    shapes = {tuple(batch["latents"].shape) for batch in batches}
+    assert shapes == {(4, 4, 3, 8, 12), (1, 4, 1, 8, 12), (1, 4, 3, 20, 6)}
+    for batch in batches:
+        assert batch["target_size"].tolist()[0] == [8 * side for side in batch["latents"].shape[-2:]]
+        for name, latents, caption in zip(batch["names"], batch["latents"], batch["captions"], strict=True):
+            if name[0].isdigit():
+                frames = plain_frames(data / name)[0][:9]
+                assert np.abs(latents.float().numpy() - block_means(frames)).max() < 2e-3
+                assert caption == f"video {name[0]}"
+    plan = look("plan", tmp_path / "cache", "--batch-size", "2", "--json").json["buckets"]
+    found = [(one.get("frames"), one["height"], one["width"], one["samples"]) for one in plan]
+    assert found == [(9, 160, 48, 1), (9, 64, 96, 4), (None, 64, 96, 1)]
+    same = look("plan", data, *words, "--batch-size", "2", "--json").json["buckets"]
+    assert same == plan
+
+
+def test_flips_and_the_middle_of_a_video(tmp_path):
+    write_video(tmp_path / "data" / "a.mkv", 13)
+    build(
+        tmp_path / "data", "--model", "stub", "--bucket", "64x96", "--frames", "5", "--clip-start", "middle", "--flip"
+    )
+    loader = open_cache(tmp_path / "cache").loader(batch_size=1)
+    frames, found = plain_frames(tmp_path / "data" / "a.mkv")[0][4:9], []
+    for epoch in range(8):
+        loader.set_epoch(epoch)
+        found += [batch["latents"][0].float().numpy() for batch in loader]
+    expected = [block_means(frames), block_means(frames[:, :, ::-1])]
+    for one in expected:
+        assert min(np.abs(one - latents).max() for latents in found) < 2e-3
+
+
+def test_a_second_build_opens_no_video(data, monkeypatch):
+    monkeypatch.setattr("latentcache.identity.stat.RACY_NS", 0)
+    build(data, *SMALL, "--frames", "5")
+    monkeypatch.setattr(clips_module, "_av", None)
+    report = build(data)
+    assert (report["counts"]["encoded"], reasons(report)) == (0, {})
+    assert look("inspect", data, *SMALL, "--frames", "5", "--json").code == 70, "without the cache"
+
+
+def test_what_is_bad_is_rejected_and_the_rest_is_built(data):
+    whole = (data / "0.mp4").read_bytes()
+    (data / "cut.mp4").write_bytes(whole[:-200])
+    (data / "cut.webm").write_bytes((data / "3.webm").read_bytes()[:-200])
+    (data / "page.mp4").write_text("<html>not found</html>")
+    (data / "empty.mkv").touch()
+    (data / "zeros.mp4").write_bytes(bytes(5000))
+    write_sound(data / "sound.mp4")
+    write_video(data / "short.mp4", 4)
+    write_video(data / "tiny.mp4", 9, height=8, width=8)
+    write_video(data / "times.mp4", 9, times=[0, 10, 400, 410, 900, 1400, 1410, 1900, 2000])
+    report = build(data, *SMALL, "--frames", "5")
+    expected = {"cut.mp4": "truncated", "cut.webm": "truncated", "page.mp4": "html", "empty.mkv": "empty"}
+    expected |= {
+        "zeros.mp4": "zeros",
+        "sound.mp4": "no-video",
+        "short.mp4": "too-few-frames",
+        "tiny.mp4": "too-small",
+    }
+    assert reasons(report) == expected
+    assert (report["exit_code"], report["counts"]["encoded"]) == (1, 7)
+    checked = look("verify", data.parent / "cache", "--full", "--reencode", "100", "--json").json
+    counts = {name: number for name, number in checked["counts"].items() if number}
+    assert (counts["ok"], counts["quarantined"], checked["exit_code"]) == (7, 8, 1)
+
+
+def test_without_pyav_images_are_built(data, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "av", None)
+        report = build(data, *SMALL, "--frames", "5")
+    assert report["counts"]["encoded"] == 1
+    assert set(reasons(report).values()) == {"needs-pyav"}
+    assert len(reasons(report)) == 5
+    (hint,) = {one["hint"] for one in report["items"] if one["category"] == "quarantined"}
+    assert "pip install 'latentcache[video]'" in hint
+    report = build(data)
+    assert (report["counts"]["encoded"], report["exit_code"], reasons(report)) == (5, 0, {})
+
+
+def test_a_cache_of_images_gets_videos_when_frames_are_asked_for(data):
+    report = build(data, *SMALL)
+    assert set(reasons(report).values()) == {"no-frame-count"}
+    assert report["counts"]["encoded"] == 1
+    report = build(data, "--frames", "5")
+    assert (report["counts"]["encoded"], reasons(report)) == (6, {})
+    assert build(data, "--frames", "9")["counts"]["encoded"] == 5, "the image stays"
+    assert build(data, "--frames", "5")["counts"] | {"no_caption": 0} == build(data)["counts"] | {"no_caption": 0}
+    info = look("info", data.parent / "cache", "--json").json["fields"]["latents"]
+    assert info["about"]["clips"] == "5 frames, from the first on"
+    write_video(data / "0.mp4", 9, seed=77)
+    (data / "1.txt").write_text("another caption")
+    checked = look("verify", data.parent / "cache", "--json").json["items"]
+    assert {(one["path"], one["reason"]) for one in checked} == {
+        ("0.mp4", "source-changed"),
+        ("1.mov", "caption-changed"),
+    }
+    assert build(data)["counts"]["encoded"] == 1
+
+
+def test_masks_and_controls_are_of_images_only(tmp_path):
+    write_video(tmp_path / "data" / "a.mp4", 9)
+    for name in ("b.png", "b-masklabel.png", "b-condlabel.png", "a-masklabel.png", "a-condlabel.png"):
+        (tmp_path / "data" / name).write_bytes(noise(2, 64, 96))
+    report = build(tmp_path / "data", "--model", "stub", "--bucket", "64x96", "--frames", "5")
+    made = {name: field["encoded"] for name, field in report["fields"].items()}
+    assert made == {"latents": 2, "mask": 1, "control": 1}
+    assert reasons(report) == {"a.mp4": "no-frame-count"}
+    cache = open_cache(tmp_path / "cache")
+    assert [batch["latents"].ndim for batch in cache.loader(batch_size=1, fields=["latents"])] == [5, 5]
+
+
+@pytest.mark.slow
+def test_a_pipeline_for_video_trains_from_its_cache(data, tmp_path):
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 2], num_res_blocks=1).eval()
+    pipe = make_pipeline("WanPipeline", tmp_path / "wan", vae=vae)
+    small = ("--bucket", "64x96", "--frames", "5", "--storage-dtype", "float32", "--text-storage-dtype", "float32")
+    (data / "turned.mp4").unlink()
+    report = build(data, "--model", tmp_path / "wan", *small, "--default-caption", "a picture")
+    assert (report["exit_code"], reasons(report)) == (0, {})
+    for batch in open_cache(tmp_path / "cache").loader(batch_size=2, remainder="partial"):
+        frames = 1 if batch["names"][0].endswith(".png") else 2
+        assert batch["latents"].shape[1:] == (16, frames, 8, 12)
+        transformer = diffusers.WanTransformer3DModel(
+            num_attention_heads=2, attention_head_dim=12, num_layers=1, text_dim=32, ffn_dim=32, freq_dim=16
+        )
+        with torch.no_grad():
+            noisy = transformer(
+                hidden_states=batch["latents"],
+                timestep=torch.full((len(batch["latents"]),), 500),
+                encoder_hidden_states=batch["prompt_embeds"],
+                return_dict=False,
+            )[0]
+            assert noisy.shape == batch["latents"].shape
+            for name, latents, embeds, caption in zip(
+                batch["names"], batch["latents"], batch["prompt_embeds"], batch["captions"], strict=True
+            ):
+                text, _ = pipe.encode_prompt(
+                    caption, do_classifier_free_guidance=False, max_sequence_length=512, device="cpu"
+                )
+                torch.testing.assert_close(embeds, text[0], atol=1e-5, rtol=0)
+                if name.endswith(".png"):
+                    continue
+                pixels = torch.from_numpy(plain_frames(data / name)[0][:5]).permute(3, 0, 1, 2)[None] / 127.5 - 1
+                mean, std = (
+                    torch.tensor(vae.config[f"latents_{word}"])[:, None, None, None] for word in ("mean", "std")
+                )
+                own = (vae.encode(pixels).latent_dist.mode()[0] - mean) / std
+                torch.testing.assert_close(latents, own, atol=1e-4, rtol=0)
