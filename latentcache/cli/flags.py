@@ -100,6 +100,13 @@ _SOURCE: Mapping[str, Any] = {
         list[str] | None,
         _shared("--controls FOLDER", "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
     ],
+    "caption_lines": Annotated[
+        str | None,
+        _shared(
+            "--caption-lines first|all",
+            "Use the first line of a caption, or each line as a caption. [default: as the layout]",
+        ),
+    ],
     "split": Annotated[str | None, _shared("--split NAME", "Split of a data set in archives. [default: train]")],
     "image_column": Annotated[
         str | None,

@@ -32,7 +32,7 @@ class CaptionVariants:
 
     number: int = 1
     """Stored variants of a sample at most."""
-    shuffle: bool = False
+    reorder: bool = False
     """True: variants have their tags in other orders."""
     keep: str = "0"
     """Tags at the start that keep their place: a number, or the text that ends them."""
@@ -52,13 +52,13 @@ class CaptionVariants:
         """What decides the text of a variant; empty if every variant is a caption as it is written."""
         said = asdict(self)
         del said["number"]
-        return said if self.shuffle else {}
+        return said if self.reorder else {}
 
     def count(self, text: str) -> int:
         """How many variants are stored of a caption: every one of several captions equally often."""
         captions = text.split(BETWEEN)
         orders = 1
-        if self.shuffle:
+        if self.reorder:
             orders = max(_orders(len(self._parts(one)[1]), self.number) for one in captions)
         return max(min(orders, self.number // len(captions)) * len(captions), min(len(captions), self.number))
 
@@ -66,7 +66,7 @@ class CaptionVariants:
         """The text of one variant."""
         captions = text.split(BETWEEN)
         one = captions[variant % len(captions)]
-        if not self.shuffle:
+        if not self.reorder:
             return one
         first, middle, last = self._parts(one)
         tags = [*first, *_shuffled(middle, variant // len(captions), one.encode()), *last]

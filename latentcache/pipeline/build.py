@@ -47,6 +47,7 @@ from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker
 from latentcache.pipeline.workers.worker import Task
 from latentcache.sources.archives.members import Place, is_read_by_workers, places, read_image
+from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import Listing, SourceOptions, scan, with_contents
 from latentcache.store.atomic_io import make_folder, remove_durably, writing
 from latentcache.store.catalog import Catalog, load_catalog
@@ -93,6 +94,7 @@ class _Build:
             described: dict[str, Described] = {}
             for kind in kinds:
                 described[kind.name] = self.describe(kind, listing, described.get(kind.follows))
+            listing = self.without_answered(listing, described)
             catalog = load_catalog(self.paths, open_shards=True)
             samples, works = self.works(kinds, described, listing, listing.samples, catalog)
             plan = self.plan(listing, samples, works)
@@ -189,6 +191,11 @@ class _Build:
         for note in found.notes:
             self.observer.warned(note)
         return found
+
+    def without_answered(self, listing: Listing, described: Mapping[str, Described]) -> Listing:
+        """A listing without notes on settings of a configuration that this build follows."""
+        said = {name: one.recipe.as_json() for name, one in described.items()}
+        return replace(listing, notes=unanswered(listing.notes, {"source": self.options.as_json(), **said}))
 
     def works(
         self,

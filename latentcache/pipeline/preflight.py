@@ -163,7 +163,7 @@ def check_space(plan: BuildPlan) -> None:
 #: Settings of a source that one kind of data has no use for.
 _OF_RECORDS = ("datasets", "text_lines")
 _OF_IMAGES = (
-    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix"),
+    *("layout", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines"),
     *("split", "image_column", "caption_column"),
 )
 _FLAGS = {"datasets": "dataset"}

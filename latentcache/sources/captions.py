@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
+from latentcache.fields.captions import BETWEEN
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Input, Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
@@ -245,10 +246,18 @@ def _json_caption(text: str, path: str, names: Sequence[str]) -> str:
     except UnusableSampleError as error:
         raise unusable_caption("caption-json", path, error.what) from error
     held = next((found[name] for name in names if name in found), "") if isinstance(found, dict) else ""
-    fault = caption_fault(held) if isinstance(held, str) else f"expected text, found {shown(held)}"
+    text, fault = captions_in(held)
     if fault:
         raise unusable_caption("caption-json", path, fault)
-    return str(held).strip().replace("\r\n", "\n")
+    return text
+
+
+def captions_in(value: Any) -> tuple[str, str]:
+    """The caption in a value of JSON or of a table (several are joined by NUL), and why it is none."""
+    several = value if isinstance(value, list) and value else [value]
+    fault = next((f"expected text, found {shown(one)}" for one in several if not isinstance(one, str)), "")
+    fault = fault or next(filter(None, map(caption_fault, several)), "")
+    return "" if fault else BETWEEN.join(one.strip().replace("\r\n", "\n") for one in several), fault
 
 
 def caption_fault(text: str) -> str:

@@ -116,7 +116,7 @@ HINTS: Mapping[str, str] = {
     "outside-sets": "move it into one of the sets to use it, or give --layout folder",
     "config": "change it in the file, or take it as it is here",
     "config-ignored": "nothing: they are for training, or for the trainer's own cache",
-    "config-asks": "give the options that are named, if the entries are to be made so",
+    "config-asks": "give the option that is named, if the entries are to be made so",
     "split": "give the folder of one split as DATA to use that one alone",
     "in-two-sets": "keep it in one set, or give both sets the same captions",
     "duplicate-row": "remove one of the rows",

@@ -66,12 +66,18 @@ class SourceOptions:
     """Folder of masks in DATA; ``alpha``: the transparency of each image; ``none``; empty: as the layout has it."""
     controls: tuple[str, ...] = ()
     """Folders of control images below DATA, or ``none``; empty: as the layout has them."""
+    caption_lines: str = ""
+    """``first`` line of a caption, or ``all`` lines as a caption each; empty: as the layout has it."""
     split: str = ""
     """Split of a data set in archives; empty: ``train`` if there are several."""
     image_column: str = ""
     """Column of the images, or the end of their names in tars; empty: the only one that can be meant."""
     caption_column: str = ""
     """Column of the captions, or their key in JSON members of tars; empty: likewise."""
+
+    def __post_init__(self) -> None:
+        if self.caption_lines not in ("", "first", "all"):
+            raise UsageError(f"--caption-lines={self.caption_lines}: unknown value", fix="--caption-lines first|all")
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
@@ -89,6 +95,7 @@ class SourceOptions:
             "caption_suffix": self.caption_suffix,
             "masks": self.masks,
             "controls": list(self.controls),
+            "caption_lines": self.caption_lines,
             "split": self.split,
             "image_column": self.image_column,
             "caption_column": self.caption_column,
@@ -107,6 +114,7 @@ class SourceOptions:
             default_caption=self.default_caption,
             caption_prefix=self.caption_prefix,
             caption_suffix=self.caption_suffix,
+            caption_lines=self.caption_lines,
         )
         sets = tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 from latentcache.errors import TableError, UnusableSampleError
+from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import content_hash
 from latentcache.identity.stat import StatMemo
@@ -316,13 +317,15 @@ def choose_columns(path: Path, line: int, found: Sequence[str], named: Sequence[
 
 def make_row(table: str, line: int, name: str, caption: Any, point: Sequence[Any] = ()) -> Row:
     """A row with its caption checked (text, without NUL and half surrogate pairs), and its point, if it has one."""
-    if not isinstance(caption, str):
+    several = isinstance(caption, list) and bool(caption) and all(isinstance(one, str) for one in caption)
+    if not several and not isinstance(caption, str):
         detail = f"{table}:{line} has {shown(caption)} as the caption, expected text"
         return Row(name=name, caption="", line=line, cause="table-row", detail=detail)
-    fault = caption_fault(caption)
+    fault = next(filter(None, map(caption_fault, caption if several else [caption])), "")
     if fault:
         detail = f"the caption in {table}:{line} has {fault}"
         return Row(name=name, caption="", line=line, cause="caption-unicode", detail=detail)
+    caption = BETWEEN.join(caption) if several else caption
     if all(one in (None, "") for one in point):
         return Row(name=name, caption=caption, line=line)
     try:

@@ -44,7 +44,7 @@ def test_every_variant_is_one_that_kohya_could_make(seed):
             at = rng.randint(0, len(caption))
             caption = f"{caption[:at]} ||| {caption[at:]}"
     fixed, flexible, last = kohya_parts(caption, keep=0 if keep_separator else keep, keep_separator=keep_separator)
-    made = texts(caption, number=6, shuffle=True, keep=keep_separator or str(keep))
+    made = texts(caption, number=6, reorder=True, keep=keep_separator or str(keep))
     assert made[0] == ", ".join([*fixed, *flexible, *last]), "variant 0 has the order of the caption"
     for text in made:
         found = text.split(", ") if text else []
@@ -58,7 +58,7 @@ def test_every_variant_is_one_that_kohya_could_make(seed):
 
 def test_every_order_comes_equally_often():
     counts = Counter(
-        CaptionVariants(number=2, shuffle=True).text(f"a, b, c, {number}", 1)[:7] for number in range(3000)
+        CaptionVariants(number=2, reorder=True).text(f"a, b, c, {number}", 1)[:7] for number in range(3000)
     )
     orders = {", ".join(order) for order in itertools.permutations("abc")} - {"a, b, c"}  # which is variant 0
     assert {text for text in counts if text in orders} == orders
@@ -78,7 +78,7 @@ def test_several_captions_are_variants():
 
 
 def test_each_of_several_captions_has_equally_many_orders():
-    made = texts(BETWEEN.join(["a, b, c", "d, e, f"]), number=5, shuffle=True)
+    made = texts(BETWEEN.join(["a, b, c", "d, e, f"]), number=5, reorder=True)
     assert made[:2] == ["a, b, c", "d, e, f"]
     assert [text[0] in "abc" for text in made] == [True, False, True, False]
     assert len(set(made)) == 4
@@ -86,12 +86,12 @@ def test_each_of_several_captions_has_equally_many_orders():
 
 def test_a_larger_number_keeps_the_texts_of_a_smaller_one():
     for caption in ("a, b, c, d", BETWEEN.join(["a, b, c", "x, y, z"])):
-        assert texts(caption, number=12, shuffle=True)[:4] == texts(caption, number=4, shuffle=True)
+        assert texts(caption, number=12, reorder=True)[:4] == texts(caption, number=4, reorder=True)
 
 
 def test_other_separators():
-    assert texts("b; a; c", shuffle=True, number=6, separator=";")[0] == "b; a; c"
-    assert {text.replace(" ", "") for text in texts("a b", shuffle=True, number=2, separator=" ")} == {"ab", "ba"}
+    assert texts("b; a; c", reorder=True, number=6, separator=";")[0] == "b; a; c"
+    assert {text.replace(" ", "") for text in texts("a b", reorder=True, number=2, separator=" ")} == {"ab", "ba"}
 
 
 @pytest.mark.parametrize("said", [{"number": 0}, {"number": MOST_VARIANTS + 1}, {"separator": ""}, {"keep": ""}])
@@ -110,10 +110,10 @@ def test_only_the_texts_of_variants_move_the_recipe():
     more = recipe(captions=CaptionVariants(number=9), empty_prompt=True, negative_prompt="bad")
     assert plain.recipe_id == more.recipe_id
     assert "captions" not in plain.identity()
-    shuffled = [CaptionVariants(shuffle=True, number=2, **one) for one in ({}, {"keep": "1"}, {"separator": ";"})]
+    shuffled = [CaptionVariants(reorder=True, number=2, **one) for one in ({}, {"keep": "1"}, {"separator": ";"})]
     ids = {recipe(captions=one).recipe_id for one in shuffled} | {plain.recipe_id}
     assert len(ids) == 4
-    assert recipe(captions=CaptionVariants(shuffle=True, number=7)).recipe_id in ids
+    assert recipe(captions=CaptionVariants(reorder=True, number=7)).recipe_id in ids
     for one in (plain, more, recipe(captions=shuffled[1])):
         assert PromptRecipe.from_json(one.as_json()) == one
 

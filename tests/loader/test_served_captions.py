@@ -63,7 +63,7 @@ def expected(seed, epoch, number, *, rate=0.0, occurrence=0):
     """The text that a sample is served with: a plain reference."""
     if draw("dropout", seed, epoch, number, occurrence) < rate * 2**64:
         return ""
-    rule = CaptionVariants(number=5, shuffle=True, keep="1")
+    rule = CaptionVariants(number=5, reorder=True, keep="1")
     text = caption(number)
     return rule.text(text, draw("caption", seed, epoch, number, occurrence) % rule.count(text))
 

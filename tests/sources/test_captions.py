@@ -1,15 +1,17 @@
 """Captions beside images: how a file is decoded, and what is rejected."""
 
 import codecs
+import json
 import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latentcache.errors import UnusableSampleError
+from latentcache.errors import UnusableSampleError, UsageError
 from latentcache.identity.content import content_hash
 from latentcache.sources.captions import caption_fault, decode_caption, read_caption
+from latentcache.sources.scan import SourceOptions, scan
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"))
 
@@ -87,3 +89,41 @@ def test_any_bytes_are_a_caption_or_rejected(data):
     except UnusableSampleError as error:
         outcome = error.slug
     assert outcome in {"", "caption-encoding", "caption-unicode"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "expected"),
+    [
+        ("", "one\ntwo\n", "one\ntwo"),
+        ("first", "one \ntwo", "one"),
+        ("all", "one\n\n two \n", "one\0two"),
+        ("", ["one", " two"], "one\0two"),
+        ("first", ["one\nmore", "two"], "one"),
+        ("all", ["one\nmore", "two"], "one\nmore\0two"),
+    ],
+)
+def test_lines_and_lists_are_several_captions(tmp_path, lines, text, expected):
+    name = "a.json" if isinstance(text, list) else "a.txt"
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / name).write_text(json.dumps({"caption": text}) if isinstance(text, list) else text)
+    found = scan(tmp_path, SourceOptions(caption_lines=lines, caption_prefix="<"))
+    assert list(found.samples.inputs["caption"].text) == ["\0".join("<" + one for one in expected.split("\0"))]
+    again = scan(tmp_path, SourceOptions(caption_lines=lines), found.samples)
+    assert list(again.samples.inputs["caption"].text) == [expected]
+
+
+def test_lists_in_tables_are_several_captions(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / "b.jpg").write_bytes(b"x")
+    rows = [{"file_name": "a.jpg", "text": ["one", "two"]}, {"file_name": "b.jpg", "text": ["one", 2]}]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = scan(tmp_path)
+    assert list(found.samples.inputs["caption"].text) == ["one\0two"]
+    assert [(one.name, one.reason) for one in found.rejected] == [("b.jpg", "table-row")]
+    first = scan(tmp_path, SourceOptions(caption_lines="first"))
+    assert list(first.samples.inputs["caption"].text) == ["one"]
+
+
+def test_lines_are_first_or_all():
+    with pytest.raises(UsageError, match="--caption-lines=last"):
+        SourceOptions(caption_lines="last")

@@ -92,12 +92,12 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     """The texts that are encoded: variants of captions, and prompts."""
     old = before.captions if before is not None else CaptionVariants()
     said: dict[str, Any] = {
-        "shuffle": settings.shuffle_tags,
+        "reorder": settings.shuffle_tags,
         "keep": settings.keep_tags,
         "separator": settings.tag_separator,
     }
     made = replace(old, **{name: value for name, value in said.items() if value is not None})
-    if not made.shuffle and (settings.keep_tags or settings.tag_separator):
+    if not made.reorder and (settings.keep_tags or settings.tag_separator):
         flag = "--keep-tags" if settings.keep_tags else "--tag-separator"
         raise UsageError(
             f"{flag}: only shuffled tags are taken apart", fix=f"add --shuffle-tags, or leave {flag} out"
@@ -106,7 +106,7 @@ def _texts(settings: PromptSettings, before: PromptRecipe | None, samples: Sampl
     if not number:
         text = samples.inputs["caption"].text if samples is not None else None
         several = captions_at_most(text) if text is not None else 1
-        number = min(max(several, DEFAULT_VARIANTS if made.shuffle else 1), MOST_VARIANTS)
+        number = min(max(several, DEFAULT_VARIANTS if made.reorder else 1), MOST_VARIANTS)
     empty, negative = settings.empty_prompt, settings.negative_prompt
     return {
         "captions": replace(made, number=number),

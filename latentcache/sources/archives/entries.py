@@ -22,7 +22,7 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.archives.kinds import ARROW, TAR
 from latentcache.sources.archives.rows import Columns, columns_of, count_rows, spans_of, texts_of
 from latentcache.sources.archives.tars import Member, tar_members
-from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_fault, caption_of, unusable_caption
+from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, rejected
 from latentcache.sources.lines import listed
 from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
@@ -217,13 +217,11 @@ def _table(root: Path, name: str, kind: str, wanted: Wanted) -> Entries:
     row = 0
     for block in texts_of(path, kind, caption) if caption else ():
         for text in block:
-            fault = caption_fault(text) if text else ""
+            texts[row], fault = captions_in(text or "")
             if fault:
                 good[row] = False
                 error = unusable("caption-unicode", path, f"{caption}: {fault}")
                 bad.append(_in_row(name, row, error))
-            else:
-                texts[row] = (text or "").strip().replace("\r\n", "\n")
             row += 1
     if kind == ARROW:
         for empty in np.flatnonzero(good & (span[:, 1] == 0)).tolist():

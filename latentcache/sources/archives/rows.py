@@ -73,8 +73,8 @@ def columns_of(path: Path, kind: str) -> Columns:
         )
 
 
-def texts_of(path: Path, kind: str, column: str) -> Iterator[list[str | None]]:
-    """The texts of a column, some thousand rows at a time.
+def texts_of(path: Path, kind: str, column: str) -> Iterator[list[str | list[str] | None]]:
+    """The texts of a column, or lists of them, some thousand rows at a time.
 
     Raises:
         UnusableSampleError: The file is damaged.
@@ -314,6 +314,7 @@ def _is_binary(kind: Any) -> bool:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
+    kind = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 

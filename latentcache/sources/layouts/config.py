@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import tomllib
 from collections import Counter
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleError
+from latentcache.fields.protocol import flat_settings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
@@ -25,22 +27,57 @@ from latentcache.sources.reading import read_source
 
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
-#: Settings that make other entries -> the option of `latentcache build` that does.
-ASKS = {
-    "resolution": "--resolution",
-    "bucket_reso_steps": "--bucket-step",
-    "bucket_no_upscale": "--no-upscale",
-    "min_bucket_reso": "--bucket",
-    "max_bucket_reso": "--bucket",
-    "flip_aug": "--flip",
-    "random_crop": "--crop",
-    "crop": "--crop",
-    "crop_aspect": "--crop",
-    "crop_style": "--crop",
-    "resolution_type": "--resolution",
-    "minimum_image_size": "--min-pixels",
-    "maximum_image_size": "--resolution",
-}
+#: Setting that makes other entries -> what to give for it, where a recipe (or the options of the source) says it, and
+#: the value there; by default the setting's own.
+ASKS: Mapping[str, tuple[Any, ...]] = {
+    "resolution": ("--resolution {}", "latents.geometry.resolutions"),
+    "bucket_reso_steps": ("--bucket-step {}", "latents.geometry.multiple"),
+    "bucket_no_upscale": ("--no-upscale", "latents.geometry.upscale", False),
+    "min_bucket_reso": ("--min-side {}", "latents.geometry.min_side"),
+    "max_bucket_reso": ("--max-side {}", "latents.geometry.max_side"),
+    "flip_aug": ("--flip", "latents.geometry.flip", True),
+    "random_crop": ("--crop random", "latents.geometry.crop", "random"),
+    "crop": ("--crop",),
+    "crop_aspect": ("--crop",),
+    "crop_style": ("--crop {}", "latents.geometry.crop"),
+    "resolution_type": ("--resolution",),
+    "minimum_image_size": ("--min-pixels",),
+    "maximum_image_size": ("--resolution",),
+    **dict.fromkeys(
+        ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle", "shuffle_tokens"),
+        ("--shuffle-tags", "prompt_embeds.captions.reorder", True),
+    ),
+    **dict.fromkeys(
+        ("keep_tokens", "keep_tags_count", "keep_tokens_separator"),
+        ("--keep-tags {}", "prompt_embeds.captions.keep"),
+    ),
+    "tag_delimiter": ("--tag-separator {}", "prompt_embeds.captions.separator"),
+    "enable_wildcard": ("--caption-lines all; {{a|b}} stays as it is", "source.caption_lines", "all"),
+    "caption_dropout_rate": (
+        "--empty-prompt, and read(caption_dropout={}) in training", "prompt_embeds.empty_prompt", True
+    ),
+}  # fmt: skip
+_ASKS = "config-asks"
+
+
+def unanswered(notes: Iterable[Rejected], said: Mapping[str, Mapping[str, Any]]) -> tuple[Rejected, ...]:
+    """The notes without those on settings that a build follows.
+
+    Args:
+        notes: Of a listing.
+        said: Field -> JSON of its recipe; ``source``: options of the source.
+    """
+    flat = {f"{field}.{name}": value for field, one in said.items() for name, value in flat_settings(one).items()}
+    return tuple(note for note in notes if note.reason != _ASKS or not _is_followed(note, flat))
+
+
+def _is_followed(note: Rejected, flat: Mapping[str, Any]) -> bool:
+    """True if a note on a setting, as :meth:`Config.all_notes` writes it, asks for what a recipe says."""
+    asked = json.JSONDecoder().raw_decode(note.detail.partition(" = ")[2])[0]
+    place, *wanted = ASKS[note.field][1:] or ("",)
+    held = flat.get(place)
+    value = wanted[0] if wanted else asked
+    return value in held if isinstance(held, list) else held in (value, str(value))
 
 
 @dataclass(slots=True)
@@ -49,6 +86,7 @@ class Config:
 
     path: Path
     value: Any
+    text: str = ""
     ignored: Counter[str] = field(default_factory=Counter)
     """Settings that are not used, and in how many places each is given."""
     asks: dict[str, str] = field(default_factory=dict)
@@ -59,32 +97,36 @@ class Config:
         self, said: Mapping[str, Any], used: Iterable[str], kept: Iterable[str] = ()
     ) -> tuple[tuple[str, str], ...]:
         """Count the settings of one object that are not used; gives those that are kept, as text."""
-        known = {*used, *kept}
         for name, value in said.items():
-            if name in known or value in (None, "", False) or value == [] or value == {}:
+            if name in used or value in (None, "", False) or value == [] or value == {}:
                 continue
             if name in ASKS:
                 self.asks.setdefault(name, json.dumps(value))
-            else:
+            elif name not in kept:
                 self.ignored[name] += 1
         values = {name: said[name] for name in kept if said.get(name)}
         return tuple((name, value if isinstance(value, str) else json.dumps(value)) for name, value in values.items())
+
+    def line_of(self, name: str) -> int:
+        """The first line that gives a setting; 0 if it is not found."""
+        given = re.compile(rf"""[ \t{{,]*["']?{re.escape(name.rpartition(".")[2])}["']?\s*[=:]""")
+        return next((number for number, line in enumerate(self.text.split("\n"), 1) if given.match(line)), 0)
 
     def note(self, detail: str, count: int = 1) -> None:
         """One thing in this file that is not used as the trainer would."""
         self.notes.append(rejected(self.path.name, "config", detail, count=count))
 
     def all_notes(self) -> tuple[Rejected, ...]:
-        """All of them, with one for what was ignored and one for what would make other entries."""
+        """All of them, with one for what was ignored and one for each setting that would make other entries."""
         notes = list(self.notes)
         if self.ignored:
             names = ", ".join(sorted(self.ignored))
             detail = f"{len(self.ignored)} settings of {self.path.name} have no effect here: {names}"
-            notes.append(rejected(self.path.name, "config-ignored", detail, count=len(self.ignored)))
-        if self.asks:
-            said = ", ".join(f"{name} = {value} ({ASKS[name]})" for name, value in sorted(self.asks.items()))
-            detail = f"{self.path.name} asks for {said}; the options of build decide"
-            notes.append(rejected(self.path.name, "config-asks", detail, count=len(self.asks)))
+            note = rejected(self.path.name, "config-ignored", detail, count=len(self.ignored))
+            notes.append(replace(note, line=min(map(self.line_of, self.ignored))))
+        for name, value in sorted(self.asks.items()):
+            detail = f"{name} = {value} ({ASKS[name][0].format(json.loads(value))})"
+            notes.append(replace(rejected(self.path.name, _ASKS, detail), field=name, line=self.line_of(name)))
         return tuple(notes)
 
     def place(self, said: Any, name: str) -> Path:
@@ -131,7 +173,7 @@ def read_config(path: Path) -> Config:
         raise _unreadable(path, str(error)) from error
     except UnusableSampleError as error:
         raise _unreadable(path, error.what) from error
-    return Config(path, value)
+    return Config(path, value, text)
 
 
 def _unreadable(path: Path, why: str) -> SourceError:

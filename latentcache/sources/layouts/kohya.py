@@ -32,7 +32,7 @@ def caption_rule(class_words: str, *, extensions: tuple[str, ...] = (".txt", ".c
     return CaptionRule(
         extensions=extensions,
         face_crops=True,
-        first_line=True,
+        lines="first",
         text=class_words,
         text_source="class words" if class_words else "",
     )

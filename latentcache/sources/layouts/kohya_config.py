@@ -23,9 +23,7 @@ WORD = "kohya-config"
 NAMES = ("dataset.toml", "dataset_config.toml")
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
          "conditioning_data_dir", "alpha_mask", "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
-_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "secondary_separator", "enable_wildcard",
-         "caption_dropout_rate", "caption_dropout_every_n_epochs", "caption_tag_dropout_rate", "token_warmup_min",
-         "token_warmup_step")  # fmt: skip
+_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "enable_wildcard", "caption_dropout_rate")
 
 
 def fits(value: Any) -> bool:
@@ -73,7 +71,7 @@ def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     rule = CaptionRule(
         prefix=f"{said['caption_prefix']} " if said.get("caption_prefix") else "",
         suffix=f" {said['caption_suffix']}" if said.get("caption_suffix") else "",
-        first_line=True,
+        lines="first",
     )
     if said.get("metadata_file"):
         return _of_metadata(config, said, rule, **more)

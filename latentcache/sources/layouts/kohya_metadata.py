@@ -31,6 +31,6 @@ def read(config: Config, base: Path | None) -> Layout:
         SourceError: It names no image.
     """
     config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
-    rule = CaptionRule(table=config.path.name, tag_separator=",", first_line=True)
+    rule = CaptionRule(table=config.path.name, tag_separator=",", lines="first")
     part = Layout(word="", why="", root=config.path.parent, sets=(ImageSet(folder="", captions=rule),))
     return joined(config, WORD, f"{config.path.name} lists {len(config.value)} images of kohya", [part], base)

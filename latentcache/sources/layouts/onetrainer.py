@@ -23,8 +23,7 @@ WORD = "onetrainer"
 NAMES = ("concepts.json",)
 _USED = ("name", "path", "enabled", "include_subdirectories", "balancing", "balancing_strategy", "repeats", "type",
          "text", "image", "seed", "concept_stats", "__version", "validation_concept")  # fmt: skip
-_TEXT_KEPT = ("enable_tag_shuffling", "tag_delimiter", "keep_tags_count", "tag_dropout_enable", "tag_dropout_mode",
-              "tag_dropout_probability", "caps_randomize_enable")  # fmt: skip
+_TEXT_KEPT = ("enable_tag_shuffling", "tag_delimiter", "keep_tags_count")
 _DEFAULTS = {"tag_delimiter": ",", "keep_tags_count": 1, "tag_dropout_mode": "FULL"}
 
 
@@ -102,5 +101,5 @@ def _rule(config: Config, one: Mapping[str, Any], text: Mapping[str, Any]) -> Ca
         lines = [line.strip() for line in said.split("\n") if line.strip()]
         if len(lines) > 1:
             config.note(f"concept {name} draws one of {len(lines)} prompts; the first one is used", len(lines))
-        return CaptionRule(extensions=(), text=lines[0] if lines else "", text_source="concept prompt")
-    return CaptionRule(extensions=(".txt",), first_line=True)
+        return CaptionRule(extensions=(), text="\n".join(lines), lines="first", text_source="concept prompt")
+    return CaptionRule(extensions=(".txt",), lines="first")

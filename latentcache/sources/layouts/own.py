@@ -4,7 +4,7 @@
 path = "portraits"          # beside this file; required
 layout = "kohya"            # as --layout; split = "train" as --split
 repeats = 2                 # times those of the layout itself
-caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix
+caption_ext = ".txt"        # as --caption-ext; also default_caption, caption_prefix, caption_suffix, caption_lines
 masks = "masks"             # folder of masks, or "alpha"
 controls = ["edges"]        # folders of control images
 """
@@ -22,7 +22,8 @@ from latentcache.sources.layouts.sets import Layout, Said
 
 WORD = "latentcache"
 NAMES = ("latentcache.toml",)
-_TEXTS = ("masks", "layout", "split", "caption_ext", "default_caption", "caption_prefix", "caption_suffix", "name")
+_TEXTS = ("masks", "layout", "split", "caption_ext", "default_caption", "caption_prefix", "caption_suffix",
+          "caption_lines", "name")  # fmt: skip
 
 
 def fits(value: Any) -> bool:
@@ -51,6 +52,7 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
             default_caption=said.get("default_caption"),
             caption_prefix=said.get("caption_prefix", ""),
             caption_suffix=said.get("caption_suffix", ""),
+            caption_lines=said.get("caption_lines", ""),
         )
         paired = list[tuple[str, str]]()
         for option, values in (("masks", [said.get("masks")]), ("controls", said.get("controls", []))):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceAmbiguousError, UsageError
+from latentcache.fields.captions import BETWEEN
 from latentcache.fields.table import Rejected
 from latentcache.identity.content import HASH_BYTES, content_hash
 
@@ -44,15 +45,15 @@ class CaptionRule:
     """For images without any other caption."""
     text_source: str = ""
     """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
-    first_line: bool = False
-    """True: the first line of a caption file counts, else all of it."""
+    lines: str = ""
+    """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
     prefix: str = ""
     suffix: str = ""
 
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
-        said = (self.first_line, self.prefix, self.suffix, self.text)
+        said = [self.lines == "first", self.prefix, self.suffix, self.text, *[self.lines][: self.lines == "all"]]
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
     @property
@@ -66,10 +67,14 @@ class CaptionRule:
         return self.made(self.text if self.from_name is None else self.from_name(stem))
 
     def made(self, text: str) -> str:
-        """The caption of a text."""
-        if self.first_line:
-            text = text.partition("\n")[0].strip()
-        return self.prefix + text + self.suffix if text else ""
+        """The caption of a text; several are joined by NUL."""
+        several = text.split(BETWEEN)
+        if self.lines == "all" and len(several) == 1:
+            several = text.split("\n")
+        if self.lines:
+            several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
+            several = several[:1] if self.lines == "first" else several
+        return BETWEEN.join(self.prefix + one + self.suffix for one in several if one)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class Said:
     default_caption: str | None = None
     caption_prefix: str = ""
     caption_suffix: str = ""
+    caption_lines: str = ""
 
     def applied(self, rule: CaptionRule) -> CaptionRule:
         """A rule with what is said here."""
@@ -87,7 +93,12 @@ class Said:
             rule = replace(rule, extensions=("." + self.caption_ext.lower().removeprefix("."),))
         if self.default_caption is not None and not rule.text and rule.from_name is None:
             rule = replace(rule, text=self.default_caption, text_source="--default-caption")
-        return replace(rule, prefix=self.caption_prefix + rule.prefix, suffix=rule.suffix + self.caption_suffix)
+        return replace(
+            rule,
+            prefix=self.caption_prefix + rule.prefix,
+            suffix=rule.suffix + self.caption_suffix,
+            lines=self.caption_lines or rule.lines,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _USED = ("id", "type", "dataset_type", "instance_data_dir", "repeats", "caption_
          "prepend_instance_prompt", "only_instance_prompt", "disable_multiline_split", "disabled", "disable",
          "parquet", "metadata_backend", "conditioning_type", "conditioning_data",
          "is_regularisation_data")  # fmt: skip
-_KEPT = ("caption_shuffle", "caption_filter_list", "probability")
+_KEPT = ("caption_shuffle", "probability")
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 
 
@@ -98,17 +98,18 @@ def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
     if isinstance(prompt, list):
         config.note(f"data set {one['id']} draws one of {len(prompt)} prompts; the first one is used", len(prompt))
-        prompt = prompt[0] if prompt else ""
-    prefix = f"{prompt} " if one.get("prepend_instance_prompt") else ""
+        prompt = "\n".join(map(str, prompt))
+    first = str(prompt).partition("\n")[0]
+    prefix = f"{first} " if one.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
-        return CaptionRule(extensions=(), text=str(prompt), text_source="instance prompt")
+        return CaptionRule(extensions=(), text=str(prompt), lines="first", text_source="instance prompt")
     if strategy == "filename":
         return CaptionRule(extensions=(), from_name=with_blanks, prefix=prefix)
     if strategy == "textfile":
         several = not one.get("disable_multiline_split")
         if several:
             config.note(f"data set {one['id']} draws a line of each caption file; the first line is used")
-        return CaptionRule(extensions=(".txt",), first_line=several, prefix=prefix)
+        return CaptionRule(extensions=(".txt",), lines="first" if several else "", prefix=prefix)
     if strategy == "parquet":
         said = one.get("parquet", {})
         columns = said.get("filename_column"), said.get("caption_column"), said.get("fallback_caption_column")

@@ -90,7 +90,22 @@ def test_kohya_dataset_toml(tmp_path):
     two = "2 images, the first is cats/a.jpg, have the captions of 0:cats, not those of 1:cats"
     assert said["in-two-sets"] == two
     assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
-    assert "flip_aug = true (--flip), resolution = 768 (--resolution)" in said["config-asks"]
+    asked = [note for note in found.notes if note.reason == "config-asks"]
+    lines = KOHYA.split("\n")
+    assert [(note.label, note.detail) for note in asked] == [
+        (f"dataset.toml:{number}", detail)
+        for detail, number in (
+            ("flip_aug = true (--flip)", next(n for n, line in enumerate(lines, 1) if "flip_aug" in line)),
+            (
+                "resolution = 768 (--resolution 768)",
+                next(n for n, line in enumerate(lines, 1) if "resolution" in line),
+            ),
+            (
+                "shuffle_caption = true (--shuffle-tags)",
+                next(n for n, line in enumerate(lines, 1) if "shuffle" in line),
+            ),
+        )
+    ]
     assert rows(scan(tmp_path)) == rows(found)
     plain = scan(tmp_path, SourceOptions(layout="folder"))
     assert len(plain.samples) == 5
