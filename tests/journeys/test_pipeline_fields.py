@@ -237,3 +237,75 @@ def test_a_pipeline_without_a_text_encoder_is_refused_before_anything_is_written
     assert done.code == 2
     assert "text_encoder_2" in json.dumps(done.json["error"])
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.slow
+def test_a_batch_holds_the_embeddings_of_the_texts_that_it_names(pipeline, data, tmp_path):
+    """Two captions per image in shuffled orders, some dropped: equal to ``encode_prompt`` of what the batch says."""
+    pipe, folder = pipeline
+    for number in range(6):
+        (data / f"{number}.txt").write_text(f"fox, red, number {number}\na painting, of fox {number}\n")
+    words = ("--caption-lines", "all", "--shuffle-tags", "--keep-tags", "1", "--caption-variants", "4")
+    done, made = build(data, tmp_path / "cache", "--model", folder, *SMALL, *words, "--empty-prompt",
+                       "--negative-prompt", "blurry", "--text-storage-dtype", "float32")  # fmt: skip
+    assert (done.code, made["prompt_embeds"], made["pooled_prompt_embeds"]) == (0, 26, 26), "24 texts, 2 prompts"
+    cache, seen = open_cache(tmp_path / "cache"), set()
+
+    def check(batch, texts):
+        with torch.inference_mode():
+            embeds, _, pooled, _ = pipe.encode_prompt(texts, device="cpu", do_classifier_free_guidance=False)
+        torch.testing.assert_close(batch["prompt_embeds"], embeds, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(batch["pooled_prompt_embeds"], pooled, atol=1e-5, rtol=1e-5)
+
+    with cache.read(caption_dropout=0.2).loader(batch_size=6) as loader:
+        for epoch in range(6):
+            loader.set_epoch(epoch)
+            batch = next(iter(loader))
+            check(batch, batch["captions"])
+            seen.update(zip(batch["names"], batch["captions"], strict=True))
+    texts = {text for name, text in seen if name == "3.png"}
+    assert texts <= {"", "fox, red, number 3", "fox, number 3, red", "a painting, of fox 3"}
+    assert {text for _, text in seen if not text} == {""}
+    for text in ("", "blurry"):
+        check(cache.prompt(text), [text])
+
+
+def test_an_edited_caption_of_several_is_changed_and_encoded_alone(data, tmp_path):
+    (data / "0.txt").write_text("one\ntwo\n")
+    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--caption-lines", "all", "--empty-prompt")
+    _, made = build(data, tmp_path / "cache", *words)
+    assert made == {"latents": 6, "prompt_embeds": 2 + 5 + 1, "pooled_prompt_embeds": 8}
+    assert build(data, tmp_path / "cache")[1] == dict.fromkeys(FIELDS, 0), "settings follow the cache"
+    (data / "0.txt").write_text("one\nthree\n")
+    verified = look("verify", tmp_path / "cache", "--data", data, "--json")
+    assert [(one["category"], one["reason"], one["path"]) for one in verified.json["items"]] == [
+        ("stale", "caption-changed", "0.png")
+    ]
+    assert build(data, tmp_path / "cache")[1] == {"latents": 0, "prompt_embeds": 2, "pooled_prompt_embeds": 2}
+    (data / "1.txt").unlink()
+    done, _ = build(data, tmp_path / "cache", "--default-caption", "")
+    assert done.code == 0
+    batch = next(iter(open_cache(tmp_path / "cache").loader(batch_size=6)))
+    assert dict(zip(batch["names"], batch["captions"], strict=True))["1.png"] == ""
+    assert "rejected" not in look("inspect", data, *words, "--default-caption", "").out
+
+
+def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
+    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--shuffle-tags", "--empty-prompt")
+    for number in range(6):
+        (data / f"{number}.txt").write_text(f"a, b, {number}")
+    parts = [tmp_path / f"part{number}" for number in (1, 2)]
+    for number, part in enumerate(parts):
+        assert build(data, part, *words, "--part", f"{number}/2")[0].code == 0
+    assert look("merge", *parts, "--out", tmp_path / "all", "--json").code == 0
+    assert look("gc", tmp_path / "all", "--apply", "--json").code == 0
+    build(data, tmp_path / "one", *words)
+    batches = []
+    for name in ("all", "one"):
+        assert look("verify", tmp_path / name, "--full", "--json").code == 0
+        cache = open_cache(tmp_path / name).read(caption_dropout=0.3)
+        batches.append(next(iter(cache.loader(batch_size=6, seed=2))))
+        assert len(cache) == 6
+    assert batches[0]["captions"] == batches[1]["captions"]
+    assert "" in batches[0]["captions"]
+    assert (batches[0]["prompt_embeds"] == batches[1]["prompt_embeds"]).all()
