@@ -109,6 +109,7 @@ HINTS: Mapping[str, str] = {
     "text-column": "name the column of captions to use it: --caption-column NAME",
     "unlisted": "add a row to the table to use it",
     "nested-table": "give --layout imagefolder to read it, or remove it",
+    "caption-required": "write a caption file for it to use it",
     "reg-unused": "raise the repeats of the training images to use more of them",
     "no-caption": "write a caption file for it, or give --default-caption TEXT",
     "mask": "name it as its image, or leave masks out with --masks none",

@@ -456,7 +456,14 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         files.walk.notes.add(
             rejected(first, "reg-unused", f"{words} images; the first is {first}", count=len(unused))
         )
-    kept = (owner >= 0) & (repeats > 0)
+    required = np.array([one.captions.required for one in layout.sets] or [False], dtype=np.bool_)
+    lacking = (owner >= 0) & required[owner] & (files.which < 0)
+    if lacking.any():
+        first = files.names[int(files.images[int(lacking.argmax())])]
+        words = f"{int(lacking.sum())} images without a caption file are left out, as by the trainer"
+        item = rejected(first, "caption-required", f"{words}; the first is {first}", count=int(lacking.sum()))
+        files.walk.notes.add(item)
+    kept = (owner >= 0) & (repeats > 0) & ~lacking
     return chosen if kept.all() else chosen.take(kept)
 
 

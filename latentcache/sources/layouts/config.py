@@ -129,6 +129,10 @@ class Config:
             notes.append(replace(rejected(self.path.name, _ASKS, detail), field=name, line=self.line_of(name)))
         return tuple(notes)
 
+    def has(self, said: str) -> bool:
+        """True if a path leads to something."""
+        return bool(said) and any((base / said).exists() for base in (self.path.parent, Path()))
+
     def place(self, said: Any, name: str) -> Path:
         """The folder or file that a setting names.
 
@@ -223,6 +227,13 @@ def aside(folder: Path, role: str) -> Layout:
 def of_folder(folder: Path, rule: CaptionRule, **more: Any) -> Layout:
     """A layout of one folder."""
     return Layout(word="", why="", root=folder, sets=(ImageSet(folder="", captions=rule, **more),))
+
+
+def of_table(folder: Path, table: Path, rule: CaptionRule, **more: Any) -> Layout:
+    """A layout of the images that a table lists, in a folder."""
+    root = Path(os.path.commonpath([folder, table.parent]))
+    one = ImageSet(folder=relative(folder, root), captions=replace(rule, table=relative(table, root)), **more)
+    return Layout(word="", why="", root=root, sets=(one,), folders=(one.folder,))
 
 
 def relative(path: Path, root: Path) -> str:

@@ -1,4 +1,9 @@
-"""Which layout DATA has: every convention is asked, and two that fit are an error."""
+"""Which layout DATA has: every convention is asked, and two that fit are an error.
+
+The plain folder is the last resort: images with caption files beside them, nested as one likes. ``default.txt``
+(ostris/ai-toolkit, ``toolkit/dataloader_mixins.py``, ``CaptionMixin``) is the caption of images of its folder that
+have no caption file.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +21,49 @@ from latentcache.sources.layouts import (
     kohya,
     kohya_config,
     kohya_metadata,
+    musubi,
     onetrainer,
     own,
-    plain,
     simpletuner,
 )
 from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
-from latentcache.sources.layouts.sets import Layout, ambiguous, unfit
+from latentcache.sources.layouts.sets import FOLDER, CaptionRule, ImageSet, Layout, ambiguous, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
 from latentcache.sources.walk import TABLE_NAMES
+
+SHARED_WORD, _SHARED = "ai-toolkit", "default.txt"
+
+
+def _plain(tree: Tree) -> Layout:
+    """Every folder is one."""
+    why = "images, with caption files beside them if there are any"
+    return Layout(word=FOLDER, why=why, root=tree.root, sets=(ImageSet(folder=""),))
+
+
+def _shared(tree: Tree) -> Layout | None:
+    """A folder of images with a ``default.txt``."""
+    places = [folder.path for folder in tree.below(depth=1) if _SHARED in folder.others and folder.images]
+    if not places:
+        return None
+    where = f"{places[0]}/{_SHARED}" if places[0] else _SHARED
+    why = f"{where} is the caption of images of its folder without one"
+    one = ImageSet(folder="", captions=CaptionRule(shared=(_SHARED,)))
+    return Layout(word=SHARED_WORD, why=why, root=tree.root, sets=(one,))
+
 
 #: Conventions of folders by their word; the plain folder is the last resort.
 FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     kohya.WORD: kohya.recognize,
     imagefolder.WORD: imagefolder.recognize,
-    plain.SHARED_WORD: plain.recognize_shared,
+    SHARED_WORD: _shared,
     **archives.FORMS,
-    plain.WORD: plain.recognize,
+    FOLDER: _plain,
 }
 #: Conventions of configuration files by their word. Our own one decides alone.
-CONFIGS: dict[str, Any] = {one.WORD: one for one in (own, kohya_config, simpletuner, onetrainer, kohya_metadata)}
+CONFIGS: dict[str, Any] = {
+    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_metadata)
+}
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 #: Any of these is in the first bytes of a JSON file that is a configuration.
@@ -68,7 +95,7 @@ def find_layout(data: Path, word: str = "", split: str = "") -> Layout:
         tree = Tree(data)
         found = _of_folder(tree, word)
         found = replace(found, listed=tree.take) if found.root == data else found
-    return found if found.word == own.WORD and not split else archives.choose_split(found, split)
+    return found if found.word in CONFIGS and not split else archives.choose_split(found, split)
 
 
 def _of_folder(tree: Tree, word: str) -> Layout:
@@ -84,14 +111,14 @@ def _of_folder(tree: Tree, word: str) -> Layout:
     mine = asked.pop(own.WORD)(tree)
     if mine is not None:
         return mine
-    fitting = [one for name, ask in asked.items() if name != plain.WORD and (one := ask(tree)) is not None]
+    fitting = [one for name, ask in asked.items() if name != FOLDER and (one := ask(tree)) is not None]
     if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word not in (kohya.WORD, plain.SHARED_WORD)]
+        fitting = [one for one in fitting if one.word not in (kohya.WORD, SHARED_WORD)]
     if not fitting:
-        return plain.recognize(tree)
+        return _plain(tree)
     readings = [(one.word, one.why) for one in fitting]
     if len(fitting) == 1 and fitting[0].doubt:
-        readings.append((plain.WORD, fitting[0].doubt))
+        readings.append((FOLDER, fitting[0].doubt))
     if len(readings) > 1:
         raise ambiguous(data, readings)
     return fitting[0]

@@ -9,15 +9,14 @@ folder counts once, in several it is seen for each of them; fewer repeats than o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, relative
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
 from latentcache.sources.layouts.kohya import caption_rule
-from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
+from latentcache.sources.layouts.sets import CaptionRule, Layout
 
 WORD = "kohya-config"
 NAMES = ("dataset.toml", "dataset_config.toml")
@@ -86,8 +85,4 @@ def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **m
     """A subset whose images are those of a metadata file."""
     table = config.place(said["metadata_file"], "metadata_file")
     folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
-    root = Path(os.path.commonpath([folder, table.parent]))
-    separator = str(said.get("caption_separator") or ",")
-    own = replace(rule, table=relative(table, root), tag_separator=separator)
-    one = ImageSet(folder=relative(folder, root), captions=own, **more)
-    return Layout(word="", why="", root=root, sets=(one,), folders=(relative(folder, root),))
+    return of_table(folder, table, replace(rule, tag_separator=str(said.get("caption_separator") or ",")), **more)

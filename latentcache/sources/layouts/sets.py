@@ -47,6 +47,8 @@ class CaptionRule:
     """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
     lines: str = ""
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
+    required: bool = False
+    """True: images without a caption file are left out."""
     prefix: str = ""
     suffix: str = ""
 

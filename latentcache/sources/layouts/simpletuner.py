@@ -3,20 +3,22 @@
 Rule (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``, ``helpers/prompts.py``): ``repeats`` counts further
 passes, so 0 is once; folders are recursive; ``caption_strategy`` is ``textfile`` (``a.txt``, each line a caption of
 its own unless ``disable_multiline_split``), ``filename`` (the stem with blanks for underscores, the default),
-``instanceprompt``, or ``parquet``. ``prepend_instance_prompt`` puts the prompt and a blank before captions.
+``instanceprompt``, or ``parquet``. A data set of the type ``huggingface`` is read if it is on this disk.
+``prepend_instance_prompt`` puts the prompt and a blank before captions.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, relative
+from latentcache.sources.layouts import archives
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
 from latentcache.sources.layouts.partners import INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, Layout
+from latentcache.sources.layouts.tree import Tree
 
 WORD = "simpletuner"
 NAMES = ("multidatabackend.json",)
@@ -56,7 +58,8 @@ def read(config: Config, base: Path | None) -> Layout:
         elif one.get("disabled") or one.get("disable") or kind in _CACHES:
             config.ignored[f"{one['id']} ({'disabled' if kind not in _CACHES else kind})"] += 1
         elif not _is_read(one) or kind != "image":
-            config.note(f"data set {one['id']} of type {one.get('type', 'local')}, {kind} is not read")
+            found = _elsewhere(config, one, kind)
+            parts += [found] if found else []
         else:
             parts.append(_part(config, one, further))
     sets = sum(len(part.sets) for part in parts)
@@ -79,18 +82,36 @@ def _paired(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[tupl
 def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout]) -> Layout:
     kept, paired = config.take(one, _USED, _KEPT), _paired(one, further)
     folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
-    repeats = int(one.get("repeats") or 0) + 1
-    rule, table = _rule(config, one), one.get("parquet", {}).get("path")
-    reg = bool(one.get("is_regularisation_data"))
-    more = {"repeats": repeats, "is_reg": reg, "settings": kept, "paired": paired}
-    layout = of_folder(folder, rule, name=str(one["id"]), **more)
+    more: dict[str, Any] = {
+        "name": str(one["id"]),
+        "repeats": int(one.get("repeats") or 0) + 1,
+        "is_reg": bool(one.get("is_regularisation_data")),
+        "settings": kept,
+        "paired": paired,
+    }
     if one.get("caption_strategy") != "parquet":
-        return layout
-    path = config.place(table, "parquet.path")
-    root = Path(os.path.commonpath([folder, path.parent]))
-    moved = replace(rule, table=relative(path, root))
-    own = replace(layout.sets[0], folder=relative(folder, root), captions=moved)
-    return replace(layout, root=root, sets=(own,), folders=(own.folder,))
+        return of_folder(folder, _rule(config, one), **more)
+    table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
+    return of_table(folder, table, _rule(config, one), **more)
+
+
+def _elsewhere(config: Config, one: Mapping[str, Any], kind: str) -> Layout | None:
+    """Data sets of other types: saved or parquet data sets on this disk are read, others are noted."""
+    said, type_ = str(one.get("dataset_name") or ""), one.get("type", "local")
+    if type_ == "huggingface" and kind == "image" and config.has(said):
+        found = archives.recognize(Tree(config.place(said, "dataset_name")))
+        if found is not None:
+            config.take(one, (*_USED, "dataset_name", "split", "huggingface"))
+            found = archives.choose_split(found, str(one.get("split") or ""))
+            more: dict[str, Any] = {"repeats": int(one.get("repeats") or 0) + 1, "name": str(one["id"])}
+            return replace(found, sets=tuple(replace(own, **more) for own in found.sets))
+    where = {
+        "aws": f"the bucket {one.get('aws_bucket_name')}: copy it here and name its folder as instance_data_dir",
+        "csv": f"the addresses in {one.get('csv_file')}: fetch the images and name their folder as instance_data_dir",
+        "huggingface": f"{said} of the hub: fetch it and name its folder as dataset_name",
+    }
+    config.note(f"data set {one['id']} ({kind}) is not read, it is {where.get(type_, f'of type {type_}')}")
+    return None
 
 
 def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from made_archives import as_parquet, some_images
 
 from latentcache.errors import SourceError, SourceNotFoundError, UsageError
 from latentcache.sources.scan import SourceOptions, scan
@@ -160,7 +161,7 @@ def test_simpletuner(tmp_path):
     assert said == [
         "data set two draws a line of each caption file; the first line is used",
         "data set three draws one of 2 prompts; the first one is used",
-        "data set far of type aws, image is not read",
+        "data set far (image) is not read, it is the bucket x: copy it here and name its folder as instance_data_dir",
     ]
     assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
     assert rows(scan(tmp_path)) == rows(found)
@@ -178,6 +179,57 @@ def test_simpletuner_parquet(tmp_path):
     one = {"id": "p", "instance_data_dir": "img", "caption_strategy": "parquet", "parquet": columns}
     put(tmp_path, {"multidatabackend.json": [one]})
     assert rows(scan(tmp_path)) == [("img/1.png", "one", 1), ("img/2.png", "t2", 1)]
+
+
+def test_simpletuner_sets_of_the_hub_and_of_addresses(tmp_path):
+    pytest.importorskip("pyarrow")
+    as_parquet(tmp_path / "saved", some_images(3))
+    put(tmp_path, {"two/c.jpg": "x"})
+    hub = {"type": "huggingface", "caption_strategy": "huggingface"}
+    sets = [
+        hub | {"id": "here", "dataset_name": "saved", "repeats": 1},
+        hub | {"id": "there", "dataset_name": "someone/photos"},
+        {"id": "list", "type": "csv", "csv_file": "list.csv", "caption_strategy": "csv"},
+        {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"},
+    ]
+    put(tmp_path, {"multidatabackend.json": sets})
+    found = scan(tmp_path / "multidatabackend.json")
+    assert sorted(found.samples.columns["repeats"].tolist()) == [1, 2, 2, 2]
+    start, end = "(image) is not read, it is", "folder as"
+    assert [note.detail for note in found.notes if note.reason == "config"] == [
+        f"data set there {start} someone/photos of the hub: fetch it and name its {end} dataset_name",
+        f"data set list {start} the addresses in list.csv: fetch the images and name their {end} instance_data_dir",
+    ]
+
+
+def test_musubi(tmp_path):
+    put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "one\ntwo", "a/y.jpg": "x", "a/deep/z.jpg": "x", "b/v.jpg": "x"})
+    line = {"image_path": str(tmp_path / "b/v.jpg"), "caption": "listed"}
+    put(tmp_path, {"ctl/x.png": "x", "clips/m.mp4": "x", "clips/m.txt": "moving", "b/list.jsonl": json.dumps(line)})
+    text = """
+[general]
+resolution = [960, 544]
+caption_extension = ".txt"
+num_repeats = 2
+[[datasets]]
+image_directory = "a"
+control_directory = "ctl"
+[[datasets]]
+image_jsonl_file = "b/list.jsonl"
+num_repeats = 3
+[[datasets]]
+video_directory = "clips"
+target_frames = [1, 25]
+"""
+    put(tmp_path, {"dataset.toml": text})
+    found = scan(tmp_path / "dataset.toml")
+    assert rows(found) == [("a/x.jpg", "one\ntwo", 2), ("b/v.jpg", "listed", 3), ("clips/m.mp4", "moving", 2)]
+    assert (found.layout.word, found.images.controls) == ("musubi", 1)
+    assert ("a/y.jpg", "caption-required") in reasons(found)
+    said = [note.detail for note in found.notes if note.reason.startswith("config")]
+    assert any("resolution = [960, 544]" in one for one in said), said
+    assert any("target_frames" in one for one in said)
+    assert rows(scan(tmp_path)) == rows(found)
 
 
 def test_onetrainer(tmp_path):
