@@ -13,6 +13,7 @@ formats take part if their libraries are installed (``read_peers``).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import itertools
 import json
@@ -50,12 +51,15 @@ from read_limits import (
 from read_peers import peers
 
 from latentcache import open_cache
+from latentcache.loader.sample_reader import SampleReader
+from latentcache.loader.values import Affine
+from latentcache.store import reader
 
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
 COLD_MIB = 64
 """Timed from a cold cache. In a small set later batches find pages that were read ahead for earlier ones."""
-PARTS = ("cold", "waiting", "start", "warm", "prompts", "tokens")
+PARTS = ("cold", "waiting", "start", "warm", "profile", "prompts", "tokens")
 
 
 def said(words: str) -> None:
@@ -221,6 +225,53 @@ def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]
     return waits[:-1]
 
 
+#: What a batch's time goes to -> where it is in the package.
+STAGES: dict[str, tuple[Any, str]] = {
+    "read: the kernel copies from the page cache": (reader, "read_together"),
+    "scale and shift": (Affine, "apply"),
+    "names, captions, sizes, keys": (SampleReader, "_described"),
+}
+
+
+def bench_profile(folder: Path, epochs: int) -> dict[str, float]:
+    """CPU microseconds of a batch by what they go to; other work on the machine hardly changes them."""
+    cache = open_cache(folder / "cache")
+    depths = {depth: cache.loader(batch_size=BATCH, remainder="drop", prefetch=depth) for depth in (0, 2)}
+    spent, totals = dict.fromkeys(STAGES, 0.0), dict.fromkeys(depths, 0.0)
+    for number in range(epochs + 1):  # the first warms everything and is not counted
+        for depth, loader in depths.items():
+            with contextlib.ExitStack() as stack:
+                for name, (owner, function) in STAGES.items() if number and not depth else ():
+                    stack.enter_context(timed(owner, function, spent, name))
+                start = time.process_time()
+                for _ in loader:
+                    pass
+                totals[depth] += time.process_time() - start if number else 0
+    batches = epochs * len(depths[0]) / 1e6
+    found = {name: seconds / batches for name, seconds in spent.items()}
+    found["places of the bytes, buffers, the plan"] = totals[0] / batches - sum(found.values())
+    return found | {"two threads instead of none": (totals[2] - totals[0]) / batches}
+
+
+@contextlib.contextmanager
+def timed(owner: Any, function: str, spent: dict[str, float], name: str) -> Iterator[None]:
+    """Add the CPU seconds of each call of a function to ``spent``."""
+    real = getattr(owner, function)
+
+    def measured(*words: Any, **options: Any) -> Any:
+        start = time.thread_time()
+        try:
+            return real(*words, **options)
+        finally:
+            spent[name] += time.thread_time() - start
+
+    setattr(owner, function, measured)
+    try:
+        yield
+    finally:
+        setattr(owner, function, real)
+
+
 _CHILD = """
 import sys, time
 import numpy, torch
@@ -302,6 +353,8 @@ def measure(kib: int, megabytes: int, rounds: int, parts: Sequence[str]) -> dict
         open_cache(folder / "cache").warm()
         if "waiting" in parts:
             found["waiting"] = bench_waiting(folder, min(rounds, 3))
+        if "profile" in parts:
+            found["profile"] = bench_profile(folder, rounds)
         if "start" in parts:
             found["start"] = {"loader()": bench_start(folder)}
         if "warm" in parts:
@@ -323,6 +376,15 @@ def report(results: dict[int, dict[str, Any]]) -> str:
             for name in some["waiting"]
         }
         parts.append(table("a step of 4 ms waits", [f"{kib} KiB: ms, median and p90" for kib in results], rows))
+    if "profile" in some:
+        rows = {
+            name: [
+                f"{f['profile'][name]:.0f} ({100 * f['profile'][name] / sum(f['profile'].values()):.0f} %)"
+                for f in results.values()
+            ]
+            for name in some["profile"]
+        }
+        parts.append(table("a batch", [f"{kib} KiB: CPU us" for kib in results], rows))
     if "start" in some:
         rows = {
             words: ["{:.0f}, {:.0f}".format(*f["start"][words]) for f in results.values()] for words in some["start"]

@@ -41,6 +41,15 @@ def test_embeddings_beside_latents_are_padded_to_the_length_of_the_model(trimmed
             assert batch["prompt_embeds"][mask].any(1).all()
 
 
+def test_the_profile_of_a_batch_has_five_lines(tmp_path):
+    read_limits.write_caches(tmp_path, 32, read_limits.payloads(32, 64))
+    found = bench_read.bench_profile(tmp_path, 2)
+    assert list(found)[:3] == list(bench_read.STAGES)
+    assert len(found) == 5
+    assert all(found[name] > 0 for name in bench_read.STAGES)
+    assert bench_read.reader.read_together.__name__ == "read_together"  # not timed any more
+
+
 @pytest.mark.slow
 def test_every_candidate_is_measured(tmp_path, capsys):
     words = ["--kib", "32", "--megabytes", "4", "--rounds", "1", "--json", str(tmp_path / "times.json")]
