@@ -4,6 +4,7 @@ The model is a few dictionaries: what lies in the folder, what the last finished
 and which of them were damaged since. After every step the cache must say what the model says.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -207,6 +208,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.built)
     def collect(self, keep, where):
         """What nobody needs goes, what anybody needs stays; also when it dies on the way."""
+        gc.collect()  # a reader that was let go has a lease until then
         if where:
             killed(where, lambda: collect(self.cache, apply=True, keep=keep, grace_s=0))
         else:

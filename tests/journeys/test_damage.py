@@ -150,4 +150,5 @@ def test_much_damage_and_no_signal(tmp_path, part, name):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".* are without captions")
     run_seeds(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
