@@ -170,22 +170,18 @@ def test_a_pipeline_for_video_trains_from_its_cache(data, tmp_path):
     (data / "turned.mp4").unlink()
     report = build(data, "--model", tmp_path / "wan", *small, "--default-caption", "a picture")
     assert (report["exit_code"], reasons(report)) == (0, {})
-    for batch in open_cache(tmp_path / "cache").loader(batch_size=2, remainder="partial"):
+    for batch in open_cache(tmp_path / "cache").loader(batch_size=2, remainder="partial", format="diffusers-wan"):
         frames = 1 if batch["names"][0].endswith(".png") else 2
         assert batch["latents"].shape[1:] == (16, frames, 8, 12)
         transformer = diffusers.WanTransformer3DModel(
             num_attention_heads=2, attention_head_dim=12, num_layers=1, text_dim=32, ffn_dim=32, freq_dim=16
         )
         with torch.no_grad():
-            noisy = transformer(
-                hidden_states=batch["latents"],
-                timestep=torch.full((len(batch["latents"]),), 500),
-                encoder_hidden_states=batch["prompt_embeds"],
-                return_dict=False,
-            )[0]
+            given = {"hidden_states": batch["latents"], "timestep": torch.full((len(batch["latents"]),), 500)}
+            noisy = transformer(**given, encoder_hidden_states=batch["prompt_embeds"], return_dict=False)[0]
             assert noisy.shape == batch["latents"].shape
             for name, latents, embeds, caption in zip(
-                batch["names"], batch["latents"], batch["prompt_embeds"], batch["captions"], strict=True
+                batch["names"], batch["latents"], batch["prompt_embeds"], batch["prompts"], strict=True
             ):
                 text, _ = pipe.encode_prompt(
                     caption, do_classifier_free_guidance=False, max_sequence_length=512, device="cpu"
