@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 from synthetic_caches import build_settings, stretched
 
+import latentcache.loader.loader  # noqa: F401 - torch is loaded before anything is measured
 from latentcache import build_cache, open_cache
 from latentcache.plan.batching import BatchPlan, Bucket
 from latentcache.plan.mixing import mixture
