@@ -62,14 +62,21 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _shared(rows: FieldRows) -> dict[str, int]:
-    """Items that share the entry of an equal one, and the bytes this saves; not counted where items are packed."""
+    """Items that share the bytes of an equal one, and how many bytes this saves."""
     import numpy as np
 
-    shared = len(rows) - rows.entries
-    if rows.packing == "block" or shared <= 0:
-        return {"items": 0, "bytes": 0}
+    from latentcache.fields.dtypes import DTYPES
+
+    entry = np.asarray(rows.entry).astype(np.int64)
+    if rows.packing == "block":
+        _, first = np.unique(entry << 32 | np.asarray(rows.start), return_index=True)
+        again = np.ones(len(rows), dtype=np.bool_)
+        again[first] = False
+        each = np.array([np.abs(np.prod(group.shape)) for group in rows.groups])[np.asarray(rows.group)[again]]
+        each = each * np.asarray(rows.length)[again] if rows.spec.ragged else each
+        return {"items": int(again.sum()), "bytes": int(each.sum()) * DTYPES[rows.spec.dtype][1]}
     sizes = np.asarray(rows.bytes).astype(np.int64)
-    return {"items": shared, "bytes": int(sizes[np.asarray(rows.entry)].sum() - sizes.sum())}
+    return {"items": len(rows) - rows.entries, "bytes": int(sizes[entry].sum() - sizes.sum())}
 
 
 def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:

@@ -319,10 +319,14 @@ class PromptEmbeds(FieldKind):
         tokens = f"{recipe.length} x " if recipe.is_sequence else ""
         padding = "" if not recipe.is_sequence else ", without padding" if recipe.trimmed else ", with padding"
         shape = f"{tokens}{recipe.width}, {recipe.storage_dtype}{padding}"
-        return {
+        about = {
             "text encoder": f"{recipe.pipeline} {recipe.fingerprint[:8]}, {shape}",
             "model": str(provenance.get("text_encoder", "")),
         }
+        texts = [f"up to {recipe.captions.number} per sample"] if recipe.captions.number > 1 else []
+        texts += ["tags in other orders"] if recipe.captions.reorder else []
+        texts += [f"prompt {text!r}" for text in recipe.prompts]
+        return about | ({"texts": ", ".join(texts)} if texts else {})
 
     def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
         """Captions that are longer than the model takes."""

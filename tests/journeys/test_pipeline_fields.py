@@ -309,3 +309,12 @@ def test_prompts_survive_parts_merge_and_gc(data, tmp_path):
     assert batches[0]["captions"] == batches[1]["captions"]
     assert "" in batches[0]["captions"]
     assert (batches[0]["prompt_embeds"] == batches[1]["prompt_embeds"]).all()
+
+
+def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
+    shared = look("info", stub, "--json").json["fields"]
+    assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
+    assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
+    assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
+    build(data, stub, "--shuffle-tags", "--empty-prompt")
+    assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
