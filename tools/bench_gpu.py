@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from gpu_builds import memory_drill, whole_builds
 from gpu_encoders import attention, precision, rates
+from gpu_loader import loader_beside_steps
 from gpu_models import Scene
 from gpu_text import text_encoders
 from gpu_timing import Row, calibrate, ceiling, limited
@@ -42,6 +43,7 @@ BUDGETS = {
     "builds": 130,
     "memory": 40,
     "text": 40,
+    "loader": 40,
 }
 _GRACE = 1.5
 
@@ -59,6 +61,7 @@ def parts(scene: Scene, folder: Path, found: Mapping[str, Any]) -> dict[str, Par
         "builds": lambda left: whole_builds(scene, folder, left),
         "memory": lambda left: memory_drill(scene, folder),
         "text": lambda left: text_encoders(scene),
+        "loader": lambda left: loader_beside_steps(scene, folder),
     }
 
 
