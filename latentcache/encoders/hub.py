@@ -71,6 +71,15 @@ def hub_folder(
         cached = Path(snapshot_download(name, local_files_only=True))
         if is_complete(cached):
             return cached
+    if type(failure).__name__ == "GatedRepoError":
+        wanted = " ".join(f"'{pattern}'" for pattern in files)
+        raise ModelNotFoundError(
+            f"{name}: its owner gives access to users who are logged in and have accepted the terms",
+            where=f"https://huggingface.co/{name}",
+            why=first_line(failure),
+            fix=f"accept the terms on that page, `hf auth login`, and run the same command again; it downloads what "
+            f"`hf download {name} --include {wanted}` does",
+        )
     raise ModelNotFoundError(
         f"{name}: neither a folder here nor a {what} that can be downloaded",
         where=name,

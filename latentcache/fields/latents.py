@@ -51,6 +51,14 @@ DEFAULT_CROPS, MAX_CROPS = 4, 128
 _LENGTHS = MAX_DIM + 1
 #: Images with more pixels are rejected before a pixel is decoded: 178 million cost 8 s and 2 GB.
 MAX_PIXELS = 100_000_000
+#: Channels, kind, scale and shift of latents -> models that train on them (their ``vae/config.json``).
+_SPACES = {
+    (4, "scale-shift", 0.18215, 0.0): "Stable Diffusion 1 and 2",
+    (4, "scale-shift", 0.13025, 0.0): "SDXL, PixArt-Sigma, AuraFlow, Kolors",
+    (16, "scale-shift", 1.5305, 0.0609): "Stable Diffusion 3",
+    (16, "scale-shift", 0.3611, 0.1159): "Flux.1, Chroma, Lumina 2, HiDream-I1, Z-Image",
+    (16, "mean-std", 0.0, 0.0): "Qwen-Image, Wan 2.1",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,10 +463,19 @@ class Latents(FieldKind):
         demo = "  (demo: not for training)" if encoder.family == "demo" else ""
         return {
             "encoder": f"{encoder.family} {encoder.fingerprint[:8]}, {shape}{kept}",
+            **_latent_space(encoder),
             "model": f"{provenance.get('model', '')}{demo}",
             **({} if recipe.geometry.clips is None else {"clips": str(recipe.geometry.clips)}),
             "pixels": f"{pixels.resample}, icc {pixels.icc}, alpha on {pixels.alpha}{_chosen(recipe.geometry)}",
         }
+
+
+def _latent_space(encoder: EncoderSpec) -> dict[str, str]:
+    """Models that scale their latents like this; their VAEs share entries if the fingerprints are equal, too."""
+    found = encoder.normalization
+    scale, shift = (round(found.scale, 5), round(found.shift, 5)) if found.kind == "scale-shift" else (0.0, 0.0)
+    name = _SPACES.get((encoder.channels, found.kind, scale, shift))
+    return {"latent space": f"{encoder.fingerprint[:8]}, scaled as {name}"} if name else {}
 
 
 def geometry_of(

@@ -51,6 +51,20 @@ def test_a_known_revision_needs_no_network(hub):
     assert hub_folder("org/name", [], lambda folder: False, revision="abc", **WORDS).name == "fresh"
 
 
+def test_a_closed_repository_says_how_to_get_in_and_what_is_downloaded(hub, monkeypatch):
+    class GatedRepoError(Exception):
+        pass
+
+    def closed(name, **options):
+        raise OSError if options.get("local_files_only") else GatedRepoError("403: ask for access")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", closed)
+    with pytest.raises(ModelNotFoundError, match="accepted the terms") as caught:
+        hub_folder("org/name", ["*.json", "vae/*"], lambda folder: True, **WORDS)
+    assert "hf auth login" in caught.value.fix
+    assert "hf download org/name --include '*.json' 'vae/*'" in caught.value.fix
+
+
 def test_without_a_network_only_a_complete_cache_is_used(hub):
     _, state = hub
     state["online"] = False

@@ -158,6 +158,34 @@ def test_text_encoder_none_builds_latents_alone(pipeline, data, tmp_path):
     assert build(data, tmp_path / "cache", *words, "--text-encoder", "none")[1] == {"latents": 0}
 
 
+@pytest.mark.slow
+def test_pipelines_that_share_a_vae_share_latents(data, tmp_path):
+    """Two folders with one VAE: caches of each are merged, and nothing is encoded again."""
+    vae, caches = tiny_vae(), []
+    for number, name in enumerate(("StableDiffusionXLPipeline", "PixArtSigmaPipeline")):
+        make_pipeline(name, tmp_path / name, vae=vae)
+        part = tmp_path / f"images{number}"
+        part.mkdir()
+        for image in sorted(data.glob("*.png"))[3 * number : 3 * number + 3]:
+            shutil.copy(image, part)
+        caches.append(tmp_path / f"cache{number}")
+        words = ("--model", tmp_path / name, *SMALL, "--text-encoder", "none")
+        assert build(part, caches[-1], *words)[1] == {"latents": 3}
+    done = look("merge", *caches, "--out", tmp_path / "both", "--json")
+    assert (done.code, done.json["counts"]["encoded"], done.json["counts"]["samples"]) == (0, 0, 6), done.talk
+    assert "scaled as SDXL, PixArt-Sigma" in look("info", tmp_path / "both").out
+
+
+def test_a_caption_of_100_kilobytes_is_cut_and_counted(data, tmp_path):
+    (data / "0.txt").write_text("long " * 20_000)
+    (data / "1.txt").write_bytes(b"caf\xe9")
+    done, _ = build(data, tmp_path / "cache", "--model", "stub", *SMALL, "--text-encoder", "stub")
+    assert {(one["path"], one["reason"]) for one in done.json["items"] if one["category"] == "quarantined"} == {
+        ("1.png", "caption-encoding")
+    }
+    assert done.json["fields"]["prompt_embeds"]["numbers"] == {"truncated_captions": 1}
+
+
 def test_a_field_is_added_later(data, tmp_path):
     cache = tmp_path / "cache"
     assert build(data, cache, "--model", "stub", *SMALL)[1] == {"latents": 6}

@@ -65,11 +65,19 @@ def text_settings(name: str, model: str, said: PromptSettings) -> PromptSettings
         UnsupportedModelError: Its class has no row in the table.
     """
     is_stub = model.partition(":")[0] == STUB
-    if said.text_encoder is None and (is_stub or not (expanded(model) / INDEX).is_file()):
+    if said.text_encoder is None and (is_stub or not (_index_folder(model) / INDEX).is_file()):
         return None
-    if not is_stub and name not in _row(pipeline_folder(model)[0]):
+    if not is_stub and name not in _row(pipeline_folder(model)[0] if said.text_encoder else _index_folder(model)):
         return None
     return replace(said, text_encoder=model)
+
+
+def _index_folder(model: str) -> Path:
+    """Where ``model_index.json`` is, if there is one; of a hub id nothing else is downloaded."""
+    path = expanded(model)
+    if path.exists() or not is_hub_id(model):
+        return path
+    return hub_folder(model, [INDEX], lambda folder: True, what="model", flag="--model")
 
 
 def pipeline_folder(model: str, *, revision: str = "") -> tuple[Path, str]:

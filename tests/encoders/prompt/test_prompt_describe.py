@@ -82,6 +82,23 @@ def test_a_pipeline_brings_the_outputs_that_it_has(pipelines, flux):
     assert text_settings("prompt_embeds", "stub", said) is None, "the model of another field"
 
 
+def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
+    """And only the index is asked for, until the embeddings are described."""
+    asked = []
+
+    def download(name, files, is_complete, **words):
+        asked.append(files)
+        return {"org/flux": flux, "org/vae": tmp_path}[name]
+
+    monkeypatch.setattr("latentcache.encoders.prompt.locate.hub_folder", download)
+    found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
+    assert found == PooledSettings(text_encoder="org/flux")
+    assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None
+    assert {tuple(files) for files in asked} == {("model_index.json",)}
+    assert locate_pipeline("org/flux", "prompt_embeds").cls == "FluxPipeline"
+    assert any("text_encoder" in pattern for pattern in asked[-1])
+
+
 def remove(*names):
     return lambda folder: [shutil.rmtree(folder / name) for name in names]
 
