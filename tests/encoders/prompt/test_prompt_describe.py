@@ -92,7 +92,7 @@ def test_a_hub_id_brings_what_its_folder_does(flux, monkeypatch, tmp_path):
 
     monkeypatch.setattr("latentcache.encoders.prompt.locate.hub_folder", download)
     found = text_settings("pooled_prompt_embeds", "org/flux", PromptSettings())
-    assert found == PooledSettings(text_encoder="org/flux")
+    assert found == PromptSettings(text_encoder="org/flux")
     assert text_settings("prompt_embeds", "org/vae", PromptSettings()) is None
     assert {tuple(files) for files in asked} == {("model_index.json",)}
     assert locate_pipeline("org/flux", "prompt_embeds").cls == "FluxPipeline"
