@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ import numpy as np
 
 from latentcache.errors import (
     CacheIncompleteError,
-    CacheNotFoundError,
     StaleCacheError,
     UnsupportedModelError,
     UsageError,
@@ -35,8 +33,7 @@ from latentcache.plan.rows import NoLoss, Overflow, concat_and_chunk, packed_row
 from latentcache.plan.samples import plan_report, times_counted
 from latentcache.plan.split import in_validation
 from latentcache.store.lease import open_leased
-from latentcache.store.paths import CachePaths
-from latentcache.store.pending import open_pending
+from latentcache.store.pending import follow_build
 from latentcache.store.reader import Checksum, EntryReader
 from latentcache.store.snapshot import Snapshot
 
@@ -51,8 +48,6 @@ if TYPE_CHECKING:
 #: Places in a row are counted in 32 bits.
 _MAX_LENGTH = 2**31 - 1
 _WARM_BYTES = 4 << 20
-#: Seconds between two looks for a build that ended without being seen.
-_LOOK_S = 0.5
 
 
 class Cache:
@@ -651,7 +646,7 @@ def open_cache(
     """
     choice("checksum", checksum, ("first", "always"))
     root = Path(path)
-    snapshot = (_pending(root, timeout_s) if follow else None) or open_leased(root)
+    snapshot = (follow_build(root, timeout_s) if follow else None) or open_leased(root)
     if not (snapshot.complete or allow_partial):
         build = f"latentcache build {shlex.quote(str(snapshot.source['root']))} --out {shlex.quote(str(root))}"
         raise CacheIncompleteError(
@@ -670,27 +665,6 @@ def open_cache(
             stacklevel=2,
         )
     return Cache([Part(snapshot)], checksum=checksum)
-
-
-def _pending(root: Path, timeout_s: float) -> Snapshot | None:
-    """The snapshot that a streaming build will make; waits for one only while there is no finished snapshot."""
-    paths, deadline = CachePaths(root), time.monotonic() + timeout_s
-    while True:
-        try:
-            finished = paths.current_snapshot() > 0
-        except CacheNotFoundError:
-            finished = False
-        if finished and not paths.pending.exists():
-            return None
-        left = deadline - time.monotonic()
-        try:
-            snapshot = open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
-            snapshot.pending.timeout_s = timeout_s
-            return snapshot
-        except CacheNotFoundError as error:  # a build may have ended since
-            if left <= 0:
-                error.why = f"none began within {timeout_s:g} s"
-                raise
 
 
 def _refuse_unknown(kind: str, overflow: str, no_loss: str, lengths: int) -> None:
@@ -715,7 +689,3 @@ def _refuse_foreign(kind: str, **given: bool) -> None:
 
 
 __all__ = ["Cache", "open_cache"]
-
-
-def _short(value: Any) -> str:
-    return str(value)[:8] or "none"

@@ -40,6 +40,8 @@ from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot, read_s
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
 _WAIT_S = 0.2
+#: Seconds between two looks for a build that ended without being seen.
+_LOOK_S = 0.5
 
 
 def pending_field(
@@ -143,6 +145,27 @@ def open_pending(cache: Path, *, timeout_s: float = 600.0) -> Snapshot:
                 slug="cache-unfinished",
             )
         time.sleep(_WAIT_S)
+
+
+def follow_build(root: Path, timeout_s: float) -> Snapshot | None:
+    """The snapshot that a streaming build will make; waits for one only while there is no finished snapshot."""
+    paths, deadline = CachePaths(root), time.monotonic() + timeout_s
+    while True:
+        try:
+            finished = paths.current_snapshot() > 0
+        except CacheNotFoundError:
+            finished = False
+        if finished and not paths.pending.exists():
+            return None
+        left = deadline - time.monotonic()
+        try:
+            snapshot = open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
+            snapshot.pending.timeout_s = timeout_s
+            return snapshot
+        except CacheNotFoundError as error:  # a build may have ended since
+            if left <= 0:
+                error.why = f"none began within {timeout_s:g} s"
+                raise
 
 
 class _Places:

@@ -34,7 +34,7 @@ KIND_NAMES = {"latents", "input_ids", "prompt_embeds", "edge_map"}
 KIND_TABLES = (
     "latentcache/loader/formats.py",
     "latentcache/fields/registry.py",
-    "latentcache/loader/values.py",  # the option ``latents`` of ``cache.read``
+    "latentcache/loader/samples.py",  # the option ``latents`` of ``cache.read``
 )
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 DANGEROUS_CALLS = {"torch.load", "torch.hub.load", "yaml.load", "yaml.unsafe_load", "eval", "exec", "os.system"}
