@@ -309,7 +309,9 @@ def _joined(folders: Sequence[_Folder], mix: Any) -> SampleIndex:
 
     met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
     used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
-    buckets = sorted((met[label] for label in used), key=lambda b: (-math.prod(b.dims.values()), b.dims["height"]))
+    buckets = sorted(
+        (met[label] for label in used), key=lambda b: (-math.prod(b.dims.values()), b.dims.get("height", 0))
+    )
     number = {bucket.label: position for position, bucket in enumerate(buckets)}
     moved = [
         np.array([number.get(b.label, -1) for b in index.buckets], dtype=np.int32)[index.bucket] for index in indexes

@@ -23,7 +23,7 @@ from small_cache import SMALL, as_nobody, counts, draw
 from latentcache.store.lock import builder_lock
 from latentcache.store.snapshot import open_snapshot
 
-IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .png .svg .tif .tiff .webp"
+IMAGES = ".avif .bmp .gif .heic .heif .jfif .jpe .jpeg .jpg .jxl .mkv .mov .mp4 .png .svg .tif .tiff .webm .webp"
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_fields_by_name(seen):
 
 @pytest.mark.parametrize("words", [["--choice", "c"], ["--number", "0"]])
 def test_values_are_checked(seen, words):
-    with pytest.raises(Exception, match=r"choice|greater than or equal"):
+    with pytest.raises(Exception, match=r"choice|not in the range"):
         seen(*words)
 
 

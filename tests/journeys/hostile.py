@@ -296,8 +296,8 @@ def read_all(folder):
     from latentcache.errors import UnusableSampleError
     from latentcache.fields.latents import GeometrySettings, PixelProfile
     from latentcache.geometry.placement import unusable
+    from latentcache.images.cut import encoded_file
     from latentcache.images.decode import decode
-    from latentcache.images.headers import image_size
     from latentcache.sources.reading import read_source
 
     (table,), profile = GeometrySettings(resolutions=(64,), multiple=8).tables(), PixelProfile(resample="lanczos-pil")
@@ -312,7 +312,8 @@ def read_all(folder):
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)  # SIGVTALRM ends the process
         try:
             data, _ = read_source(path)
-            found[name] = unusable(image_size(data), table.nearest(image_size(data))) or None
+            size = encoded_file(data).size
+            found[name] = unusable(size, table.nearest(size)) or None
             if found[name] is None:
                 decode(data, profile)
         except UnusableSampleError as error:

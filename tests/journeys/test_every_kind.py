@@ -226,7 +226,7 @@ def test_a_build_that_ends_while_it_is_waited_for_is_opened(kind, tmp_path, monk
         assert kind.build(data, cache).code == 0
         raise CacheNotFoundError("no streaming build")
 
-    monkeypatch.setattr("latentcache.loader.cache.open_pending", nothing_seen)
+    monkeypatch.setattr("latentcache.store.pending.open_pending", nothing_seen)
     assert len(kind.opened(cache, follow=True, timeout_s=60)) == 4
 
 
