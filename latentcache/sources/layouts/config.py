@@ -44,6 +44,10 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
     "minimum_image_size": ("--min-pixels",),
     "maximum_image_size": ("--resolution",),
     **dict.fromkeys(
+        ("instance_prompt", "disable_multiline_split", "prompt_path"),
+        ("the first line is used; --caption-lines all uses each", "source.caption_lines", "all"),
+    ),
+    **dict.fromkeys(
         ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle", "shuffle_tokens"),
         ("--shuffle-tags", "prompt_embeds.captions.reorder", True),
     ),

@@ -9,6 +9,7 @@ strategy ``REPEATS``, and a number of samples with ``SAMPLES``.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ def _repeats(config: Config, one: Mapping[str, Any]) -> int:
 
 
 def _rule(config: Config, one: Mapping[str, Any], text: Mapping[str, Any]) -> CaptionRule:
-    source, name = text.get("prompt_source", "sample"), one.get("name") or one["path"]
+    source = text.get("prompt_source", "sample")
     if source == "filename":
         return CaptionRule(extensions=(), from_name=str)
     if source == "concept":
@@ -100,6 +101,6 @@ def _rule(config: Config, one: Mapping[str, Any], text: Mapping[str, Any]) -> Ca
             raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
         lines = [line.strip() for line in said.split("\n") if line.strip()]
         if len(lines) > 1:
-            config.note(f"concept {name} draws one of {len(lines)} prompts; the first one is used", len(lines))
+            config.asks.setdefault("prompt_path", json.dumps(text["prompt_path"]))
         return CaptionRule(extensions=(), text="\n".join(lines), lines="first", text_source="concept prompt")
     return CaptionRule(extensions=(".txt",), lines="first")

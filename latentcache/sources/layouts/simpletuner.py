@@ -9,6 +9,7 @@ its own unless ``disable_multiline_split``), ``filename`` (the stem with blanks 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +119,7 @@ def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     """Where captions are."""
     strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
     if isinstance(prompt, list):
-        config.note(f"data set {one['id']} draws one of {len(prompt)} prompts; the first one is used", len(prompt))
+        config.asks.setdefault("instance_prompt", json.dumps(prompt))
         prompt = "\n".join(map(str, prompt))
     first = str(prompt).partition("\n")[0]
     prefix = f"{first} " if one.get("prepend_instance_prompt") else ""
@@ -129,7 +130,7 @@ def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     if strategy == "textfile":
         several = not one.get("disable_multiline_split")
         if several:
-            config.note(f"data set {one['id']} draws a line of each caption file; the first line is used")
+            config.asks.setdefault("disable_multiline_split", "false")
         return CaptionRule(extensions=(".txt",), lines="first" if several else "", prefix=prefix)
     if strategy == "parquet":
         said = one.get("parquet", {})

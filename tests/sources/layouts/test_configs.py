@@ -6,6 +6,7 @@ import pytest
 from made_archives import as_parquet, some_images
 
 from latentcache.errors import SourceError, SourceNotFoundError, UsageError
+from latentcache.sources.layouts.config import unanswered
 from latentcache.sources.scan import SourceOptions, scan
 
 
@@ -159,10 +160,13 @@ def test_simpletuner(tmp_path):
     assert (found.images.masks, found.layout.word) == (1, "simpletuner")
     said = [note.detail for note in found.notes if note.reason == "config"]
     assert said == [
-        "data set two draws a line of each caption file; the first line is used",
-        "data set three draws one of 2 prompts; the first one is used",
         "data set far (image) is not read, it is the bucket x: copy it here and name its folder as instance_data_dir",
     ]
+    lines = [note for note in found.notes if "--caption-lines all" in note.detail]
+    assert [note.field for note in lines] == ["disable_multiline_split", "instance_prompt"]
+    assert lines[1].detail.startswith('instance_prompt = ["a dog", "dog"] (the first line is used')
+    assert all(note in unanswered(found.notes, {"source": {}}) for note in lines)
+    assert not set(lines) & set(unanswered(found.notes, {"source": {"caption_lines": "all"}}))
     assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
     assert rows(scan(tmp_path)) == rows(found)
 
@@ -222,14 +226,14 @@ video_directory = "clips"
 target_frames = [1, 25]
 """
     put(tmp_path, {"dataset.toml": text})
-    found = scan(tmp_path / "dataset.toml")
+    found = scan(tmp_path / "dataset.toml", SourceOptions(videos=True))
     assert rows(found) == [("a/x.jpg", "one\ntwo", 2), ("b/v.jpg", "listed", 3), ("clips/m.mp4", "moving", 2)]
     assert (found.layout.word, found.images.controls) == ("musubi", 1)
     assert ("a/y.jpg", "caption-required") in reasons(found)
     said = [note.detail for note in found.notes if note.reason.startswith("config")]
     assert any("resolution = [960, 544]" in one for one in said), said
     assert any("target_frames" in one for one in said)
-    assert rows(scan(tmp_path)) == rows(found)
+    assert rows(scan(tmp_path, SourceOptions(videos=True))) == rows(found)
 
 
 def test_onetrainer(tmp_path):
@@ -257,6 +261,8 @@ def test_onetrainer(tmp_path):
     said = {note.reason: note.detail for note in found.notes}
     ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
     assert said["config-ignored"] == ignored
+    (lines,) = [note for note in found.notes if note.field == "prompt_path"]
+    assert lines not in unanswered(found.notes, {"source": {"caption_lines": "all"}})
 
 
 def test_several_data_sets_in_one_file(tmp_path):
