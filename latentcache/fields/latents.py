@@ -368,6 +368,10 @@ class Latents(FieldKind):
     describer = "latentcache.encoders.vae.describe:describe"
     producer = "latentcache.encoders.vae.producer:VaeProducer"
 
+    def source_options(self, settings: LatentsSettings) -> Mapping[str, Any]:
+        """Videos are samples if clips are encoded."""
+        return {"videos": True} if settings.frames else {}
+
     def recipe_from_json(self, data: Mapping[str, Any]) -> LatentsRecipe:
         """See :meth:`FieldKind.recipe_from_json`."""
         return LatentsRecipe.from_json(data)

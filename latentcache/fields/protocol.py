@@ -500,6 +500,10 @@ class FieldKind:
         """
         return fields.get(self.name)
 
+    def source_options(self, settings: Any) -> Mapping[str, Any]:
+        """Options of the source, as JSON, that settings of this field bring with them: ``{"videos": True}``."""
+        return {}
+
     def recipe_from_json(self, data: Mapping[str, Any]) -> FieldRecipe:
         """Inverse of ``recipe.as_json()``.
 

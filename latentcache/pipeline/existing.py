@@ -76,6 +76,9 @@ class Existing:
             self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
         )
         given = settings.source.as_json() if settings.source is not None else {}
+        for name, said in settings.fields.items():
+            kind = field_kind(name)
+            given |= kind.source_options(said) if kind is not None and said is not None else {}
         options = SourceOptions.from_json({**(before or {}), **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)

@@ -31,7 +31,7 @@ from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.partners import ENDINGS, Partners
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS, CaptionRule, ImageSet, Layout
 from latentcache.sources.part import Part
-from latentcache.sources.walk import IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
+from latentcache.sources.walk import CLIP_EXTENSIONS, IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
 
 #: Most repeats of a sample.
 MAX_REPEATS = 65535
@@ -280,7 +280,7 @@ class ImageScan(Scan):
         loose = frozenset((*CAPTION_EXTENSIONS, *own))
         walk = Walk(
             layout.root,
-            IMAGE_EXTENSIONS | loose,
+            (IMAGE_EXTENSIONS if self.videos else IMAGE_EXTENSIONS - CLIP_EXTENSIONS) | loose,
             loose=loose,
             used=layout.used.union(tables),
             folders=layout.folders,
@@ -600,7 +600,8 @@ def _selected(names: Strings, places: NDArray[np.int64]) -> Strings:
 
 def _nothing(walk: Walk, notes: Sequence[Rejected]) -> EmptySourceError:
     """What was looked for, and what is there instead."""
-    parts = [f"looked for {' '.join(sorted(IMAGE_EXTENSIONS))}", _what_is_there(walk.others, notes)]
+    videos = CLIP_EXTENSIONS.intersection(walk.others)
+    parts = [f"looked for {' '.join(sorted(IMAGE_EXTENSIONS - videos))}", _what_is_there(walk.others, notes)]
     counts = Counter[str]()
     for note in notes:
         counts[note.reason] += note.count
@@ -609,6 +610,8 @@ def _nothing(walk: Walk, notes: Sequence[Rejected]) -> EmptySourceError:
     if counts["cache-folder"] or (walk.root / "CURRENT").is_file():
         parts.append("there is a cache in it, which is not read as data")
     fix = "give the folder that holds the images: `latentcache build FOLDER`"
+    if videos:
+        fix = "give --frames N, and the VAE of a video model with --model, to encode the videos"
     return EmptySourceError(f"no images in {walk.root}", where=str(walk.root), why="; ".join(parts), fix=fix)
 
 

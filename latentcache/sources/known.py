@@ -38,6 +38,7 @@ class Scan:
     captions: bool = True
     image_column: str = ""
     caption_column: str = ""
+    videos: bool = False
     part: Part | None = None
     known: SampleTable | None = None
     rejected: Sequence[Rejected] = ()

@@ -74,6 +74,8 @@ class SourceOptions:
     """Column of the images, or the end of their names in tars; empty: the only one that can be meant."""
     caption_column: str = ""
     """Column of the captions, or their key in JSON members of tars; empty: likewise."""
+    videos: bool = False
+    """True: files of videos are samples, as images are; False: they are counted in a note."""
 
     def __post_init__(self) -> None:
         if self.caption_lines not in ("", "first", "all"):
@@ -99,6 +101,7 @@ class SourceOptions:
             "split": self.split,
             "image_column": self.image_column,
             "caption_column": self.caption_column,
+            "videos": self.videos,
         }
         empty = {"captions": None, "default_caption": None}
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
@@ -264,7 +267,7 @@ def scan(
             _check_folder(data)
         layout = options.applied(find_layout(data, options.layout, options.split))
         shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
-        shared |= {"image_column": options.image_column, "caption_column": options.caption_column}
+        shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
         return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
     except EmptySourceError:
         if not may_be_empty:

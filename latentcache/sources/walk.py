@@ -178,7 +178,8 @@ class Walk:
             names = self._examples[extension]
             words = f"{count} file{'s' * (count > 1)} {f'ending in {extension}' if extension else 'without ending'}"
             detail = f"{words}: {', '.join(names)}{', ...' * (count > len(names))}"
-            self.notes.add(rejected(names[0], "unused", detail, count=count))
+            reason = "no-frame-count" if extension in CLIP_EXTENSIONS else "unused"
+            self.notes.add(rejected(names[0], reason, detail, count=count))
 
     def _inside(self, folder: _Folder) -> Iterator[tuple[Level, int, int] | _Folder]:
         """One folder, with the folders in it at the place of their names."""

@@ -5,6 +5,7 @@ import pytest
 from PIL import Image
 from small_cache import SMALL
 
+from latentcache.sources.causes import hint_for
 from latentcache.store.snapshot import open_snapshot
 
 TEXT = """
@@ -107,3 +108,18 @@ def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, con
     assert notes(*followed) == notes() == [ignored], "settings follow the cache"
     counts = open_snapshot(tmp_path / "c").fields["prompt_embeds"].columns["cut"]
     assert len(counts) == 2 + 2 + 1, "captions cat and cat, two orders of the dog, the empty prompt"
+
+
+def test_captions_that_are_not_stored_are_counted(run, data, tmp_path):
+    for number, image in enumerate(sorted(data.glob("*.png"))[:2]):
+        image.with_suffix(".txt").write_text(f"one {number}\ntwo\nthree")
+    words = ("build", data, "--out", tmp_path / "c", *SMALL, "--text-encoder", "stub", "--default-caption", "none")
+    words += ("--caption-lines", "all", "--json")
+
+    def notes(*more):
+        return [one for one in run(*words, *more).json["items"] if one["reason"] == "captions-left"]
+
+    found = notes("--caption-variants", "2")
+    assert {(one["category"], one["count"], one["hint"]) for one in found} == {("note", 2, hint_for("captions-left"))}
+    assert [one["field"] for one in found] == ["prompt_embeds", "pooled_prompt_embeds"]
+    assert notes("--caption-variants", "3") == []

@@ -129,10 +129,27 @@ def test_without_pyav_images_are_built(data, monkeypatch):
     assert (report["counts"]["encoded"], report["exit_code"], reasons(report)) == (5, 0, {})
 
 
+def test_without_frames_videos_are_a_note(data, monkeypatch):
+    (data / "cut.mp4").write_bytes((data / "0.mp4").read_bytes()[:100])
+    for word in ("build", "build again"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, "av", None)
+            report = build(data, *SMALL)
+        assert (report["exit_code"], reasons(report), report["counts"]["samples"]) == (0, {}, 1), word
+        notes = [one for one in report["items"] if one["reason"] == "no-frame-count"]
+        assert {one["category"] for one in notes} == {"note"}
+        assert sum(one.get("count", 1) for one in notes) == 6
+        assert all("--frames" in one["hint"] for one in notes)
+    checked = look("verify", data.parent / "cache", "--full", "--json").json
+    assert (checked["exit_code"], checked["counts"]["ok"]) == (0, 1)
+    (data / "image.png").unlink()
+    report = build(data)
+    assert (report["exit_code"], "--frames" in report["error"]["fix"]) == (2, True)
+
+
 def test_a_cache_of_images_gets_videos_when_frames_are_asked_for(data):
     report = build(data, *SMALL)
-    assert set(reasons(report).values()) == {"no-frame-count"}
-    assert report["counts"]["encoded"] == 1
+    assert (report["counts"]["encoded"], report["exit_code"], reasons(report)) == (1, 0, {})
     report = build(data, "--frames", "5")
     assert (report["counts"]["encoded"], reasons(report)) == (6, {})
     assert build(data, "--frames", "9")["counts"]["encoded"] == 5, "the image stays"
