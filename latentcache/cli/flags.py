@@ -203,7 +203,7 @@ class _Option:
 def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
     options: dict[str, _Option] = {}
     for kind in kinds:
-        if not dataclasses.is_dataclass(kind.settings) or not kind.has_options:
+        if not dataclasses.is_dataclass(kind.settings):
             continue
         hints = get_type_hints(kind.settings)
         for attribute in dataclasses.fields(kind.settings):

@@ -168,7 +168,8 @@ class PixelProducer(Producer):
             pixels = np.full((bucket.height, bucket.width, 3), 255, dtype=np.uint8)
             items.append(_prepared(output, pixels, place_in(bucket, bucket), scaled=False))
         contents, stat = bytes(HASH_BYTES * len(job.inputs)), (0,) * STAT_WIDTH * len(job.inputs)
-        return Read(content=job.content, contents=contents, stat=stat, facts=job.facts, items=items)
+        facts = {"original_size": job.facts["original_size"]}
+        return Read(content=job.content, contents=contents, stat=stat, facts=facts, items=items)
 
     def _items(self, files: _Inputs, outputs: Sequence[Output]) -> list[Prepared]:
         """Decode once, crop once for each group and place, flip the crop for the second half of the variants."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError
+from latentcache.errors import UsageError
 from latentcache.fields.protocol import (
     Difference,
     FieldKind,
@@ -26,7 +26,9 @@ from latentcache.fields.protocol import (
     Group,
     ReadSpec,
     WorkSize,
+    check_choices,
     recipe_id,
+    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.table import SampleTable
@@ -99,19 +101,15 @@ class InputIdsRecipe:
         return asdict(self) | {"template_options": [list(pair) for pair in self.template_options]}
 
     @classmethod
+    @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> InputIdsRecipe:
         """Inverse of :meth:`as_json`.
 
         Raises:
             RecipeError: A part is missing or has a field that this version does not have.
         """
-        try:
-            options = tuple((str(name), str(value)) for name, value in data["template_options"])
-            return cls(**{**data, "template_options": options})
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecipeError(
-                "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
-            ) from error
+        options = tuple((str(name), str(value)) for name, value in data["template_options"])
+        return cls(**{**data, "template_options": options})
 
 
 def parse_option(word: str) -> tuple[str, str]:
@@ -151,8 +149,7 @@ class InputIdsSettings:
     control_tokens: bool | None = setting("Turn special-token text in content into special tokens [default: no]")
 
     def __post_init__(self) -> None:
-        if self.loss is not None and self.loss not in LOSSES:
-            raise UsageError(f"--loss {self.loss!r}: not a known value", fix=f"--loss {'|'.join(LOSSES)}")
+        check_choices(self)
 
 
 class InputIds(FieldKind):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,9 @@ from latentcache.fields.protocol import (
     Group,
     ReadSpec,
     WorkSize,
+    check_choices,
     recipe_id,
+    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.table import Rejected, SampleTable
@@ -242,26 +244,22 @@ class LatentsRecipe:
         return {"geometry": geometry, "pixels": asdict(self.pixels), "encoder": encoder}
 
     @classmethod
+    @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> LatentsRecipe:
         """Inverse of :meth:`as_json`.
 
         Raises:
             RecipeError: A part is missing or has a field that this version does not have.
         """
-        try:
-            geometry = dict(data["geometry"])
-            geometry["resolutions"] = tuple(geometry["resolutions"])
-            geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
-            geometry["clips"] = ClipSettings.from_json(geometry["clips"]) if "clips" in geometry else None
-            return cls(
-                geometry=GeometrySettings(**geometry),
-                pixels=PixelProfile(**data["pixels"]),
-                encoder=EncoderSpec.from_json(data["encoder"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(
-                "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
-            ) from error
+        geometry = dict(data["geometry"])
+        geometry["resolutions"] = tuple(geometry["resolutions"])
+        geometry["buckets"] = tuple(Size(*pair) for pair in geometry["buckets"])
+        geometry["clips"] = ClipSettings.from_json(geometry["clips"]) if "clips" in geometry else None
+        return cls(
+            geometry=GeometrySettings(**geometry),
+            pixels=PixelProfile(**data["pixels"]),
+            encoder=EncoderSpec.from_json(data["encoder"]),
+        )
 
     def with_encoder(self, **changes: Any) -> LatentsRecipe:
         """A copy with some encoder fields replaced."""
@@ -329,11 +327,7 @@ class LatentsSettings:
     alpha: str | None = setting("Color under transparent images [default: #ffffff]", metavar="COLOR")
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, choices = getattr(self, one.name), one.metadata.get("choices")
-            if choices and value is not None and value not in choices:
-                flag = f"--{one.name.replace('_', '-')}"
-                raise UsageError(f"{flag} {value!r}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+        check_choices(self)
         if self.alpha is not None and not re.fullmatch(r"#[0-9a-fA-F]{6}", self.alpha):
             raise UsageError(f"--alpha {self.alpha!r}: not a color", why="expected #rrggbb", fix="--alpha '#ffffff'")
         if self.buckets and self.resolutions:

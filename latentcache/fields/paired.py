@@ -68,7 +68,12 @@ class Mask(Paired):
             return found
         detail = f"{len(rows)} samples have no mask: all of their image counts in the loss"
         note = Rejected(
-            name=samples.names[int(rows[0])], reason="no-mask", detail=detail, count=len(rows), target=self.name
+            name=samples.names[int(rows[0])],
+            reason="no-mask",
+            detail=detail,
+            hint="nothing, if all of such an image is to count; else add a mask of its name",
+            count=len(rows),
+            target=self.name,
         )
         return replace(found, notes=(note,))
 

@@ -9,14 +9,13 @@ that belong to no sample, the empty and the negative one, are variants of the fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.noise import compare_floats, is_finite
 from latentcache.fields.protocol import (
@@ -28,7 +27,9 @@ from latentcache.fields.protocol import (
     Group,
     ReadSpec,
     WorkSize,
+    check_choices,
     recipe_id,
+    recipe_of_manifest,
     setting,
 )
 from latentcache.fields.registry import load
@@ -135,20 +136,16 @@ class PromptRecipe:
         return asdict(self) | {"arguments": [list(pair) for pair in self.arguments]}
 
     @classmethod
+    @recipe_of_manifest()
     def from_json(cls, data: Mapping[str, Any]) -> PromptRecipe:
         """Inverse of :meth:`as_json`.
 
         Raises:
             RecipeError: A part is missing or has a field that this version does not have.
         """
-        try:
-            arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
-            captions = CaptionVariants(**data["captions"])
-            return cls(**{**data, "arguments": arguments, "captions": captions})
-        except (KeyError, TypeError, ValueError) as error:
-            raise RecipeError(
-                "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
-            ) from error
+        arguments = tuple((str(name), str(value)) for name, value in data["arguments"])
+        captions = CaptionVariants(**data["captions"])
+        return cls(**{**data, "arguments": arguments, "captions": captions})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +177,7 @@ class PromptSettings:
     negative_prompt: str | None = setting("Store this prompt as well, for cache.prompt().", metavar="TEXT")
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value, choices = getattr(self, one.name), one.metadata.get("choices")
-            if choices and value is not None and value not in choices:
-                flag = f"--{one.name.replace('_', '-')}"
-                raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+        check_choices(self)
 
 
 class PromptEmbeds(FieldKind):
@@ -338,7 +331,7 @@ class PooledPromptEmbeds(PromptEmbeds):
 
     name = "pooled_prompt_embeds"
     kind = 3
-    has_options = False
+    follows = PromptEmbeds.name
     describer = "latentcache.encoders.prompt.describe:describe_vector"
 
 

@@ -6,15 +6,16 @@ on items, entries, bytes, shapes and failures; it asks :class:`FieldKind` and :c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import UnsupportedModelError
+from latentcache.errors import RecipeError, UnsupportedModelError, UsageError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.table import Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash, json_hash
@@ -416,6 +417,30 @@ def setting(
     return field(default=None, metadata=metadata)
 
 
+def check_choices(settings: Any) -> None:
+    """Check the values of a settings dataclass against the choices of :func:`setting`.
+
+    Raises:
+        UsageError: A value is none of them.
+    """
+    for one in fields(settings):
+        value, choices = getattr(settings, one.name), one.metadata.get("choices")
+        if choices and value is not None and value not in choices:
+            flag = one.metadata.get("flag", f"--{one.name.replace('_', '-')}")
+            raise UsageError(f"{flag}={value}: not a known value", fix=f"{flag} {'|'.join(choices)}")
+
+
+@contextmanager
+def recipe_of_manifest() -> Iterator[None]:
+    """Raise RecipeError if a recipe lacks a part or has one that this version does not have; also a decorator."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecipeError(
+            "the recipe in the manifest cannot be read", why=str(error), fix="build the cache again"
+        ) from error
+
+
 def join_noise(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The noise of two devices or builds together: the larger number, and all elements of lists, sorted."""
     joined = dict(one)
@@ -451,13 +476,12 @@ class FieldKind:
     settings: type[Any] = object
     """Frozen dataclass. Its fields become flags by ``metadata={"flag": ..., "help": ..., "metavar": ...}``;
     None always means "not given", and then the current snapshot decides."""
-    has_options: bool = True
-    """False: the options of the command line are those of another kind, which gives its settings to this one."""
     packing: Literal["entry", "block"] = "entry"
     device: Literal["accelerator", "cpu"] = "accelerator"
     """``cpu``: several worker processes on the CPU; ``accelerator``: one worker per device."""
     follows: str = ""
-    """Field whose settings this one takes if a build makes both; it is made by itself only beside that field."""
+    """Field whose settings this one takes if a build makes both; it is made by itself only beside that field. Options
+    of the command line are of that field, unless ``--fields`` names this one."""
     needs_header: tuple[str, ...] = ()
     """Sample columns that must be filled before :meth:`plan`: ``original_size``."""
     columns: Mapping[str, tuple[str, tuple[int, ...]]] = {}

@@ -447,7 +447,7 @@ class SampleReader:
         self._own = next(iter(snapshot.samples.inputs), "")
         self._leads: dict[str, str] = {}
         self._choices: dict[str, tuple[str, int, bool, bool]] = {}
-        for name in self.fields:
+        for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
             recipe, stored = snapshot.fields[name].recipe, TORCH[self._specs[name].dtype]
             kind = snapshot.fields[name].kind
             self._leads[name] = kind.inputs[0] if kind is not None else self._own

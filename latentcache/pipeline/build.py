@@ -136,7 +136,11 @@ class _Build:
             name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
             for name in names
         }
-        leads = {*fields, *self.existing.field_names}
+        leads = {
+            *fields,
+            *own,
+            *(name for name, said in found.items() if said is not None and not known[name].follows),
+        }
         return {
             name: said
             for name, said in found.items()
@@ -163,6 +167,7 @@ class _Build:
                 raise CacheFormatError(
                     f"the cache holds {kind.name}, and DATA has no input for it: {lacking}",
                     where=str(self.paths.root),
+                    why="a build keeps every field of its cache; a loader serves those of fields=",
                     fix="build this data into another folder with --out",
                     slug="cache-kind",
                 )
@@ -332,7 +337,7 @@ class _Build:
             part = self.existing.part(self.settings)
             described = {work.kind.name: work.described for work in works}
             allowed = self.existing.allow_failed(self.settings)
-            write_state(self.paths, described, self.options, part=part, samples=plan.samples, allow_failed=allowed)
+            write_state(self.paths, described, listing.options, part=part, samples=plan.samples, allow_failed=allowed)
             with writing(self.paths.building):
                 failpoint("plan-written")
             if self.settings.stream:

@@ -113,6 +113,8 @@ HINTS: Mapping[str, str] = {
     "caption-required": "write a caption file for it to use it",
     "reg-unused": "raise the repeats of the training images to use more of them",
     "no-caption": "write a caption file for it, or give --default-caption TEXT",
+    "mask-scaled": "nothing, if image and mask show the same; else save it in the size of its image",
+    "control-scaled": "nothing, if both images show the same; else save it in the size of its image",
     "mask": "name it as its image, or leave masks out with --masks none",
     "control": "name it as its image, or leave control images out with --controls none",
     "outside-sets": "move it into one of the sets to use it, or give --layout folder",

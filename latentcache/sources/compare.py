@@ -278,6 +278,8 @@ class _Images:
 
     def _hash(self, own: NDArray[np.intp], name: str = "image") -> None:
         """Hash the files whose stat does not prove them, of one input that all of the samples have."""
+        if not len(own):  # DATA may not have this input any more
+            return
         samples, now, place = self.found.samples, self._now.samples, self.found.place
         before = samples.inputs[name]
         memos = np.ascontiguousarray(np.asarray(samples.files.stat)[np.asarray(before.file)[own]])

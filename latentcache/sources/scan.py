@@ -28,7 +28,7 @@ from latentcache.sources.corpus import RecordFiles, find_records, is_records_fil
 from latentcache.sources.images import NO_CAPTION, Found, holds_images
 from latentcache.sources.known import Scan, Scanned, fold_reads
 from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
-from latentcache.sources.layouts.partners import paired_with
+from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import Layout, Said
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
@@ -107,10 +107,10 @@ class SourceOptions:
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
     def applied(self, layout: Layout) -> Layout:
-        """A layout with what is said of captions, masks and control images here.
+        """A layout with what is said of captions, masks and control images here; after :meth:`below`.
 
         Raises:
-            UsageError: A folder is not in DATA.
+            UsageError: There are too many folders.
         """
         said = Said(
             caption_ext=self.caption_ext,
@@ -121,6 +121,15 @@ class SourceOptions:
         )
         sets = tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
+
+    def below(self, layout: Layout) -> SourceOptions:
+        """With folders named from the root of the layout: DATA may be moved, and the working directory is another.
+
+        Raises:
+            UsageError: A folder is not in DATA.
+        """
+        masks = next(folders_below(layout, "masks", (self.masks,)), "")
+        return replace(self, masks=masks, controls=tuple(folders_below(layout, "controls", self.controls)))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -265,7 +274,9 @@ def scan(
             return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
         if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
             _check_folder(data)
-        layout = options.applied(find_layout(data, options.layout, options.split))
+        layout = find_layout(data, options.layout, options.split)
+        options = options.below(layout)
+        layout = options.applied(layout)
         shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
         shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
         return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)

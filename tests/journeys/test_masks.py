@@ -230,3 +230,55 @@ def test_a_field_is_added_later_and_named_alone(data):
     assert encoded(alone) == {"mask": 6}
     keys = [open_snapshot(data.parent / name).fields["mask"].row_keys() for name in ("cache", "alone")]
     assert np.array_equal(*keys)
+
+
+def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch):
+    for number in range(6):
+        (data / "edges").mkdir(exist_ok=True)
+        (data / f"{number}-condlabel.png").rename(data / f"edges/{number}.png")
+    monkeypatch.chdir(tmp_path)
+    build(data, *STUB, "--controls", "data/edges")
+    monkeypatch.chdir("/")
+    assert look("verify", tmp_path / "cache", "--json").json["counts"]["ok"] == 6
+    data.rename(tmp_path / "moved")
+    assert encoded(build(tmp_path / "moved")) == {"latents": 0, "mask": 0, "control": 0}
+
+
+def test_masks_of_repeated_samples_may_be_missing(data):
+    twice = data.parent / "sets/2_x"
+    twice.parent.mkdir()
+    data.rename(twice)
+    (twice / "0-masklabel.png").unlink()
+    done = look("build", twice.parent, "--out", data.parent / "cache", "--layout", "kohya", *STUB, "--json")
+    assert done.code == 0, done.talk
+    assert encoded(done.json)["mask"] == 6
+    assert len(open_cache(data.parent / "cache").loader(batch_size=1)) == 12
+
+
+def test_data_that_lost_all_masks(data):
+    build(data, *STUB)
+    for path in data.glob("*-masklabel.png"):
+        path.unlink()
+    found = look("verify", data.parent / "cache", "--full", "--json").json
+    assert [one["reason"] for one in found["items"]] == ["mask-changed"] * 6
+    done = look("build", data, "--out", data.parent / "cache", "--masks", "none", "--json")
+    assert (done.code, done.json["error"]["slug"]) == (3, "cache-kind")
+    assert encoded(build(data)) == {"latents": 0, "mask": 1, "control": 0}
+    assert look("verify", data.parent / "cache", "--full", "--json").json["counts"]["ok"] == 6
+
+
+def test_flips_do_not_depend_on_the_order_of_fields(data):
+    for path in data.glob("[1-5]-masklabel.png"):
+        path.unlink()
+    build(data, *STUB, "--flip")
+    orders = ["latents", "mask", "keys"], ["mask", "latents", "keys"]
+    one, other = (batch_of(data, fields=fields, seed=1)["keys"]["latents"] for fields in orders)
+    assert torch.equal(one, other)
+
+
+def test_more_folders_than_fields_are_refused(data):
+    (data / "latentcache.toml").write_text('[[sets]]\npath = "img"\ncontrols = ["a", "b", "c", "d"]\n')
+    for name in ("img", "a", "b", "c", "d"):
+        save(data / name / "0.png", picture(1))
+    done = look("build", data / "latentcache.toml", "--out", data.parent / "cache", *STUB, "--json")
+    assert (done.code, "4 folders" in done.json["error"]["what"]) == (2, True), done.talk

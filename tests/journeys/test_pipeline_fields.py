@@ -346,3 +346,10 @@ def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
     assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
     build(data, stub, "--shuffle-tags", "--empty-prompt")
     assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
+
+
+def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
+    done, made = build(
+        data, tmp_path / "cache", "--fields", "pooled_prompt_embeds", "--text-encoder", "stub", "--empty-prompt"
+    )
+    assert (done.code, made) == (0, {"pooled_prompt_embeds": 6})

@@ -56,6 +56,8 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
         )
         paired = list[tuple[str, str]]()
         for option, values in (("masks", [said.get("masks")]), ("controls", said.get("controls", []))):
+            if len(values) > len(INPUTS[option]):
+                raise config.error(f"{option} names {len(values)} folders", f"name {len(INPUTS[option])} at most")
             for role, value in zip(INPUTS[option], filter(None, values), strict=False):
                 folder = None if (option, value) == ("masks", ALPHA) else config.place(value, option)
                 parts += [aside(folder, INPUTS[option][0])] if folder else []

@@ -83,10 +83,10 @@ def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
 
     Args:
         layout: As found.
-        said: ``masks`` and ``controls`` -> folders, ``alpha`` or ``none``; empty: as the layout has them.
+        said: ``masks`` and ``controls`` -> folders below its root, ``alpha`` or ``none``; empty: as it is.
 
     Raises:
-        UsageError: A folder is not in DATA, or there are too many.
+        UsageError: There are too many folders.
     """
     for option, values in said.items():
         given, inputs = [value for value in values if value], INPUTS[option]
@@ -95,7 +95,7 @@ def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
         elif given:
             if len(given) > len(inputs):
                 raise UsageError(f"--{option}: {len(given)} folders", fix=f"give {len(inputs)} at most")
-            folders = ["" if one == ALPHA and option == "masks" else _below(layout, option, one) for one in given]
+            folders = ["" if one == ALPHA and option == "masks" else one for one in given]
             own = tuple(zip(inputs, folders, strict=False))
             sets = [
                 replace(one, paired=(*(pair for pair in one.paired if pair[0] not in inputs), *own))
@@ -106,12 +106,17 @@ def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
     return layout
 
 
-def _below(layout: Layout, option: str, said: str) -> str:
-    """A folder as a name below the root.
+def folders_below(layout: Layout, option: str, said: Sequence[str]) -> Iterator[str]:
+    """Folders that ``--masks`` or ``--controls`` names, as names below the root; other words as they are.
 
     Raises:
-        UsageError: It is not there.
+        UsageError: One is not there.
     """
+    for one in filter(None, said):
+        yield one if one == NONE or (one == ALPHA and option == "masks") else _below(layout, option, one)
+
+
+def _below(layout: Layout, option: str, said: str) -> str:
     root = layout.root.absolute()
     for place in (Path(os.path.abspath(root / said)), Path(os.path.abspath(said))):  # noqa: PTH100 - links stay
         if place.is_dir() and place != root and place.is_relative_to(root):
