@@ -80,9 +80,10 @@ def thread_setup() -> None:
     threads inherit at their first use of torch. Only the first half is wanted, so a short-lived thread restores the
     second. Does nothing while torch is not imported.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
+    if "torch" not in sys.modules:
         return
+    import torch  # waits for a thread that is importing it
+
     with _THREADS:
         threads = torch.get_num_threads()
         if threads > 1:

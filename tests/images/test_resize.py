@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -134,3 +135,17 @@ def test_torch_is_not_imported_for_pillow():
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     assert resize_module.MAX_LEVELS == 2
+
+
+def test_a_thread_waits_for_another_that_imports_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(0.2)\ndef get_num_threads(): return 1\n")
+    program = (
+        "import sys, threading\n"
+        "from latentcache.images import resize\n"
+        "threading.Thread(target=__import__, args=('torch',)).start()\n"
+        "while 'torch' not in sys.modules: pass\n"
+        "resize.thread_setup()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
