@@ -80,11 +80,13 @@ class _Asked:
         return self.out or (beside(self.data) if self.data else Path.cwd())
 
     def build(self, *more: str) -> str:
-        """The build that these arguments mean."""
-        words = ["latentcache build", shlex.quote(str(self.data))] if self.data else ["latentcache build DATA"]
-        given = " ".join(more)
+        """The build that these arguments mean; empty without DATA."""
+        if self.data is None:
+            return ""
+        given, words = " ".join(more), ["latentcache build", shlex.quote(str(self.data))]
         words += [f"--out {shlex.quote(str(self.out))}"] if self.out and "--out" not in given else []
-        words += [self.requested.words, self.requested.common]
+        words += [f"--fields {','.join(self.requested.fields)}"] if self.requested.exact else []
+        words += [self.requested.words, self.requested.common, flags.source_words(self.source)]
         words += [f"--device {self.device}"] if self.device != "auto" and "--device" not in given else []
         return " ".join(word for word in (*words, *more) if word)
 
@@ -198,7 +200,8 @@ def _device(asked: _Asked) -> Check:
         devices_for(asked.device, needs_torch=True)
         if asked.device.startswith("cpu") or not (cuda_count() or Path("/dev/nvidia0").exists()):
             if asked.device.startswith("cuda"):
-                raise DeviceError("this machine has no CUDA device", fix=asked.build("--device cpu"))
+                fix = asked.build("--device cpu") or "give --device cpu"
+                raise DeviceError("this machine has no CUDA device", fix=fix)
             return Check(name="device", text=f"no CUDA device in use; {host}", facts=facts)
         with WarmWorker(asked.device) as worker:
             facts |= worker.ask("latentcache.encoders.checks:device_facts")
@@ -209,7 +212,7 @@ def _device(asked: _Asked) -> Check:
         built = f"torch {facts['torch']} is built for {'CUDA ' + facts['cuda'] if facts['cuda'] else 'the CPU only'}"
         text = f"the CUDA device cannot be used: {built}, {driver}"
         hint = "install the torch build that fits the driver"
-        fix = asked.build("--device cpu") if asked.data else ""
+        fix = asked.build("--device cpu")
         return Check(name="device", state="problem", text=text, hint=hint, fix=fix, of_machine=True, facts=facts)
     memory = f"{human_bytes(facts['free_bytes'])} of {human_bytes(facts['total_bytes'])} free"
     return Check(name="device", text=f"{facts['name']}, {memory}, {driver}; {host}", facts=facts)
@@ -251,7 +254,7 @@ def _place(asked: _Asked) -> Check:
     import tempfile
 
     local = Path(tempfile.gettempdir(), asked.cache.name)
-    fix = asked.build(f"--out {shlex.quote(str(local))}") if asked.data is not None else ""
+    fix = asked.build(f"--out {shlex.quote(str(local))}")
     return Check(name="disk", state="warning", text=f"{text}: a network file system", hint=hint, fix=fix, facts=facts)
 
 

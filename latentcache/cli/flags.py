@@ -258,7 +258,7 @@ def _requested(
     wanted = None if names is None else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted or ():
         if name not in known:
-            raise UsageError(f"--fields {name}: unknown field", why=f"known: {', '.join(known)}", fix="--fields NAME")
+            raise UsageError(f"--fields {name}: unknown field", fix=f"--fields {'|'.join(known)}")
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
     if wanted is None:
         settings = {name: {} for name, kind in known.items() if _target(kind) in kinds}
@@ -291,6 +291,20 @@ def _source(given: Mapping[str, Any]) -> Any:
     from latentcache.sources.scan import SourceOptions
 
     return SourceOptions(**said)
+
+
+def source_words(source: Source) -> str:
+    """The options of DATA as they were given."""
+    from latentcache.sources.scan import SourceOptions
+
+    words, unsaid = list[str](), SourceOptions()
+    for name, hint in _SOURCE.items():
+        flag, value = hint.__metadata__[0].default, getattr(source or unsaid, name)
+        if value is True:
+            words.append(flag)
+        elif value != getattr(unsaid, name):
+            words += [word for one in (value if isinstance(value, tuple) else (value,)) for word in (flag, one)]
+    return shlex.join(words)
 
 
 def _target(kind: FieldKind) -> str:

@@ -64,7 +64,7 @@ def plan(
     if len(rows) > 1 or (overflow is not None and not rows):
         raise UsageError(
             "--pack, --pad, --chunk: give one of them" if rows else f"--overflow={overflow}: needs --pack or --pad",
-            fix="latentcache plan CACHE --batch-size N --pack 4096",
+            fix=f"latentcache plan {shlex.join(map(str, paths))} --batch-size {batch_size} --pack {pack or 4096}",
         )
     layout = {**rows, "overflow": overflow} if rows else {}
     mixing = _mixing(weight, samples, max_repeat)
@@ -261,7 +261,7 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
     if field.recipe.spec.collate == "pack":
         cache = shlex.quote(f"{path}.latentcache")
         common = f" {requested.common}" if requested.common else ""
-        words = f" {requested.words}{common}" if requested.words else common
+        words = "".join(f" {one}" for one in (flags.source_words(source), requested.words, requested.common) if one)
         raise UsageError(
             f"{path}: the rows of documents are known after tokenization",
             where=str(path),

@@ -62,11 +62,12 @@ class _Asked:
             raise UsageError(
                 "--repair: not available with --sample, --max-duration or --untrusted",
                 why="a repair removes the findings of a complete check",
-                fix="latentcache verify CACHE --repair",
+                fix=f"latentcache verify {shlex.quote(str(self.cache))} --repair",
             )
         if not self.repair and (self.yes or self.drop_stale):
             flag = "--yes" if self.yes else "--drop-stale"
-            raise UsageError(f"{flag}: needs --repair", fix=f"latentcache verify CACHE --repair {flag}")
+            fix = f"latentcache verify {shlex.quote(str(self.cache))} --repair {flag}"
+            raise UsageError(f"{flag}: needs --repair", fix=fix)
         if self.repair and not self.yes and not sys.stdin.isatty():
             raise UsageError("--repair: no terminal to confirm on", why="stdin is not a terminal", fix="add --yes")
 
@@ -223,7 +224,7 @@ def _encoder(asked: _Asked) -> Any:
 
 def _recipes(asked: _Asked, depth: Any) -> Callable[[Snapshot], AskedRecipes]:
     """The recipes that the flags ask for, once the snapshot is open."""
-    given = {} if asked.recipe_file is None else _read_recipes(asked.recipe_file)
+    given = {} if asked.recipe_file is None else _read_recipes(asked.recipe_file, asked.cache)
 
     def requested(snapshot: Snapshot) -> AskedRecipes:
         from latentcache.verify.verify import Requested
@@ -259,7 +260,7 @@ def _described(rows: FieldRows, settings: Any, recipe: Mapping[str, Any] | None,
     try:
         base = rows.recipe if recipe is None else kind.recipe_from_json(recipe)
     except RecipeError as error:
-        raise _no_recipe(asked.recipe_file, error) from error
+        raise _no_recipe(asked.recipe_file, asked.cache, error) from error
     cached = Cached(recipe=base, provenance={} if asked.untrusted else rows.provenance)
     context = DescribeContext(device=asked.device, check=True, check_encoder=asked.reencode is not None)
     return load(kind.describer)(kind.settings() if settings is None else settings, cached, context)
@@ -273,7 +274,7 @@ def _check_fields(requested: flags.Requested, snapshot: Snapshot) -> None:
             raise UsageError(f"the cache has no field {name}", why=f"its fields: {held}", fix=fix)
 
 
-def _read_recipes(file: Path) -> dict[str, Mapping[str, Any]]:
+def _read_recipes(file: Path, cache: Path) -> dict[str, Mapping[str, Any]]:
     """Field -> recipe of a JSON file: output of build or info, or a manifest.
 
     Raises:
@@ -283,11 +284,11 @@ def _read_recipes(file: Path) -> dict[str, Mapping[str, Any]]:
         fields = json.loads(file.read_text("utf-8"))["fields"]
         return {name: field["recipe"] for name, field in fields.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _no_recipe(file, error) from error
+        raise _no_recipe(file, cache, error) from error
 
 
-def _no_recipe(file: Path | None, error: Exception) -> UsageError:
-    fix = "latentcache info CACHE --json > recipe.json"
+def _no_recipe(file: Path | None, cache: Path, error: Exception) -> UsageError:
+    fix = f"latentcache info {shlex.quote(str(cache))} --json > recipe.json"
     why = f"{type(error).__name__}: {error}"
     return UsageError(f"--recipe={file}: holds no recipes", where=str(file), why=why, fix=fix)
 

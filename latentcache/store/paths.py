@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,7 +161,7 @@ class CachePaths:
                 f"no cache at {self.root}",
                 where=str(self.root),
                 why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
-                fix="make one with `latentcache build DATA`, or check the path",
+                fix=f"make one with `latentcache build DATA --out {shlex.quote(str(self.root))}`, or check the path",
             ) from None
         except NotADirectoryError as error:
             why = "the path is a file; a cache is a folder" if self.root.is_file() else str(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import threading
 import time
@@ -141,7 +142,8 @@ def open_pending(cache: Path, *, timeout_s: float = 600.0) -> Snapshot:
                 f"no streaming build in {cache}",
                 where=str(cache),
                 why=f"none began within {timeout_s:g} s",
-                fix="start `latentcache build DATA --stream`, or open the finished cache without follow=True",
+                fix=f"start `latentcache build DATA --out {shlex.quote(str(cache))} --stream`, or open the finished"
+                " cache without follow=True",
                 slug="cache-unfinished",
             )
         time.sleep(_WAIT_S)

@@ -561,3 +561,19 @@ def test_the_words_of_damage_lead_out_of_it(run, cache, data):
     assert run("build", data, *SMALL, "--out", cache, "--json").json["counts"] == counts(4, 0, 4)
     assert run("verify", cache, "--full").status == 0
     assert open_snapshot(cache).number > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("verify", "{}", "--yes"), "latentcache verify {} --repair --yes"),
+        (("verify", "{}", "--repair", "--yes", "--sample", "2"), "latentcache verify {} --repair"),
+        (("plan", "{}", "--batch-size", "2", "--pack", "8", "--pad", "8"), "plan {} --batch-size 2 --pack 8"),
+        (("info", "{}"), "--out {}"),
+    ],
+)
+def test_fixes_carry_the_arguments(run, tmp_path, words, fix):
+    cache = tmp_path / "a cache"
+    done = run(*(cache if word == "{}" else word for word in words), "--json")
+    assert fix.replace("{}", shlex.quote(str(cache))) in done.error["fix"]
+    assert done.status in (2, 3)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tiny_vae import tiny_vae
 
 from latentcache.cli import doctor
 from latentcache.encoders.vae.locate import WEIGHTS_NAME
+from latentcache.store.snapshot import open_snapshot
 
 BIN = Path(sys.executable).parent
 
@@ -171,6 +173,61 @@ def test_records_are_probed_too(run, tmp_path):
     found = checks(run("doctor", tmp_path / "a.jsonl", "--tokenizer", "stub", "--json"))
     assert found["time"]["probed"] == 50
     assert found["time"]["bytes"] > 0
+
+
+def broken(folder):
+    """(words of ``doctor``, checks that have a problem) for data that a build would reject in part or as a whole."""
+    names = ("some images", "it's kohya", "listed", "bare", "page")
+    for name in names[:3]:
+        for number in range(2):
+            draw(folder / name / "1_x" / f"{number}.png", (64, 64), seed=number)
+        (folder / name / "1_x" / "bad.png").write_bytes(b"\x89PNG")
+    (folder / "listed/1_x/metadata.csv").write_text("file_name,text\n0.png,a\n1.png,b\nbad.png,c\nnone.png,d\n")
+    (folder / "bare").mkdir()
+    (folder / "page.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    (folder / "gone.toml").write_text('[[sets]]\npath = "nowhere"\n')
+    more = ("--layout", "folder", "--caption-ext", ".tags", "--default-caption", "a 'b'", "--controls", "none")
+    yield (folder / names[0], *SMALL), {"data"}
+    yield (folder / names[1], *SMALL, *more, "--flip", "--fields", "latents"), {"data"}
+    yield (folder / names[2] / "1_x", *SMALL, "--layout", "imagefolder"), {"data"}
+    yield (folder / "bare",), {"data"}
+    yield (folder / "not there",), {"data", "disk"}
+    yield (folder / "gone.toml",), {"data"}
+    yield (folder / "page.jsonl", "--tokenizer", "stub"), {"data"}
+    yield (folder / names[0], *SMALL, "--layout", "kohya", "--masks", "nowhere"), {"data"}
+    yield (folder / names[0], "--model", folder / "nowhere"), {"latents", "data"}
+    yield (folder / names[0], *SMALL, "--device", "cuda:7"), {"device", "data"}
+    yield ("--device", "cuda:7"), {"device"}
+
+
+def test_every_fix_is_a_command_with_the_arguments_that_were_given(run, tmp_path, monkeypatch):
+    from latentcache.encoders.versions import cuda_count
+
+    if cuda_count():
+        pytest.skip("a device is there")
+    monkeypatch.chdir(tmp_path)
+    carried = 0
+    for number, (words, wanted) in enumerate(broken(tmp_path)):
+        out = ("--out", tmp_path / f"cache {number}")
+        done = run("doctor", *words, *out, "--json")
+        problems = {name: check for name, check in checks(done).items() if check["state"] == "problem"}
+        assert set(problems) == wanted, (words, problems)
+        assert done.status == (3 if "device" in wanted else 1)
+        assert all(check.get("fix") or check.get("hint") for check in problems.values()), problems
+        for check in checks(done).values():
+            if "fix" not in check:
+                continue
+            assert not re.search(r"\b(CACHE|DATA|MODEL|FILE|NAME|PATH|FOLDER|N)\b", check["fix"]), check
+            first, *command = shlex.split(check["fix"])
+            assert first == "latentcache", check
+            assert "".join(map(str, out)) in "".join(command)
+            allowed = ("--allow-failed", "2") if check["name"] == "device" else ()
+            assert run(*command, *allowed).status == 0, check
+            if check["name"] == "data" and "--layout" in words:
+                recorded = open_snapshot(out[1]).source["options"]
+                assert recorded["layout"] == words[words.index("--layout") + 1]
+            carried += 1
+    assert carried == 5
 
 
 def test_a_cache_that_is_up_to_date_has_nothing_to_estimate(run, data):

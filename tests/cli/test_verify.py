@@ -240,7 +240,7 @@ def test_a_file_that_holds_no_recipe(run, cache, tmp_path, text):
         file.write_text(text)
     done = run("verify", cache, "--recipe", file, "--json")
     assert done.status == 2
-    assert done.error["fix"] == "latentcache info CACHE --json > recipe.json"
+    assert done.error["fix"] == f"latentcache info {cache} --json > recipe.json"
 
 
 def test_a_cache_from_elsewhere(run, cache, data):
