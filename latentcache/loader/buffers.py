@@ -46,6 +46,7 @@ class BufferPool:
         if memory is None:
             self.fresh += 1
             memory = _allocated(size, self._pinned)
+            self._free.setdefault(len(memory), deque(maxlen=self._keep))
         root: Bytes = np.frombuffer(memory, dtype=np.uint8)  # views end here: its base is not an array
         loan = _Loan(root, self._returned)
         loan.memory = memory
@@ -67,7 +68,7 @@ class BufferPool:
         """Nothing refers to a buffer any more."""
         found = self._loans.pop(id(loan), None)
         if found is not None:
-            self._free.setdefault(len(found.memory), deque(maxlen=self._keep)).append(found.memory)
+            self._free[len(found.memory)].append(found.memory)  # at the end of Python there is no deque any more
 
 
 class _Loan(weakref.ref):  # type: ignore[type-arg]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from latentcache.loader import buffers
 from latentcache.loader.buffers import BufferPool, size_class
 
 
@@ -117,3 +118,14 @@ def test_the_pool_may_go_before_its_memory():
     del pool
     gc.collect()
     assert (memory == 3).all()
+
+
+def test_buffers_come_back_at_the_end_of_python(monkeypatch):
+    """The names of a module are gone then."""
+    pool = BufferPool(1)
+    held = pool.take(1 << 14)
+    monkeypatch.setattr(buffers, "deque", None)
+    del held
+    gc.collect()
+    pool.take(1 << 14)
+    assert pool.fresh == 1
