@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -95,6 +96,15 @@ def test_a_tokenizer_that_was_changed_names_its_parts(run, tmp_path, files, part
     (item,) = done["items"]
     assert item["reason"] == f"recipe:{parts[0]}"
     assert all(name in item["expected"] and name in item["found"] for name in parts[1:])
+
+
+def test_the_fix_for_another_tokenizer_names_it_and_works(run, data, cache, tmp_path):
+    model = save(byte_level(), tmp_path / "a model", roles={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    status, counts, items = found_by(run, cache, "--tokenizer", model)
+    assert (status, counts) == (1, {"stale": 200})
+    assert shlex.join(["--tokenizer", str(model)]) in items[0]["fix"]
+    assert run(*shlex.split(items[0]["fix"])[1:]).status == 0
+    assert found_by(run, cache, "--tokenizer", model)[:2] == (0, {"ok": 200})
 
 
 def test_damage_is_found_and_repaired_and_built_again(run, data, cache):
