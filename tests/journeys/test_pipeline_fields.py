@@ -353,3 +353,12 @@ def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
         data, tmp_path / "cache", "--fields", "pooled_prompt_embeds", "--text-encoder", "stub", "--empty-prompt"
     )
     assert (done.code, made) == (0, {"pooled_prompt_embeds": 6})
+
+
+def test_pooled_embeddings_that_are_added_have_the_texts_of_the_sequences(data, tmp_path):
+    words = ("--text-encoder", "stub", "--empty-prompt", "--shuffle-tags", "--caption-variants", "3")
+    build(data, tmp_path / "cache", "--fields", "latents,prompt_embeds", "--model", "stub", *SMALL, *words)
+    build(data, tmp_path / "cache", "--text-encoder", "stub")
+    cache = open_cache(tmp_path / "cache")
+    assert cache.recipe("pooled_prompt_embeds").read_time == cache.recipe("prompt_embeds").read_time
+    assert len(list(cache.read(caption_dropout=0.5).loader(batch_size=2))) == 3

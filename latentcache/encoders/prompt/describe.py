@@ -61,7 +61,9 @@ def _describe(name: str, settings: PromptSettings, cached: Cached, context: Desc
     model = settings.text_encoder or str(made.get("text_encoder") or "")
     if not model:
         raise UsageError(f"field {name}: no pipeline was named", fix="--text-encoder PIPELINE")
-    texts = _texts(settings, before, context.samples)
+    followed = context.followed.recipe if context.followed is not None else None
+    beside = followed if isinstance(followed, PromptRecipe) else None
+    texts = _texts(settings, before or beside, context.samples)
     if model.partition(":")[0] == STUB:
         return _stub(name, model, settings, before, texts)
     revision = str(made.get("revision", "")) if made.get("text_encoder") == model else ""
