@@ -485,12 +485,6 @@ class SampleReader:
     def _check_texts(self) -> None:
         """There is an item for texts that are left out."""
         rate, names = self._settings.caption_dropout, [name for name in self.fields if self._leads[name] == CAPTION]
-        if rate and not names and any(METADATA.get(one) == CAPTION for one in self.metadata):
-            raise UsageError(
-                f"caption_dropout={rate}: only embeddings of captions are left out, and none is served",
-                why="captions would come as they are",
-                fix="leave captions out by chance in your own code, or leave caption_dropout out",
-            )
         held = enumerate(part.snapshot.fields for part in self._parts) if rate else ()
         self._empty = {(number, name): prompt_row(one[name], "") for number, one in held for name in names}
         lacking = next((name for (_, name), row in self._empty.items() if row < 0), "")
