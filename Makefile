@@ -7,6 +7,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 # pip compiles one file after the other; compileall uses every core.
 PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input -c constraints.txt
+# One more than cores: many tests wait for processes.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
 DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/architecture/test_words.py)
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
@@ -60,7 +62,7 @@ check: static docs  ## run static and docs
 
 test: .venv/.stamp  ## run the test suite, a few minutes
 	@echo "test: running all tests but slow and GPU tests"
-	@$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal
 	@echo "test: all passed. Next: make demo, make check, or make test-slow"
 
 test-slow: .venv/.stamp  ## run the tests that take minutes each

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from commands import acknowledged, build, draw_folder, entries, finished, start_build, wait_for
+from commands import acknowledged, build, draw_folder, entries, finished, start_build, wait_for, wait_until_stopped
 
 
 def test_a_second_build_is_told_who_holds_the_cache_and_the_first_goes_on(tmp_path):
@@ -36,8 +36,9 @@ def test_of_two_builds_at_the_same_instant_one_wins_and_one_is_told(tmp_path):
     data, cache = draw_folder(tmp_path / "data", 8), tmp_path / "cache"
     both = [start_build(data, cache, armed="before-put:1:stop") for _ in range(2)]
     wait_for(lambda: any(process.poll() is not None for process in both))
-    for process in both:
-        process.send_signal(signal.SIGCONT)  # the winner waits at its first commit, or will
+    first = next(process for process in both if process.poll() is None)
+    wait_until_stopped(first)  # at its first commit
+    first.send_signal(signal.SIGCONT)
     loser, winner = sorted((finished(process) for process in both), key=lambda done: -done.code)
     assert (winner.code, loser.code) == (0, 3)
     assert loser.json["error"]["slug"] == "locked"
