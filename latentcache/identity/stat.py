@@ -50,7 +50,3 @@ class StatMemo:
     def same_stat(self, now: StatMemo) -> bool:
         """Whether ``now``, a fresh stat of the same path, says what this memo says."""
         return self.identity == now.identity
-
-    def trusts(self, now: StatMemo) -> bool:
-        """Whether ``now``, a fresh stat of the same path, proves the content unchanged."""
-        return not self.racy and self.same_stat(now)

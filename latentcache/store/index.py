@@ -182,12 +182,6 @@ def _read_pages(descriptor: int, size: int, numbers: list[int]) -> NDArray[np.ui
     return pages
 
 
-def is_leaf(pages: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """(L,) True for pages (L, page size) that say they are leaves."""
-    found: NDArray[np.bool_] = pages.view("<u2")[:, _FLAGS_WORD] == _LEAF_PAGE
-    return found
-
-
 def _nodes(pages: NDArray[np.uint8]) -> NDArray[np.int64]:
     """(N,) where each node of (L, page size) pages begins, in bytes from the first page on."""
     count, size = pages.shape

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 import torch
 from commands import look, noise
-from made_pipelines import make_pipeline, tiny_vae
+from made_pipelines import flux_transformer, make_pipeline, tiny_vae
 
 from latentcache import BuildSettings, build_cache, open_cache
 
@@ -63,6 +63,17 @@ def test_a_pipeline_encodes_images_and_captions(pipeline, data, tmp_path):
     assert done.code == 0, done.talk
 
 
+def test_captions_that_are_empty_by_choice_are_prompts_and_none_are_not(pipeline, data, tmp_path):
+    for path in data.glob("*.txt"):
+        path.unlink()
+    words = ("--model", pipeline[1], *SMALL, "--dry-run")
+    assert set(build(data, tmp_path / "none", *words)[1]) == {"latents"}
+    done, _ = build(data, tmp_path / "chosen", *words, "--default-caption", "")
+    assert {name: one["inputs"] for name, one in done.json["plan"]["fields"].items()} == {
+        "latents": 6, "prompt_embeds": 1, "pooled_prompt_embeds": 1,
+    }  # fmt: skip
+
+
 def tiny_unet():
     return diffusers.UNet2DConditionModel(
         block_out_channels=(8, 16),
@@ -74,19 +85,6 @@ def tiny_unet():
         addition_embed_type="text_time",
         addition_time_embed_dim=8,
         projection_class_embeddings_input_dim=12 + 6 * 8,
-    )
-
-
-def tiny_flux():
-    return diffusers.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=16,
-        axes_dims_rope=(4, 6, 6),
     )
 
 
@@ -120,7 +118,7 @@ STEPS = {
     "FluxPipeline": (
         "diffusers-flux",
         {"channels": 16, "scaling": 0.3611, "shift": 0.1159},
-        tiny_flux,
+        lambda: flux_transformer(32, 16),
         flux_conditions,
         flux_loss,
     ),

@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import torch
 from made_caches import images, opened
+from made_pipelines import flux_transformer
 
 from latentcache.errors import UsageError
 from latentcache.loader.formats import check_row_format, row_format, sample_format, segments, together, with_arguments
@@ -113,16 +114,7 @@ MODELS = {
         caption_projection_dim=16,
         pooled_projection_dim=TEXT,
     ),
-    "diffusers-flux": lambda: diffusers.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=TEXT,
-        pooled_projection_dim=TEXT,
-        axes_dims_rope=(4, 6, 6),
-    ),
+    "diffusers-flux": lambda: flux_transformer(TEXT, TEXT),
     "diffusers-qwen-image": lambda: diffusers.QwenImageTransformer2DModel(
         in_channels=64,
         out_channels=16,

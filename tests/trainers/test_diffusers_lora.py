@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from made_pipelines import flux_transformer
 from thirteen_images import draw_thirteen
 
 from latentcache import BuildSettings, build_cache, open_cache
@@ -36,19 +37,6 @@ def tiny_unet(name):
     return diffusers.UNet2DConditionModel(**UNET, **more, cross_attention_dim=TEXT)
 
 
-def tiny_transformer():
-    return diffusers.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=TEXT,
-        pooled_projection_dim=TEXT,
-        axes_dims_rope=(4, 6, 6),
-    )
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A folder with a cache and a denoiser for each of the three."""
@@ -70,7 +58,7 @@ def models(tmp_path_factory):
         build_cache(BuildSettings(data=folder / "images", out=out, fields=fields, related=True))
     tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
     tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
-    tiny_transformer().save_pretrained(folder / "flux" / "transformer")
+    flux_transformer(TEXT, TEXT).save_pretrained(folder / "flux" / "transformer")
     return folder
 
 
