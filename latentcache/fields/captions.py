@@ -94,12 +94,12 @@ def captions_at_most(texts: Strings) -> int:
 
 
 def _orders(tags: int, most: int) -> int:
-    """Orders of so many tags, at most ``most``."""
+    """Number of different orders of ``tags`` tags; ``most`` if there are more."""
     return min(math.factorial(min(tags, 20)), most)
 
 
 def _shuffled(tags: list[str], number: int, seed: bytes) -> list[str]:
-    """Order ``number`` of tags: 0 is as written; the others differ from each other as far as there are so many."""
+    """The tags in order ``number``: 0 is as written. No two orders are equal while there are different ones left."""
     found, attempt = [tags], 0
     while len(found) <= number:
         attempt += 1

@@ -88,7 +88,7 @@ def clip_settings(
 
     Raises:
         UsageError: A setting without ``--frames``.
-        RecipeError: The model cannot encode so many frames.
+        RecipeError: The model cannot encode clips of this length.
     """
     lengths = tuple(sorted(frames)) if frames else before.frames if before else ()
     if not lengths:
@@ -119,13 +119,16 @@ def clip_settings(
 def clip_frames(
     samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-    """(n,) frames to encode of each sample, 1 for images, 0 for a video that cannot be used; and why these cannot.
+    """Frames to encode of each sample, and the videos that cannot be used.
 
     Args:
         samples: With their headers read.
         rows: (n,) of the samples.
         clips: Of the recipe; None: images only.
         target: The field.
+
+    Returns:
+        (n,) frames: 1 for an image, 0 for a video that cannot be used; and why it cannot.
     """
     if CLIP not in samples.columns:
         return np.ones(len(rows), dtype=np.int64), []

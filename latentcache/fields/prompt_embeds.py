@@ -203,7 +203,7 @@ class PromptEmbeds(FieldKind):
         own = fields.get(PromptEmbeds.name) if held else own
         if model is None or "caption" not in samples.inputs:
             return own
-        if said.text_encoder is None and not _has_text(samples):
+        if said.text_encoder is None and not np.asarray(samples.inputs["caption"].content).any():
             return own
         return load(_FOLLOWED)(self.name, model, said) or own
 
@@ -333,8 +333,3 @@ class PooledPromptEmbeds(PromptEmbeds):
     kind = 3
     follows = PromptEmbeds.name
     describer = "latentcache.encoders.prompt.describe:describe_vector"
-
-
-def _has_text(samples: SampleTable) -> bool:
-    text = samples.inputs["caption"].text
-    return text is not None and len(text.ends) > 0 and int(text.ends[-1]) > 0

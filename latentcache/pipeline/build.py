@@ -129,23 +129,17 @@ class _Build:
 
     def asked(self, listing: Listing) -> dict[str, Any]:
         """Settings of the fields that were named, and of those that a named one brings with it."""
-        fields, known = dict(self.settings.fields), field_kinds()
+        fields, known, own = self.settings.fields, field_kinds(), self.existing.field_names
         names = dict.fromkeys([*known, *fields] if self.settings.related else fields)
-        own = self.existing.field_names
-        found = {
+        asked = {
             name: known[name].asked(fields, listing.samples, held=name in own) if name in known else fields[name]
             for name in names
         }
-        leads = {
-            *fields,
-            *own,
-            *(name for name, said in found.items() if said is not None and not known[name].follows),
-        }
+        found = {name: said for name, said in asked.items() if said is not None or fields.get(name, name) is None}
+        follows = {name: known[name].follows if name in known else "" for name in found}
+        leads = {*fields, *own, *(name for name in found if not follows[name])}
         return {
-            name: said
-            for name, said in found.items()
-            if (said is not None or fields.get(name, name) is None)
-            and (name in fields or not (leads and known[name].follows) or known[name].follows in leads)
+            name: said for name, said in found.items() if name in fields or not leads or follows[name] in {"", *leads}
         }
 
     def kinds(self, listing: Listing) -> list[FieldKind]:

@@ -38,7 +38,7 @@ _DECODER_PREFIXES = ("_", "decoder_", "decode_", "up_", "upsample_", "layers_per
 class LatentShape:
     """Shape of a latent: ``channels``; ``factor`` pixels per cell; sides are multiples of ``multiple`` pixels.
 
-    A clip has a multiple of ``frame_step`` frames and one more; 0: images only.
+    A clip has ``k * frame_step + 1`` frames; 0: images only.
     """
 
     channels: int

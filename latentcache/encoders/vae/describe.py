@@ -62,7 +62,7 @@ class ModelDescription:
     revision: str = ""
     """Commit of a hub repository."""
     frame_step: int = 0
-    """A clip has a multiple of so many frames and one more; 0: the model takes images only."""
+    """Frames per latent frame: a clip has ``k * frame_step + 1`` frames. 0: the model takes images only."""
     memo: Mapping[str, Any] | None = None
     """Stats of the weights and their fingerprint; see :func:`fingerprint_memo`."""
 
