@@ -30,8 +30,9 @@ from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile, write_columns
 from latentcache.store.entry import Item, pack_items
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft, publish_snapshot
+from latentcache.store.publish import SnapshotDraft, field_draft, publish_snapshot
 from latentcache.store.shard import ShardWriter
+from latentcache.store.snapshot import FieldDraft
 
 KIND, PROMPTS = Latents(), PromptEmbeds()
 

@@ -56,7 +56,7 @@ def gc(
 
 def _show(report: CollectReport) -> None:
     for garbage in report.items:
-        by = "; ".join(f"process {h.pid} on {h.host} since {h.since}" for h in garbage.holders)
+        by = "; ".join(f"process {h.pid} on {h.host}" for h in garbage.holders)
         why = f"{garbage.reason}: {by}" if by else garbage.reason
         keeper = (
             f" for snapshot {garbage.snapshot}" if garbage.snapshot and not garbage.file.startswith("snap") else ""

@@ -317,7 +317,7 @@ class _Build:
             self.observer.warned(f"shard {name} is damaged: intact entries are saved, the others are encoded again")
         if not catalog.damaged and not self.paths.open_shards():
             return False
-        for found in mend_shards(self.paths, self.existing.snapshot):
+        for found in mend_shards(self.paths):
             self.observer.warned(f"shard {found.source} was damaged: {found.saved} intact entries were saved")
         return True
 

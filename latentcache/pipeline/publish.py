@@ -26,8 +26,8 @@ from latentcache.sources.archives.members import Place, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy
 from latentcache.store.catalog import Catalog
-from latentcache.store.publish import FieldDraft, SnapshotDraft, field_draft
-from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.store.publish import SnapshotDraft, field_draft
+from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
 
 #: Manifest keys of a field's provenance that decide whether an input can be used.
 _DECODERS = "decoders"
@@ -236,7 +236,7 @@ def says_the_same(draft: SnapshotDraft, snapshot: Snapshot | None) -> bool:
 def _same_field(
     one: FieldDraft, other: FieldRows, shards: Sequence[str], there: Sequence[str], *, judged: bool
 ) -> bool:
-    if other.recipe_json != one.recipe or tuple(other.groups) != tuple(one.groups):
+    if other.recipe_json != one.recipe_json or tuple(other.groups) != tuple(one.groups):
         return False
     if judged and one.provenance.get(_DECODERS) != other.provenance.get(_DECODERS):
         return False

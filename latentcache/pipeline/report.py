@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from latentcache.pipeline.run import Progress
     from latentcache.pipeline.workers.worker import Task
     from latentcache.sources.scan import Listing
-    from latentcache.store.publish import FieldDraft
+    from latentcache.store.snapshot import FieldDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ from latentcache.plan.batching import BatchPlan, Bucket, size_rank
 from latentcache.plan.samples import SampleIndex, plan_epoch
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import pending_field, publish_pending, reject_pending
-from latentcache.store.publish import FieldDraft, SnapshotDraft
+from latentcache.store.publish import SnapshotDraft
+from latentcache.store.snapshot import FieldDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ R1 (OneTrainer: 0 steps, nothing trains) and R2 (unknown length) cannot happen.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ Remainder = Literal["repeat", "drop", "partial", "pad", "error"]
 last batch is smaller, filled only up to equal sizes on all ranks. ``pad``: the last batch is filled with padding
 rows, which have no loss and count as nothing. ``error``: refuse.
 """
+
+
+UnevenNames = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +108,7 @@ class BucketPlan:
     bucket: Bucket
     samples: int
     """Its samples; with weights the occurrences in the first epoch (later epochs have one
-    more or less per source; the number of steps stays). With weights and several allowed lengths, the numbers of one
-    length are those of the first epoch, and the sums over all lengths hold in every epoch."""
+    more or less per source; the number of steps stays)."""
     least: int
     """Samples in any epoch at least; the same number without weights."""
     steps: int
@@ -152,18 +154,6 @@ class Overfilled:
         )
 
 
-class UnevenNames(Protocol):
-    """Names of samples that an epoch repeats or leaves out, found when they are first asked for."""
-
-    @property
-    def repeated(self) -> tuple[str, ...]:
-        """Samples that it serves more often than due."""
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Samples that it serves less often than due."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
     """What an epoch does, bucket by bucket."""
@@ -172,19 +162,24 @@ class PlanReport:
     buckets: tuple[BucketPlan, ...]
     mixture: Mixture | None = None
     """How often each source is served, if there are several with weights."""
-    names: UnevenNames | None = field(default=None, repr=False, compare=False)
+    uneven: Callable[[], UnevenNames] | None = field(default=None, repr=False, compare=False)
+    """Gives the samples that the first epoch repeats, and those that it leaves out or serves less often than due."""
     overfilled: tuple[Overfilled, ...] = field(default=(), repr=False, compare=False)
     """Buckets that are mostly repeats, worst first."""
+
+    @cached_property
+    def _uneven(self) -> UnevenNames:
+        return self.uneven() if self.uneven else ((), ())
 
     @property
     def repeated_names(self) -> tuple[str, ...]:
         """Samples that the first epoch repeats; it is planned when they are first asked for."""
-        return self.names.repeated if self.names else ()
+        return self._uneven[0]
 
     @property
     def dropped_names(self) -> tuple[str, ...]:
         """Samples that the first epoch leaves out, or serves less often than due."""
-        return self.names.dropped if self.names else ()
+        return self._uneven[1]
 
     @property
     def sources(self) -> tuple[MixedSource, ...]:

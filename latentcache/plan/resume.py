@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from latentcache.errors import EmptyPlanError, PlanError
 from latentcache.plan.batching import MAX_STEP, BatchPlan, PlanReport, count_steps
 from latentcache.plan.length_buckets import merged_upward
-from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Space, Steps, due, finished, lay_out, step_sizes
+from latentcache.plan.samples import EpochPlan, Ints, SampleIndex, Steps, due, lay_out, step_sizes, with_buckets
 from latentcache.plan.shuffle import by_bucket
 
 STATE_VERSION = 1
@@ -109,28 +109,27 @@ def rest_of_epoch(index: SampleIndex, cursor: Cursor, batches: BatchPlan) -> Epo
     Raises:
         PlanError: The cursor counts steps that the epoch does not have.
     """
-    first = cursor.legs[0]
-    space = index.space(cursor.seed, cursor.epoch, first.batch_size * first.world_size)
-    left = _walk(index, space, cursor, batches)
+    bucket = index.served_at(_sizes_of(cursor.legs[0], batches).global_batch_size)
+    left = _walk(index, bucket, cursor, batches)
     if _sizes_of(cursor.legs[-1], batches).layout != batches.layout:
-        left = _recut(left.rows, index, space, batches)
-    return finished(replace(left, world_size=batches.world_size), space, index.bucket)
+        left = _recut(left.rows, index, bucket, batches)
+    return with_buckets(replace(left, world_size=batches.world_size), index, bucket)
 
 
-def _walk(index: SampleIndex, space: Space, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
-    """What a cursor has before it, over the space of its epoch.
+def _walk(index: SampleIndex, bucket: Ints, cursor: Cursor, batches: BatchPlan) -> EpochPlan:
+    """What a cursor has before it.
 
     In steps if the sizes of its last leg are those of ``batches``, else as one piece that holds all samples still
     due.
     """
     last = _sizes_of(cursor.legs[0], batches)
-    plan = lay_out(space, index.buckets, last, seed=cursor.seed, epoch=cursor.epoch)
-    expected = due(space, seed=cursor.seed, epoch=cursor.epoch)
+    plan = lay_out(index, bucket, last, seed=cursor.seed, epoch=cursor.epoch)
+    expected = due(index, bucket, seed=cursor.seed, epoch=cursor.epoch)
     served: Ints = plan.rows[:0]
     for leg in cursor.legs:
         used = _sizes_of(leg, batches)
         if used.layout != last.layout:
-            plan, last = _recut(_still_due(plan, served, expected).rows, index, space, used), used
+            plan, last = _recut(_still_due(plan, served, expected).rows, index, bucket, used), used
         _require_served(leg, len(plan))
         served = np.concatenate([served, _head(plan, leg.steps).real()])
         plan = _tail(plan, leg.steps)
@@ -152,10 +151,10 @@ def _still_due(plan: EpochPlan, served: Ints, expected: Ints) -> EpochPlan:
     return EpochPlan(rows=rows, starts=np.array([0, len(rows)], dtype=np.int64), world_size=1)
 
 
-def _recut(rows: Ints, index: SampleIndex, space: Space, batches: BatchPlan) -> EpochPlan:
+def _recut(rows: Ints, index: SampleIndex, bucket: Ints, batches: BatchPlan) -> EpochPlan:
     """Samples in steps of other sizes, in the order they come in."""
-    own = space.bucket[rows]
-    if space.row is not None:
+    own = bucket[rows]
+    if index.lengths is not None:
         own = merged_upward(own, range(len(index.buckets)), batches.global_batch_size)
     report = count_steps(own, index.buckets, batches)
     by_own = by_bucket(own, len(index.buckets))
@@ -381,14 +380,14 @@ class Position:
         """
         if self.remaining():
             return False
-        batches, first = self._report.batches, cursor.legs[0]
+        batches, index = self._report.batches, self._index
         if _sizes_of(cursor.legs[-1], batches).layout == batches.layout:
             return True
-        space = self._index.space(cursor.seed, cursor.epoch, first.batch_size * first.world_size)
-        left = space.bucket[_walk(self._index, space, cursor, batches).rows]
+        bucket = index.served_at(_sizes_of(cursor.legs[0], batches).global_batch_size)
+        left = bucket[_walk(index, bucket, cursor, batches).rows]
         if not len(left):
             return True
-        most = len(left) if space.row is not None else int(np.bincount(left).max())
+        most = len(left) if index.lengths is not None else int(np.bincount(left).max())
         smaller = f"resume with batch_size={most // batches.world_size}, or " if most >= batches.world_size else ""
         raise EmptyPlanError(
             f"the rest of epoch {cursor.epoch} fills no batch of size {batches.batch_size} on {batches.world_size}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from latentcache.plan.batching import (
     count_steps,
     rows_of_last_steps,
 )
-from latentcache.plan.length_buckets import fitting, merged_upward
+from latentcache.plan.length_buckets import merged_upward
 from latentcache.plan.mixing import Mixture, mixed_order, occurrences
 from latentcache.plan.shuffle import grouped, shuffled, visit
 
@@ -54,26 +54,11 @@ class SampleIndex:
     snapshot: int = 0
     """Number of the snapshot, for messages."""
 
-    def space(self, seed: int, epoch: int, global_batch: int) -> Space:
-        """What an epoch deals out: the samples, or their occurrences at the lengths of this epoch."""
+    def served_at(self, global_batch: int) -> NDArray[np.int32]:
+        """(N,) bucket at which epochs with this many rows in a step serve each: rows move to longer lengths."""
         if self.lengths is None:
-            return Space(bucket=self.bucket, row=None, mixture=self.mixture)
-        allowed = [bucket.dims["length"] for bucket in self.buckets]
-        row = np.arange(len(self.lengths), dtype=np.int32)
-        if self.mixture is not None:
-            row = np.repeat(row, occurrences(fitting(self.lengths, allowed), self.mixture, seed=seed, epoch=epoch))
-        return Space(bucket=merged_upward(self.lengths[row], allowed, global_batch), row=row, mixture=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Space:
-    """What one epoch deals out. S samples or occurrences."""
-
-    bucket: NDArray[np.int32]
-    """(S,)"""
-    row: NDArray[np.int32] | None
-    """(S,) the sample that each is an occurrence of; None: they are the samples."""
-    mixture: Mixture | None
+            return self.bucket
+        return merged_upward(self.lengths, [bucket.dims["length"] for bucket in self.buckets], global_batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +113,11 @@ def plan_report(index: SampleIndex, batches: BatchPlan, *, seed: int = 0) -> Pla
     Raises:
         PlanError: Under ``error``, a bucket does not divide into full batches.
     """
-    space = index.space(seed, 0, batches.global_batch_size)
-    report = replace(count_steps(space.bucket, index.buckets, batches, space.mixture), mixture=index.mixture)
+    report = count_steps(index.served_at(batches.global_batch_size), index.buckets, batches, index.mixture)
     report = replace(report, overfilled=_overfilled(index, report))
     if index.names_of is None or not (report.samples_repeated or report.samples_dropped):
         return report
-    return replace(report, names=FirstEpochNames(index, batches, seed))
+    return replace(report, uneven=partial(_uneven_names, index, batches, seed))
 
 
 def _overfilled(index: SampleIndex, report: PlanReport) -> tuple[Overfilled, ...]:
@@ -160,27 +144,25 @@ def plan_epoch(index: SampleIndex, batches: BatchPlan, *, seed: int, epoch: int)
         seed: Changes the order of all epochs.
         epoch: Number of the epoch, from 0.
     """
-    space = index.space(seed, epoch, batches.global_batch_size)
-    return finished(lay_out(space, index.buckets, batches, seed=seed, epoch=epoch), space, index.bucket)
+    bucket = index.served_at(batches.global_batch_size)
+    return with_buckets(lay_out(index, bucket, batches, seed=seed, epoch=epoch), index, bucket)
 
 
-def finished(plan: EpochPlan, space: Space, bucket: Ints) -> EpochPlan:
-    """A plan over a space as a plan over samples; each step has the bucket of its longest row."""
-    if not len(plan):
-        return replace(plan, bucket=_NO_ROWS)
-    if space.row is None:
-        return replace(plan, bucket=bucket[plan.rows[plan.starts[:-1]]].astype(np.int32))
-    longest = np.maximum.reduceat(space.bucket[plan.rows], plan.starts[:-1])
-    return replace(plan, rows=space.row[plan.rows], bucket=longest.astype(np.int32))
+def with_buckets(plan: EpochPlan, index: SampleIndex, bucket: Ints) -> EpochPlan:
+    """The plan, each step with the bucket of its longest row."""
+    starts = plan.starts[:-1]
+    if not len(plan) or index.lengths is None:
+        return replace(plan, bucket=bucket[plan.rows[starts]].astype(np.int32))
+    return replace(plan, bucket=np.maximum.reduceat(bucket[plan.rows], starts).astype(np.int32))
 
 
-def lay_out(space: Space, buckets: Sequence[Bucket], batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:
-    """The steps of an epoch over a space, without their buckets."""
-    report = count_steps(space.bucket, buckets, batches, space.mixture)
-    if space.mixture is not None:
-        return _mixed(space.bucket, space.mixture, report, seed, epoch)
-    held = np.bincount(space.bucket)
-    order = grouped(shuffled(len(space.bucket), seed, epoch, stream=0), space.bucket, len(held))
+def lay_out(index: SampleIndex, bucket: Ints, batches: BatchPlan, *, seed: int, epoch: int) -> EpochPlan:
+    """The steps of an epoch that serves samples at these buckets (N,)."""
+    report = count_steps(bucket, index.buckets, batches, index.mixture)
+    if index.mixture is not None:
+        return _mixed(bucket, index.mixture, report, seed, epoch)
+    held = np.bincount(bucket)
+    order = grouped(shuffled(len(bucket), seed, epoch, stream=0), bucket, len(held))
     steps = Steps(batches)
     for plan, rows in zip(report.buckets, np.split(order, np.cumsum(held[held > 0]))[:-1], strict=True):
         steps.add(rows, step_sizes(plan, batches))
@@ -195,11 +177,11 @@ def times_counted(times: NDArray[np.integer] | None, samples: int) -> dict[int, 
     return {number: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
 
 
-def due(space: Space, *, seed: int, epoch: int) -> NDArray[np.int32]:
-    """(S,) how often an epoch serves each before the policy for incomplete batches."""
-    if space.mixture is None:
-        return np.ones(len(space.bucket), dtype=np.int32)
-    return occurrences(space.bucket, space.mixture, seed=seed, epoch=epoch)
+def due(index: SampleIndex, bucket: Ints, *, seed: int, epoch: int) -> NDArray[np.int32]:
+    """(N,) how often an epoch serves each sample before the policy for incomplete batches."""
+    if index.mixture is None:
+        return np.ones(len(index.bucket), dtype=np.int32)
+    return occurrences(bucket, index.mixture, seed=seed, epoch=epoch)
 
 
 def _mixed(bucket: Ints, mix: Mixture, report: PlanReport, seed: int, epoch: int) -> EpochPlan:
@@ -280,29 +262,9 @@ def _padded(rows: Ints, total: int, size: int) -> tuple[Ints, NDArray[np.bool_]]
     return filled, is_pad
 
 
-class FirstEpochNames:
-    """``batching.UnevenNames`` of epoch 0 of a seed. Picklable if ``names_of`` is."""
-
-    def __init__(self, index: SampleIndex, batches: BatchPlan, seed: int) -> None:
-        self._index, self._batches, self._seed = index, batches, seed
-
-    @property
-    def repeated(self) -> tuple[str, ...]:
-        """Samples that it serves more often than due."""
-        return self._both[0]
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Samples that it serves less often than due."""
-        return self._both[1]
-
-    @cached_property
-    def _both(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        index, count = self._index, len(self._index.bucket)
-        space = index.space(self._seed, 0, self._batches.global_batch_size)
-        each = due(space, seed=self._seed, epoch=0)
-        expected = each if space.row is None else np.bincount(space.row, minlength=count)
-        served = plan_epoch(index, self._batches, seed=self._seed, epoch=0).real()
-        times = np.bincount(served, minlength=count)
-        names = index.names_of or (lambda rows: [str(row) for row in rows.tolist()])
-        return tuple(names(np.flatnonzero(times > expected))), tuple(names(np.flatnonzero(times < expected)))
+def _uneven_names(index: SampleIndex, batches: BatchPlan, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Samples that epoch 0 serves more often than due, and less often."""
+    expected = due(index, index.served_at(batches.global_batch_size), seed=seed, epoch=0)
+    times = np.bincount(plan_epoch(index, batches, seed=seed, epoch=0).real(), minlength=len(index.bucket))
+    names = index.names_of or (lambda rows: [str(row) for row in rows.tolist()])
+    return tuple(names(np.flatnonzero(times > expected))), tuple(names(np.flatnonzero(times < expected)))

@@ -233,6 +233,13 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
     if error.errno == errno.EIO:
         fix = "check the disk, then run the same command again: committed work is kept"
         return StoreError("the disk reports an error", where=str(path), why=str(error), fix=fix)
+    if error.errno == errno.EXDEV:
+        return StoreError(
+            "a part of this cache is on another file system than the rest",
+            where=str(path),
+            why=f"shards and snapshots are moved by one rename, which works on one file system only: {error}",
+            fix="copy the cache with `cp -a` to one file system, then run the same command on the copy",
+        )
     if error.errno == errno.EISDIR:
         return folder_in_place(Path(error.filename2 or error.filename or path))
     reason = "read-only" if error.errno in READ_ONLY else "not usable"

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,8 +223,8 @@ class Catalog:
         item = self.item(place)
         return None if item is None else item.array
 
-    def save_lookup(self, path: Path) -> None:
-        """Write the columns to a file that :func:`open_lookup` reads, with those of same-hashes.
+    def save_lookup(self, folder: Path) -> None:
+        """Write the columns, with those of same-hashes, to a folder that :func:`open_lookup` reads.
 
         Raises:
             DiskFullError: No space.
@@ -231,36 +232,22 @@ class Catalog:
             StoreError: The disk fails.
         """
         self._same_columns()
-        with writing(path), path.open("wb") as file:
-            about = {"shards": [str(folder) for folder in self._folders], "damaged": self.damaged}
-            forms = {name: [column.dtype.str, column.shape] for name, column in self._columns.items()}
-            text = json.dumps(about | {"columns": forms}).encode("ascii") + b"\n"
-            file.write(len(text).to_bytes(8, "little") + text + bytes(-(8 + len(text)) % 64))
-            for column in self._columns.values():
-                file.write(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data if column.size else b"")
-                file.write(bytes(-column.nbytes % 64))
+        make_folder(folder)
+        with writing(folder):
+            for name, column in self._columns.items():
+                np.save(folder / f"{name}.npy", column)
+            (folder / "shards.json").write_text(json.dumps([list(map(str, self._folders)), self.damaged]), "ascii")
 
     @contextlib.contextmanager
     def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
-        """A file with the columns for worker processes: in memory if the system can, else in the scratch folder.
-
-        Errors as :meth:`save_lookup`.
-        """
-        in_memory = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
-        descriptor = os.memfd_create("lookup") if in_memory else -1
-        make_folder(paths.scratch)
-        path = paths.scratch / f"lookup-{secrets.token_hex(4)}"
-        if descriptor >= 0:
-            path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+        """A scratch folder with the columns, for worker processes. Errors as :meth:`save_lookup`."""
+        folder = paths.scratch / f"lookup-{secrets.token_hex(4)}"
         try:
-            self.save_lookup(path)
-            self._columns = open_lookup(path)._columns
-            yield str(path)
+            self.save_lookup(folder)
+            self._columns = open_lookup(folder)._columns
+            yield str(folder)
         finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-            else:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 paths.scratch.rmdir()
 
@@ -416,30 +403,18 @@ def catalog_of(indexes: Sequence[ShardIndex], damaged: Sequence[str] = ()) -> Ca
     return Catalog([index.folder for index in indexes], columns, damaged, dict(enumerate(indexes)))
 
 
-def open_lookup(path: Path, paths: CachePaths | None = None) -> Catalog:
-    """The catalog that another process saved; its columns are mapped read-only. The file is complete and ours.
-
-    Args:
-        path: The file.
-        paths: Not needed; the file names its shards.
+def open_lookup(folder: Path) -> Catalog:
+    """The catalog that another process saved; its columns are mapped read-only. The files are complete and ours.
 
     Raises:
         CacheDamagedError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            about = json.loads(file.read(length))
-            whole = np.memmap(file, dtype=np.uint8, mode="r")
+        folders, damaged = json.loads((folder / "shards.json").read_text("ascii"))
+        columns = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
     except (OSError, ValueError) as error:
-        raise CacheDamagedError("the lookup file cannot be read", where=str(path), why=str(error)) from error
-    place, columns = -(-(8 + length) // 64) * 64, {}
-    for name, (text, shape) in about["columns"].items():
-        dtype = np.dtype(text)
-        size = dtype.itemsize * int(np.prod(shape))
-        columns[name] = np.asarray(whole[place : place + size]).view(dtype).reshape(shape)
-        place += -(-size // 64) * 64
-    return Catalog([Path(one) for one in about["shards"]], columns, about["damaged"])
+        raise CacheDamagedError("the lookup cannot be read", where=str(folder), why=str(error)) from error
+    return Catalog([Path(one) for one in folders], columns, damaged)
 
 
 def undamaged_index(folder: Path) -> ShardIndex | None:

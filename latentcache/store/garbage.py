@@ -8,10 +8,8 @@ snapshots go on; the collector removes the shard when no snapshot needs it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,16 +20,16 @@ from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, open_file, read_json, sync_folder, writing
+from latentcache.store.atomic_io import make_folder, open_file, read_json, sync_folder
 from latentcache.store.entry import EntryHeader, read_header
 from latentcache.store.index import ShardIndex, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import FieldDraft, draft_of, republish
+from latentcache.store.publish import kept_rows, republish
 from latentcache.store.salvage import copy_entries, tombstone
-from latentcache.store.snapshot import FieldRows, Snapshot
+from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
 
 __all__ = [
-    "ShardUse", "StoredEntry", "check_one_disk", "copy_entries", "relocate", "shard_use", "stored_entries",
+    "ShardUse", "StoredEntry", "copy_entries", "relocate", "shard_use", "stored_entries",
     "to_scratch", "tombstone",
 ]  # fmt: skip
 
@@ -130,11 +128,11 @@ def relocate(
     """
     names = list(dict.fromkeys([*snapshot.shards, *moved.values()]))
     indexes = {old: load_index(paths.shard(new)) for old, new in moved.items()}
-    drafts = {}
+    drafts: dict[str, FieldDraft] = {}
     for name, rows in snapshot.fields.items():
         gone = np.zeros(rows.entries, dtype=np.bool_) | (drop or {}).get(name, False)
         draft = _moved(rows, snapshot, moved, indexes, names, gone)
-        drafts[name] = draft.kept(~gone[np.asarray(rows.entry)]) if gone.any() else draft
+        drafts[name] = kept_rows(draft, ~gone[np.asarray(rows.entry)]) if gone.any() else draft
     return republish(paths, snapshot, fields=drafts, shards=names, complete=complete)
 
 
@@ -176,26 +174,6 @@ def to_scratch(paths: CachePaths, path: Path) -> Path:
     return place
 
 
-def check_one_disk(paths: CachePaths) -> None:
-    """See that shards and snapshots can be moved within the cache in one step, before anything is moved.
-
-    Raises:
-        StoreError: A part of the cache is on another file system.
-        CacheReadOnlyError: The cache cannot be written.
-        DiskFullError: No space.
-    """
-    make_folder(paths.scratch)
-    probe = paths.scratch / f"probe-{secrets.token_hex(4)}.tmp"
-    parts = [folder for folder in (paths.shards, paths.snapshots_folder) if folder.is_dir()]
-    with writing(paths.scratch), contextlib.ExitStack() as left:
-        left.callback(_remove_empty, paths.scratch)
-        left.callback(probe.unlink, missing_ok=True)
-        probe.touch()
-        for folder in parts:
-            left.callback((folder / probe.name).unlink, missing_ok=True)
-            _try_move(probe, folder / probe.name, paths)
-
-
 def _moved(
     rows: FieldRows,
     snapshot: Snapshot,
@@ -216,7 +194,7 @@ def _moved(
         there = keys[at] == wanted
         gone[held[~there]] = True
         shard[held], offset[held] = names.index(new), np.asarray(indexes[old].offset)[at]
-    return replace(draft_of(rows), shard=shard, offset=offset)
+    return replace(rows, shard=shard, offset=offset)
 
 
 def _index(folder: Path) -> ShardIndex | None:
@@ -299,25 +277,3 @@ def _reason(paths: CachePaths, shard: str) -> str:
     with contextlib.suppress(CacheDamagedError):
         return str(read_json(paths.tombstone(shard)).get("reason", "")) or "unknown"
     return "unknown"
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _try_move(probe: Path, there: Path, paths: CachePaths) -> None:
-    """There and back; numbers of devices would not show a folder that is mounted twice."""
-    try:
-        probe.rename(there)
-        there.rename(probe)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        root, part = shlex.quote(str(paths.root)), there.parent.name
-        raise StoreError(
-            f"{part}/ of this cache is on another file system than the rest",
-            where=str(there.parent),
-            why="shards and snapshots are put in place and taken away by one rename, which works on one only",
-            fix=f"cp -a {root} {shlex.quote(f'{paths.root}-copy')} on one file system, then run this on the copy",
-        ) from error

@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +84,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lease, as far as this machine can tell; ``unknown`` for a process of another one."""
+    """A process of this machine that holds a lease."""
 
-    pid: int | str = "unknown"
-    host: str = "unknown"
-    since: str = "unknown"
-    """When the process was started, ISO 8601, UTC."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The form of ``error.holder``."""
-        return {"pid": self.pid, "host": self.host, "since": self.since}
+    pid: int
+    host: str
 
 
 def open_leased(cache: Path) -> Snapshot:
@@ -145,37 +138,13 @@ def unleased(manifest: Path) -> Iterator[bool]:
 
 
 def holders(manifest: Path) -> list[Holder]:
-    """Processes of this machine that hold a snapshot; one that nobody knows where the system does not say."""
-    found = manifest.stat()
-    try:
-        lines = (_PROCESSES / "locks").read_text("ascii").splitlines()
-    except (OSError, ValueError):
-        lines = []
-    locks = [line.split() for line in lines if " FLOCK " in line and "->" not in line]
-    pids = {int(lock[4]) for lock in locks if lock[5].rpartition(":")[2] == str(found.st_ino)}
-    known = sorted(pid for pid in pids if pid > 0 and _has_open(pid, found))
-    return [Holder(pid=pid, host=socket.gethostname(), since=_started(pid)) for pid in known] or [Holder()]
-
-
-def _has_open(pid: int, file: os.stat_result) -> bool:
-    """Whether a process has this file open; the list of locks names inodes, and those repeat between disks."""
-    try:
-        return any(os.path.samestat(link.stat(), file) for link in (_PROCESSES / str(pid) / "fd").iterdir())
-    except PermissionError:  # somebody else's process: the inode has to do
-        return True
-    except OSError:
-        return False
-
-
-def _started(pid: int) -> str:
-    """When a process was started: ticks since the machine was (proc(5), fields ``starttime`` and ``btime``)."""
-    try:
-        ticks = int((_PROCESSES / str(pid) / "stat").read_text("ascii", "replace").rpartition(")")[2].split()[19])
-        boot = next(line for line in (_PROCESSES / "stat").read_text("ascii").splitlines() if line[:6] == "btime ")
-        moment = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError, StopIteration):
-        return "unknown"
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")
+    """Processes of this machine that have a manifest open, as far as the system says (Linux: /proc)."""
+    found, pids = manifest.stat(), set[int]()
+    for link in _PROCESSES.glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            if os.path.samestat(link.stat(), found):
+                pids.add(int(link.parts[2]))
+    return [Holder(pid=pid, host=socket.gethostname()) for pid in sorted(pids)]
 
 
 def _open_for_locking(manifest: Path) -> int:

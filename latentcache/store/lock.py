@@ -133,12 +133,13 @@ def _take(descriptor: int, path: Path, folder: int) -> None:
     if not _folder_locked(folder):
         from latentcache.store.lease import holders  # it imports snapshots, which import this module
 
-        found = next(iter(holders(path.parent)))
+        others: list[int | str] = [one.pid for one in holders(path.parent) if one.pid != os.getpid()]
+        holder = {"pid": (others or ["unknown"])[0], "host": socket.gethostname(), "since": "unknown"}
         raise CacheLockedError(
-            f"another build holds this cache: process {found.pid} on {found.host}",
-            holder=found.as_json(),
+            f"another build holds this cache: process {holder['pid']} on {holder['host']}",
+            holder=holder,
             where=str(path.parent),
-            why=f"that process was started {found.since}, and its {path.name} was deleted",
+            why=f"its {path.name} was deleted",
             fix="wait until it ends; never delete the lock file: it ends with its process",
         )
     since = datetime.now(UTC).isoformat(timespec="seconds")

@@ -35,8 +35,8 @@ from latentcache.store.index import load_index
 from latentcache.store.lease import Lease
 from latentcache.store.lock import builder_name
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import FieldDraft, SnapshotDraft, rejected_line, write_snapshot
-from latentcache.store.snapshot import MANIFEST, Snapshot, open_snapshot, read_snapshot
+from latentcache.store.publish import SnapshotDraft, draft_of, rejected_line, write_snapshot
+from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, open_snapshot, read_snapshot
 
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
@@ -55,32 +55,20 @@ def pending_field(
     variant: NDArray[np.integer],
     key: NDArray[np.uint8],
     provenance: Mapping[str, Any] | None = None,
-    noise: Mapping[str, Any] | None = None,
 ) -> FieldDraft:
     """A field whose items are not there yet; arguments as in :class:`FieldDraft`, ``key`` (R, 32) of items."""
-    nothing, rows = np.zeros(len(sample), dtype=np.int64), np.arange(len(sample), dtype=np.int32)
-    return FieldDraft(
-        name=kind.name,
-        kind=kind.kind,
-        packing=kind.packing,
-        recipe=recipe.as_json(),
-        recipe_id=recipe.recipe_id,
-        spec=recipe.spec,
+    nothing = np.zeros(len(sample), dtype=np.int64)
+    return draft_of(
+        kind,
+        recipe,
         groups=tuple(groups),
-        provenance=dict(provenance or {}),
-        noise=dict(noise or {}),
+        provenance=provenance or {},
         key=key,
-        shard=nothing,
-        offset=nothing,
-        head=nothing,
-        bytes=nothing,
-        checksum=nothing,
+        **dict.fromkeys(("shard", "offset", "head", "bytes", "checksum", "start", "length"), nothing),
         sample=sample,
-        entry=rows,
+        entry=np.arange(len(sample), dtype=np.int32),
         group=group,
         variant=variant,
-        start=nothing,
-        length=nothing,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.fields.protocol import FieldKind, FieldRecipe, FieldSpec, Group
+from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
 from latentcache.fields.table import Input, Rejected, SampleTable
 from latentcache.identity.content import checksum
 from latentcache.identity.key import split_keys
@@ -32,6 +32,7 @@ from latentcache.store.snapshot import (
     MANIFEST,
     REJECTED,
     ROW_TYPES,
+    FieldDraft,
     FieldRows,
     Snapshot,
     following,
@@ -43,63 +44,6 @@ _OWN_NAMES = frozenset(
     {"format", "snapshot", "complete", "created", "demo", "allow_failed", "fingerprint", "source", "shards", "counts"}
     | {"columns", "rejected", "inputs", "fields", "checksum"}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldDraft:
-    """One field of a snapshot that is to be published. E entries, R rows in the order of sample, group, variant."""
-
-    name: str
-    kind: int
-    packing: str
-    recipe: Mapping[str, Any]
-    """As JSON."""
-    recipe_id: bytes
-    spec: FieldSpec
-    groups: tuple[Group, ...]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    noise: Mapping[str, Any] = field(default_factory=dict)
-    key: Any
-    """(E, 32)"""
-    shard: Any
-    """(E,) position in the draft's shards."""
-    offset: Any
-    """(E,) of the payload in ``data.mdb``, bytes."""
-    head: Any
-    """(E,) bytes of the head before it."""
-    bytes: Any
-    """(E,) of the payload."""
-    checksum: Any
-    """(E,) xxh3-64 of the payload."""
-    sample: Any
-    """(R,) row of the sample table."""
-    entry: Any
-    """(R,) position in the entries."""
-    group: Any
-    """(R,) position in the groups."""
-    variant: Any
-    """(R,)"""
-    start: Any
-    """(R,) first element of the item in the entry, along the first axis."""
-    length: Any
-    """(R,) elements; 0 if the field is not ragged."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    """(R, ...) the kind's own columns."""
-    ragged_columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """(R,) where the values of each row end, and the values."""
-
-    def kept(self, rows: NDArray[np.bool_]) -> FieldDraft:
-        """Without some rows, and without the entries that no row needs then.
-
-        Args:
-            rows: (R,) True for each row that stays.
-        """
-        needed, entry = np.unique(np.asarray(self.entry)[rows], return_inverse=True)
-        ragged = {name: _kept_values(*pair, rows) for name, pair in self.ragged_columns.items()}
-        changed: dict[str, Any] = {name: np.asarray(getattr(self, name))[needed] for name in ("key", *ENTRY_TYPES)}
-        changed |= {name: np.asarray(getattr(self, name))[rows] for name in ROW_TYPES}
-        changed |= {"entry": entry.astype(np.int32), "ragged_columns": ragged}
-        return replace(self, columns={k: np.asarray(v)[rows] for k, v in self.columns.items()}, **changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +65,26 @@ class SnapshotDraft:
     """More names of the manifest."""
 
 
-def draft_of(rows: FieldRows) -> FieldDraft:
-    """A field of a snapshot as it is, for a snapshot that changes a part of it."""
-    names = [one.name for one in fields(FieldDraft) if one.name not in ("kind", "recipe")]
-    return FieldDraft(kind=rows.kind_byte, recipe=rows.recipe_json, **{name: getattr(rows, name) for name in names})
+def kept_rows(one: FieldDraft, rows: NDArray[np.bool_]) -> FieldDraft:
+    """A field with the rows that stay (R,), and with the entries that these need."""
+    needed, entry = np.unique(np.asarray(one.entry)[rows], return_inverse=True)
+    changed: dict[str, Any] = {name: np.asarray(getattr(one, name))[needed] for name in ("key", *ENTRY_TYPES)}
+    changed |= {name: np.asarray(getattr(one, name))[rows] for name in ROW_TYPES}
+    changed |= {"entry": entry.astype(np.int32), "columns": {k: np.asarray(v)[rows] for k, v in one.columns.items()}}
+    return replace(one, **changed, ragged_columns={k: _kept_values(*v, rows) for k, v in one.ragged_columns.items()})
+
+
+def draft_of(kind: FieldKind, recipe: FieldRecipe, **columns: Any) -> FieldDraft:
+    """A field with these columns; also ``groups``, ``provenance`` and ``noise``."""
+    return FieldDraft(
+        name=kind.name,
+        kind_byte=kind.kind,
+        packing=kind.packing,
+        recipe_json=recipe.as_json(),
+        recipe_id=recipe.recipe_id,
+        spec=recipe.spec,
+        **columns,
+    )
 
 
 def field_draft(
@@ -169,16 +129,12 @@ def field_draft(
     distinct = len(first) == len(entry)
     some = rows if distinct else CatalogRows(**{one.name: getattr(rows, one.name)[first] for one in fields(rows)})
     columns, ragged = _OwnColumns(kind, len(place)).collect(catalog, place, rows, known)
-    return FieldDraft(
-        name=kind.name,
-        kind=kind.kind,
-        packing=kind.packing,
-        recipe=recipe.as_json(),
-        recipe_id=recipe.recipe_id,
-        spec=recipe.spec,
+    return draft_of(
+        kind,
+        recipe,
         groups=tuple(groups),
-        provenance=dict(provenance or {}),
-        noise=dict(noise or {}),
+        provenance=provenance or {},
+        noise=noise or {},
         key=catalog.entry_keys(some),
         **{name: getattr(some, name) for name in ENTRY_TYPES},
         sample=sample,
@@ -370,9 +326,9 @@ def _needed_shards(draft: SnapshotDraft) -> tuple[list[str], list[FieldDraft]]:
 
 def _described(one: FieldDraft) -> dict[str, Any]:
     return {
-        "kind": one.kind,
+        "kind": one.kind_byte,
         "packing": one.packing,
-        "recipe": dict(one.recipe),
+        "recipe": dict(one.recipe_json),
         "recipe_id": one.recipe_id.hex(),
         "spec": {item.name: getattr(one.spec, item.name) for item in fields(one.spec)},
         "groups": [group.as_json() for group in one.groups],

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import CacheDamagedError, StoreError
+from latentcache.errors import StoreError
 from latentcache.identity.content import checksum
 from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry, read_header
-from latentcache.store.index import ShardIndex, load_index, open_shard_index
+from latentcache.store.index import load_index, open_shard_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import ShardWriter, recover_shard
-from latentcache.store.snapshot import PLACE_DTYPE, Snapshot
+from latentcache.store.snapshot import PLACE_DTYPE
 
 Places = NDArray[Any] | Sequence[tuple[bytes, int, int]]
 _COMMIT_BYTES = 16 << 20
@@ -47,14 +47,10 @@ class Salvaged:
     """Entries that were found and are damaged."""
 
 
-def mend_shards(paths: CachePaths, snapshot: Snapshot | None = None) -> list[Salvaged]:
+def mend_shards(paths: CachePaths) -> list[Salvaged]:
     """Before a build: seal what dead builds left open, and salvage what is damaged. Returns what was damaged.
 
     The caller holds the builder lock. A damaged shard gets a tombstone; an open one goes to ``quarantine/``.
-
-    Args:
-        paths: The cache.
-        snapshot: The current snapshot, if it can be read: it knows places too.
 
     Raises:
         DiskFullError: No space.
@@ -65,32 +61,14 @@ def mend_shards(paths: CachePaths, snapshot: Snapshot | None = None) -> list[Sal
     for folder in paths.open_shards():
         recover_shard(folder, paths.quarantine, lambda lost: made.append(salvage(paths, lost, skip=known)))
     for name in known.damaged:
-        made.append(salvage(paths, paths.shard(name), skip=known, hints=_hints(snapshot, name)))
+        made.append(salvage(paths, paths.shard(name), skip=known))
         tombstone(paths, name, "damaged")
     return made
 
 
-def salvage(
-    paths: CachePaths, source: Path, *, skip: Catalog | None = None, hints: NDArray[Any] | None = None
-) -> Salvaged:
-    """Copy every intact entry of a shard into a new sealed one. The caller holds the builder lock.
-
-    Args:
-        paths: The cache.
-        source: Folder of the shard, sealed or not.
-        skip: Entries with all items in it are not wanted.
-        hints: ``PLACE_DTYPE``: where entries should be, for a shard whose own index is lost.
-
-    Raises:
-        DiskFullError: No space. Nothing has changed.
-        StoreError: The new shard cannot be written. Nothing has changed.
-    """
-    index = _index(source)
-    places = _NO_PLACES if hints is None else hints
-    if index is not None:
-        places = np.empty(index.entries, dtype=PLACE_DTYPE)
-        places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
-    return copy_entries(paths, source, places, skip=skip)
+def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> Salvaged:
+    """Copy every intact entry of a shard, sealed or not, into a new sealed one. Arguments and errors as below."""
+    return copy_entries(paths, source, places_of(source), skip=skip)
 
 
 def copy_entries(paths: CachePaths, source: Path, places: Places, *, skip: Catalog | None = None) -> Salvaged:
@@ -156,15 +134,22 @@ def tombstone(paths: CachePaths, shard: str, reason: str) -> None:
         write_json(mark, {"schema": 1, "reason": reason, "since": since})
 
 
-def _index(source: Path) -> ShardIndex | None:
-    """The index of a shard if its own file is intact, whatever became of ``data.mdb``; else what LMDB's pages say."""
-    with contextlib.suppress(StoreError):
+def places_of(source: Path) -> NDArray[Any]:
+    """``PLACE_DTYPE`` of a shard's entries: from its index if that is intact, whatever became of ``data.mdb``.
+
+    Else from LMDB's pages; no places if these are damaged too.
+    """
+    try:
         index = load_index(source, check_data=False)
         index.check()
-        return index
-    with contextlib.suppress(StoreError, OSError):
-        return open_shard_index(source)
-    return None
+    except StoreError:
+        try:
+            index = open_shard_index(source)
+        except (StoreError, OSError):
+            return np.empty(0, dtype=PLACE_DTYPE)
+    places = np.empty(index.entries, dtype=PLACE_DTYPE)
+    places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
+    return places
 
 
 def _as_places(places: Places) -> NDArray[Any]:
@@ -211,17 +196,3 @@ def _entry_at(descriptor: int, offset: int, head: int, key: bytes) -> NewEntry |
 
 def _keys(entry: NewEntry) -> NDArray[np.uint8]:
     return np.frombuffer(b"".join(entry.item_keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
-
-
-def _hints(snapshot: Snapshot | None, shard: str) -> NDArray[Any]:
-    """Where a snapshot says that entries of a shard are."""
-    if snapshot is None or shard not in snapshot.shards:
-        return _NO_PLACES
-    number, parts = snapshot.shards.index(shard), [_NO_PLACES]
-    with contextlib.suppress(CacheDamagedError):
-        some = snapshot.fields.values()
-        parts += [rows.entry_places(np.flatnonzero(np.asarray(rows.shard) == number)) for rows in some]
-    return np.concatenate(parts)
-
-
-_NO_PLACES = np.empty(0, dtype=PLACE_DTYPE)

@@ -46,37 +46,57 @@ PLACE_DTYPE = np.dtype([("key", "u1", (32,)), ("offset", "<u8"), ("head", "<u4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldRows:
-    """One field of a snapshot. E entries, R rows; columns as in :class:`FieldDraft`, read when they are asked for."""
+class FieldDraft:
+    """What a snapshot holds of one field. E entries, R rows in the order of sample, group, variant."""
 
     name: str
-    kind: FieldKind | None
-    """None if it is not installed."""
     kind_byte: int
     packing: str
-    recipe: FieldRecipe | None
     recipe_json: Mapping[str, Any]
     recipe_id: bytes
-    provenance: Mapping[str, Any]
-    noise: Mapping[str, Any]
     spec: FieldSpec
     groups: tuple[Group, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    noise: Mapping[str, Any] = field(default_factory=dict)
+    key: Any
+    """(E, 32)"""
+    shard: Any
+    """(E,) position in the shards of the snapshot."""
+    offset: Any
+    """(E,) of the payload in ``data.mdb``, bytes."""
+    head: Any
+    """(E,) bytes of the head before it."""
+    bytes: Any
+    """(E,) of the payload."""
+    checksum: Any
+    """(E,) xxh3-64 of the payload."""
+    sample: Any
+    """(R,) row of the sample table."""
+    entry: Any
+    """(R,) position in the entries."""
+    group: Any
+    """(R,) position in the groups."""
+    variant: Any
+    """(R,)"""
+    start: Any
+    """(R,) first element of the item in the entry, along the first axis."""
+    length: Any
+    """(R,) elements; 0 if the field is not ragged."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """(R, ...) the kind's own columns."""
+    ragged_columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """(R,) where the values of each row end, and the values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRows(FieldDraft):
+    """One field of a snapshot on disk; its columns are read when they are asked for."""
+
+    kind: FieldKind | None
+    """None if it is not installed."""
+    recipe: FieldRecipe | None
     shards: tuple[str, ...]
     """Names that ``shard`` points into."""
-    key: Any
-    shard: Any
-    offset: Any
-    head: Any
-    bytes: Any
-    checksum: Any
-    sample: Any
-    entry: Any
-    group: Any
-    variant: Any
-    start: Any
-    length: Any
-    columns: Mapping[str, Any]
-    ragged_columns: Mapping[str, tuple[Any, Any]]
     samples: SampleTable = field(repr=False)
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from latentcache.errors import CacheNotFoundError, CacheReadOnlyError, LatentcacheError, StoreError, UsageError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import as_store_error
-from latentcache.store.garbage import ShardUse, check_one_disk, shard_use, to_scratch
+from latentcache.store.garbage import ShardUse, shard_use, to_scratch
 from latentcache.store.lease import Holder, holders, unleased
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import TOMBSTONE_SUFFIX, CachePaths
@@ -66,7 +66,7 @@ class Garbage:
         }
         item |= {"entries": self.entries} if self.entries else {}
         item |= {"snapshot": self.snapshot} if self.snapshot else {}
-        item |= {"holders": [holder.as_json() for holder in self.holders]} if self.holders else {}
+        item |= {"holders": [asdict(holder) for holder in self.holders]} if self.holders else {}
         return item | ({"until": self.until} if self.until else {})
 
 
@@ -119,7 +119,7 @@ def collect(
         CacheDamagedError: The current snapshot is damaged, so that nothing tells what is needed.
         CacheLockedError: A build, a repair or another collection is at work here.
         CacheReadOnlyError: Something cannot be deleted.
-        StoreError: A part of the cache is on another file system, so that nothing can be moved in one step.
+        StoreError: A part of the cache is on another file system, so that it cannot be moved in one step.
         DiskFullError: No room to copy the needed part of a shard.
     """
     if keep < 1 or not grace_s >= 0:
@@ -142,8 +142,6 @@ def collect(
                 raise
         collector = _Collector(paths, keep, grace_s, damaged, apply)
         try:
-            if apply:
-                check_one_disk(paths)
             return collector.run()
         except StoreError:
             raise
@@ -237,7 +235,10 @@ class _Collector:
                 yield old, "grace"
             else:
                 with unleased(old.folder / "manifest.json") as free:
-                    yield old, "" if free else "leased"
+                    if free:
+                        yield old, ""
+                if not free:
+                    yield old, "leased"
 
     def _snapshots(self) -> list[tuple[_Old, str]]:
         """Remove snapshots; returns those that stay, and why."""

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from latentcache.errors import StoreError
 from latentcache.failpoint import failpoint
 from latentcache.store.atomic_io import write_atomically
-from latentcache.store.garbage import check_one_disk, copy_entries, relocate, tombstone
+from latentcache.store.garbage import relocate
 from latentcache.store.index import load_index
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
-from latentcache.store.snapshot import PLACE_DTYPE
+from latentcache.store.salvage import copy_entries, places_of, tombstone
 from latentcache.verify.drift import Reencode
 from latentcache.verify.entries import Store, View
 from latentcache.verify.findings import VerifyReport
@@ -143,7 +143,6 @@ def repair_cache(
         plan = _plan(check.store, report, drop_stale=drop_stale)
         if not plan.needed or not confirm(plan):
             return RepairReport(plan=plan, complete=report.complete)
-        check_one_disk(paths)
         return _carry_out(check.store, plan)
 
 
@@ -228,7 +227,9 @@ def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
     drop = {name: mask.copy() for name, mask in plan.drop.items()}
     removals = list(plan.removals)
     for name in plan.shards:
-        copy = copy_entries(paths, paths.shard(name), _places(store, name, plan.condemned))
+        places = places_of(paths.shard(name))
+        wanted = [key.tobytes() not in plan.condemned for key in places["key"]]
+        copy = copy_entries(paths, paths.shard(name), places[np.array(wanted, dtype=np.bool_)])
         saved += copy.saved
         if copy.shard:
             moved[name] = copy.shard
@@ -243,21 +244,6 @@ def _carry_out(store: Store, plan: RepairPlan) -> RepairReport:
     return RepairReport(
         plan=plan, done=True, snapshot=number, complete=complete, removals=tuple(removals), saved=saved, log=log
     )
-
-
-def _places(store: Store, shard: str, condemned: frozenset[bytes]) -> NDArray[Any]:
-    """Entries of a shard to copy: all that its index lists, or, if that is damaged, those of the snapshot."""
-    try:
-        index = load_index(store.paths.shard(shard), check_data=False)
-        index.check()
-        places = np.empty(index.entries, dtype=PLACE_DTYPE)
-        places["key"], places["offset"], places["head"] = index.entry_keys(), index.offset, index.head
-    except StoreError:
-        number = store.snapshot.shards.index(shard) if shard in store.snapshot.shards else -1
-        known = [view.rows.entry_places(view.in_shard(number)) for view in store.views.values()]
-        places = np.concatenate([np.empty(0, dtype=PLACE_DTYPE), *known])
-    wanted: NDArray[Any] = places[[key.tobytes() not in condemned for key in places["key"]]]
-    return wanted
 
 
 def _not_copied(store: Store, shard: str, copy: str, drop: dict[str, NDArray[np.bool_]]) -> list[Removal]:

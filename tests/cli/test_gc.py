@@ -48,7 +48,7 @@ def test_who_holds_what_stays(run, cache, data):
     assert {item["reason"] for item in done["items"]} == {"leased"}
     for item in done["items"]:
         (holder,) = item["holders"]
-        assert set(holder) == {"pid", "host", "since"}
+        assert set(holder) == {"pid", "host"}
         assert holder["pid"] == os.getpid()
     assert done["held_bytes"] > 0
     text = run("gc", cache, "--keep", 1, "--grace", 0).out

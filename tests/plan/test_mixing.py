@@ -151,7 +151,7 @@ def test_an_epoch_with_weights_has_the_steps_of_its_report_in_every_epoch(made, 
         assert len({len(part.rows) for part in step}) == 1
         assert len(set(bucket[np.concatenate([part.rows for part in step])].tolist())) == 1
     first = plan_epoch(index, batches, seed=seed, epoch=0)
-    expected = due(index.space(seed, 0, batches.global_batch_size), seed=seed, epoch=0)
+    expected = due(index, index.served_at(batches.global_batch_size), seed=seed, epoch=0)
     served = np.bincount(first.rows, minlength=len(bucket))
     for number, part in zip(np.unique(bucket).tolist(), report.buckets, strict=True):
         own = bucket == number
@@ -206,19 +206,6 @@ def test_another_source_changes_no_occurrence_and_no_order_of_the_others(some, s
     before, now = order_by_size(others, seed, epoch), order_by_size(some, seed, epoch)
     for size, order in before.items():
         assert [one for one in now[size] if one[0] != added] == order
-
-
-@given(st.lists(st.integers(1, 32), min_size=4, max_size=60), plans("repeat"), st.integers(2, 90), st.integers(0, 5))
-def test_occurrences_at_several_lengths_fill_the_steps_of_one_length(lengths, batches, samples, epoch):
-    tokens = np.array(lengths)
-    index = index_of(
-        np.zeros(len(tokens)),
-        lengths=tokens,
-        allowed=(4, 8, 16, 32),
-        mixture=mixture([3, len(tokens) - 3], [1, 2], samples=samples),
-    )
-    report, plan = laid_out(index, batches, 7, epoch)
-    assert len(plan) == report.steps == -(-samples // batches.global_batch_size)
 
 
 def test_an_even_mixture_divides_under_error():

@@ -72,10 +72,7 @@ def test_equal_pixels_are_found_within_their_group_only(paths):
     assert (catalog.find_same(same ^ 1, keys) == -1).all()
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_workers_open_the_columns_of_the_build(paths, monkeypatch, memory):
-    if not memory:
-        monkeypatch.delattr("os.memfd_create")
+def test_workers_open_the_columns_of_the_build(paths):
     catalog, items = load_catalog(paths), items_of("plane", range(12))
     before = catalog.find(keys_of(items))
     with catalog.shared_lookup(paths) as path:

@@ -32,7 +32,7 @@ from latentcache.store.atomic_io import make_folder, write_json
 from latentcache.store.catalog import load_catalog
 from latentcache.store.columns import ColumnFile
 from latentcache.store.paths import CachePaths
-from latentcache.store.publish import SnapshotDraft, draft_of, field_draft, publish_snapshot, republish
+from latentcache.store.publish import SnapshotDraft, field_draft, kept_rows, publish_snapshot, republish
 from latentcache.store.snapshot import current_or_none, load_manifest, open_snapshot, own_checksum
 
 
@@ -122,7 +122,7 @@ def test_what_follows_from_other_columns_is_not_stored(tmp_path):
 def test_rows_can_be_dropped_with_their_entries(paths):
     snapshot = open_snapshot(paths.root)
     keep = np.arange(12) % 3 > 0
-    drafts = {name: draft_of(rows).kept(keep) for name, rows in snapshot.fields.items()}
+    drafts = {name: kept_rows(rows, keep) for name, rows in snapshot.fields.items()}
     assert republish(paths, snapshot, fields=drafts, shards=snapshot.shards, complete=False) == 2
     new = open_snapshot(paths.root)
     assert (new.complete, new.manifest["replaces"], len(new.samples)) == (False, 1, 12)

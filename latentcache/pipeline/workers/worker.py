@@ -70,7 +70,7 @@ class Task:
     cache: str
     """CACHE, absolute."""
     lookup: str = ""
-    """File of ``Catalog.save_lookup``; empty: nothing is committed."""
+    """Folder of ``Catalog.save_lookup``; empty: nothing is committed."""
     needs_torch: bool = False
     device: str = "auto"
     workers: int | None = None
@@ -113,7 +113,7 @@ class WorkerLoop:
         self.kind = field_kinds()[task.field]
         self.recipe = self.kind.recipe_from_json(task.recipe)
         paths = CachePaths(Path(task.cache))
-        self.lookup = open_lookup(Path(task.lookup), paths) if task.lookup else None
+        self.lookup = open_lookup(Path(task.lookup)) if task.lookup else None
         self.jobs = Tracker(self.kind, self.recipe, task.groups, self.lookup)
         self.writer = WriterThread(
             paths.shards, opening.shard, self._committed, commit_every=task.commit_every, rolling=task.stream
