@@ -162,9 +162,9 @@ class Config:
             )
         return found[0]
 
-    def error(self, what: str, fix: str) -> SourceError:
+    def error(self, what: str, fix: str, why: str = "") -> SourceError:
         """An error of this file."""
-        return SourceError(f"{self.path.name}: {what}", where=str(self.path), fix=fix)
+        return SourceError(f"{self.path.name}: {what}", where=str(self.path), why=why, fix=fix)
 
 
 def read_config(path: Path) -> Config:

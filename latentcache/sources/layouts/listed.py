@@ -58,7 +58,8 @@ def listed_images(
         if beside:
             detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
             found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
-    left = {name for names in images.values() for name in names} - set(found.taken)
+    folders = [names for number, names in images.items() if not layout.sets[number].captions.table]
+    left = {name for names in images.values() for name in names}.difference(found.taken, *folders)
     found.notes += [item for name, item in unlisted.items() if name in left]
     return found
 

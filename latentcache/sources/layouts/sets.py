@@ -39,6 +39,10 @@ class CaptionRule:
     """Of a table: the column of file names, then those of captions, the first that has a text wins."""
     table_ending: str = ""
     """Of file names in a table that have no extension."""
+    row_file: Callable[[str], str] | None = None
+    """Makes a path of what a table has as a file name."""
+    last_row: bool = False
+    """True: of several rows for one image the last one counts."""
     from_name: Callable[[str], str] | None = None
     """Makes a caption of the stem of a file name."""
     text: str = ""

@@ -4,19 +4,24 @@ Rule (bghira/SimpleTuner bc8e6ab, ``documentation/DATALOADER.md``, ``helpers/pro
 passes, so 0 is once; folders are recursive; ``caption_strategy`` is ``textfile`` (``a.txt``, each line a caption of
 its own unless ``disable_multiline_split``), ``filename`` (the stem with blanks for underscores, the default),
 ``instanceprompt``, or ``parquet``. A data set of the type ``huggingface`` is read if it is on this disk.
-``prepend_instance_prompt`` puts the prompt and a blank before captions.
+``prepend_instance_prompt`` puts the prompt and a blank before captions. The type ``csv`` (``csv_url_list.py``): of
+equal addresses the last row counts, and an image is the file whose stem is the SHA-256 of the stem in the address, in
+``csv_cache_dir``; of a name on this disk it is the one beside that name, else, unlike there, the named file itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from latentcache.sources.layouts import archives
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table, relative
 from latentcache.sources.layouts.partners import INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, Layout
 from latentcache.sources.layouts.tree import Tree
@@ -58,9 +63,10 @@ def read(config: Config, base: Path | None) -> Layout:
             parts.append(further[str(one["id"])])
         elif one.get("disabled") or one.get("disable") or kind in _CACHES:
             config.ignored[f"{one['id']} ({'disabled' if kind not in _CACHES else kind})"] += 1
-        elif not _is_read(one) or kind != "image":
-            found = _elsewhere(config, one, kind)
-            parts += [found] if found else []
+        elif kind != "image":
+            config.note(f"data set {one['id']} ({kind}) is not read: it is not one of images")
+        elif not _is_read(one):
+            parts.append(_elsewhere(config, one))
         else:
             parts.append(_part(config, one, further))
     sets = sum(len(part.sets) for part in parts)
@@ -81,38 +87,71 @@ def _paired(one: Mapping[str, Any], further: Mapping[str, Layout]) -> tuple[tupl
 
 
 def _part(config: Config, one: Mapping[str, Any], further: Mapping[str, Layout]) -> Layout:
-    kept, paired = config.take(one, _USED, _KEPT), _paired(one, further)
+    more = {**_more(one), "settings": config.take(one, _USED, _KEPT), "paired": _paired(one, further)}
     folder = config.place(one.get("instance_data_dir"), "instance_data_dir")
-    more: dict[str, Any] = {
-        "name": str(one["id"]),
-        "repeats": int(one.get("repeats") or 0) + 1,
-        "is_reg": bool(one.get("is_regularisation_data")),
-        "settings": kept,
-        "paired": paired,
-    }
     if one.get("caption_strategy") != "parquet":
         return of_folder(folder, _rule(config, one), **more)
     table = config.place(one.get("parquet", {}).get("path"), "parquet.path")
     return of_table(folder, table, _rule(config, one), **more)
 
 
-def _elsewhere(config: Config, one: Mapping[str, Any], kind: str) -> Layout | None:
-    """Data sets of other types: saved or parquet data sets on this disk are read, others are noted."""
-    said, type_ = str(one.get("dataset_name") or ""), one.get("type", "local")
-    if type_ == "huggingface" and kind == "image" and config.has(said):
+def _more(one: Mapping[str, Any]) -> dict[str, Any]:
+    repeats, is_reg = int(one.get("repeats") or 0) + 1, bool(one.get("is_regularisation_data"))
+    return {"name": str(one["id"]), "repeats": repeats, "is_reg": is_reg}
+
+
+def _elsewhere(config: Config, one: Mapping[str, Any]) -> Layout:
+    """A data set of another type than ``local``, if its images are on this disk."""
+    said, kind = str(one.get("dataset_name") or ""), one["type"]
+    if kind == "csv":
+        return _listed(config, one)
+    if kind == "huggingface" and config.has(said):
         found = archives.recognize(Tree(config.place(said, "dataset_name")))
         if found is not None:
             config.take(one, (*_USED, "dataset_name", "split", "huggingface"))
             found = archives.choose_split(found, str(one.get("split") or ""))
-            more: dict[str, Any] = {"repeats": int(one.get("repeats") or 0) + 1, "name": str(one["id"])}
-            return replace(found, sets=tuple(replace(own, **more) for own in found.sets))
-    where = {
-        "aws": f"the bucket {one.get('aws_bucket_name')}: copy it here and name its folder as instance_data_dir",
-        "csv": f"the addresses in {one.get('csv_file')}: fetch the images and name their folder as instance_data_dir",
-        "huggingface": f"{said} of the hub: fetch it and name its folder as dataset_name",
-    }
-    config.note(f"data set {one['id']} ({kind}) is not read, it is {where.get(type_, f'of type {type_}')}")
-    return None
+            return replace(found, sets=tuple(replace(own, **_more(one)) for own in found.sets))
+    bucket, local = one.get("aws_bucket_name"), "name FOLDER as instance_data_dir with the type local"
+    where, fix = {
+        "aws": (f"in the bucket {bucket}", f"`aws s3 sync s3://{bucket} FOLDER`, and {local}"),
+        "huggingface": (
+            f"{said} of the hub",
+            f"`hf download --repo-type dataset {said} --local-dir FOLDER`, and name FOLDER as dataset_name",
+        ),
+    }.get(kind, (f"of the type {kind}", f"copy its images here, and {local}"))
+    raise config.error(
+        f"data set {one['id']} is {where}",
+        f'{fix}; "disabled": true leaves it out',
+        "only files on this disk are read",
+    )
+
+
+def _listed(config: Config, one: Mapping[str, Any]) -> Layout:
+    """A CSV of addresses whose images were fetched, or of names on this disk."""
+    kept = config.take(one, (*_USED, "csv_file", "csv_cache_dir", "csv_url_column", "csv_caption_column"), _KEPT)
+    table, said = config.place(one.get("csv_file"), "csv_file"), str(one.get("csv_cache_dir") or "")
+    cache = config.place(said, "csv_cache_dir") if config.has(said) else table.parent
+    root = Path(os.path.commonpath([cache, table.parent]))
+    rule = CaptionRule(
+        table_columns=(str(one.get("csv_url_column") or "url"), str(one.get("csv_caption_column") or "caption")),
+        row_file=partial(_fetched, str(cache), str(table.parent)),
+        last_row=True,
+    )
+    found = of_table(root, table, rule, **_more(one), settings=kept)
+    return replace(found, folders=tuple(dict.fromkeys((relative(cache, root), relative(table.parent, root)))))
+
+
+def _fetched(cache: str, beside: str, said: str) -> str:
+    """The file of an address or of a name."""
+    if said.startswith("http"):
+        return _hashed(os.path.join(cache, said.rpartition("/")[2]))  # noqa: PTH118
+    named = next((path for path in (os.path.join(beside, said), os.path.abspath(said)) if os.path.exists(path)), said)  # noqa: PTH100, PTH110, PTH118
+    return hashed if os.path.exists(hashed := _hashed(named)) else named  # noqa: PTH110
+
+
+def _hashed(path: str) -> str:
+    name = Path(path)
+    return str(name.with_name(sha256(name.stem.encode()).hexdigest() + name.suffix))
 
 
 def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:

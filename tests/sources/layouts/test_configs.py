@@ -1,5 +1,6 @@
 """Configuration files of trainers, each read by the rule of its trainer."""
 
+import hashlib
 import json
 
 import pytest
@@ -144,7 +145,7 @@ def test_simpletuner(tmp_path):
                 local | {"id": "m", "instance_data_dir": "masks", "dataset_type": "conditioning",
                          "conditioning_type": "mask"},
                 {"id": "text", "dataset_type": "text_embeds", "default": True, "cache_dir": "cache"},
-                {"id": "far", "type": "aws", "aws_bucket_name": "x"},
+                {"id": "far", "type": "aws", "aws_bucket_name": "x", "disabled": True},
             ]
         },
     )  # fmt: skip
@@ -158,10 +159,7 @@ def test_simpletuner(tmp_path):
     ]
     assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
     assert (found.images.masks, found.layout.word) == (1, "simpletuner")
-    said = [note.detail for note in found.notes if note.reason == "config"]
-    assert said == [
-        "data set far (image) is not read, it is the bucket x: copy it here and name its folder as instance_data_dir",
-    ]
+    assert any("far (disabled)" in note.detail for note in found.notes)
     lines = [note for note in found.notes if "--caption-lines all" in note.detail]
     assert [note.field for note in lines] == ["disable_multiline_split", "instance_prompt"]
     assert lines[1].detail.startswith('instance_prompt = ["a dog", "dog"] (the first line is used')
@@ -185,25 +183,69 @@ def test_simpletuner_parquet(tmp_path):
     assert rows(scan(tmp_path)) == [("img/1.png", "one", 1), ("img/2.png", "t2", 1)]
 
 
-def test_simpletuner_sets_of_the_hub_and_of_addresses(tmp_path):
+def test_simpletuner_sets_of_the_hub(tmp_path):
     pytest.importorskip("pyarrow")
     as_parquet(tmp_path / "saved", some_images(3))
     put(tmp_path, {"two/c.jpg": "x"})
     hub = {"type": "huggingface", "caption_strategy": "huggingface"}
     sets = [
         hub | {"id": "here", "dataset_name": "saved", "repeats": 1},
-        hub | {"id": "there", "dataset_name": "someone/photos"},
-        {"id": "list", "type": "csv", "csv_file": "list.csv", "caption_strategy": "csv"},
         {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"},
     ]
     put(tmp_path, {"multidatabackend.json": sets})
     found = scan(tmp_path / "multidatabackend.json")
     assert sorted(found.samples.columns["repeats"].tolist()) == [1, 2, 2, 2]
-    start, end = "(image) is not read, it is", "folder as"
-    assert [note.detail for note in found.notes if note.reason == "config"] == [
-        f"data set there {start} someone/photos of the hub: fetch it and name its {end} dataset_name",
-        f"data set list {start} the addresses in list.csv: fetch the images and name their {end} instance_data_dir",
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "fix"),
+    [
+        ({"type": "aws", "aws_bucket_name": "b"}, "data set far is in the bucket b", "aws s3 sync s3://b FOLDER"),
+        (
+            {"type": "huggingface", "dataset_name": "me/photos"},
+            "data set far is me/photos of the hub",
+            "hf download --repo-type dataset me/photos --local-dir FOLDER",
+        ),
+        ({"type": "webshart"}, "data set far is of the type webshart", "copy its images here"),
+    ],
+)
+def test_simpletuner_sets_that_are_not_on_this_disk(tmp_path, said, what, fix):
+    put(tmp_path, {"two/c.jpg": "x"})
+    two = {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"}
+    put(tmp_path, {"multidatabackend.json": [two, {"id": "far"} | said]})
+    with pytest.raises(SourceError) as caught:
+        scan(tmp_path)
+    error = caught.value
+    assert (error.what, error.why) == (f"multidatabackend.json: {what}", "only files on this disk are read")
+    assert fix in error.fix
+    assert '"disabled": true' in error.fix
+
+
+def test_simpletuner_csv(tmp_path):
+    """As ``CSVDataBackend`` of SimpleTuner bc8e6ab gave it on these files: b and u; for a it opened no file."""
+
+    def hashed(stem):
+        return hashlib.sha256(stem.encode()).hexdigest()
+
+    put(tmp_path, {"imgs/a.jpg": "x", "imgs/b.jpg": "x", f"imgs/{hashed('b')}.jpg": "y", "two/c.jpg": "x"})
+    put(tmp_path, {f"cache/{hashed('u')}.png": "z"})
+    lines = ["caption,url", "one,imgs/a.jpg", "two,imgs/b.jpg", "old,https://x.org/p/u.png"]
+    lines += ["new,https://x.org/p/u.png", "none,https://x.org/q.jpg"]
+    sets = [
+        {"id": "list", "type": "csv", "csv_file": "list.csv", "csv_cache_dir": "cache", "caption_strategy": "csv",
+         "csv_caption_column": "caption", "repeats": 1},
+        {"id": "two", "instance_data_dir": "two", "caption_strategy": "filename"},
+    ]  # fmt: skip
+    put(tmp_path, {"list.csv": "\n".join(lines), "multidatabackend.json": sets})
+    found = scan(tmp_path / "multidatabackend.json")
+    assert rows(found) == [
+        (f"cache/{hashed('u')}.png", "new", 2),
+        (f"imgs/{hashed('b')}.jpg", "two", 2),
+        ("imgs/a.jpg", "one", 2),
+        ("two/c.jpg", "c", 1),
     ]
+    assert [(item.name, item.reason) for item in found.rejected] == [(f"cache/{hashed('q')}.jpg", "not-found")]
+    assert {reason for _, reason in reasons(found)} == {"duplicate-row", "unlisted"}
 
 
 def test_musubi(tmp_path):
