@@ -107,6 +107,7 @@ HINTS: Mapping[str, str] = {
     "split-unused": "read another split with --split NAME",
     "member-unused": "members are read by what follows the first dot of their names: name them KEY.jpg, KEY.txt",
     "text-column": "name the column of captions to use it: --caption-column NAME",
+    "caption-wildcard": "write each form as a line of its own, and give --caption-lines all",
     "captions-left": "a larger --caption-variants stores all of them",
     "unlisted": "add a row to the table to use it",
     "nested-table": "give --layout imagefolder to read it, or remove it",

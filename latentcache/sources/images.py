@@ -43,6 +43,7 @@ CLOSED_RULE = CaptionRule(extensions=())
 _PLAIN_RULE = CaptionRule()
 #: ``load_image_with_face_info`` of sd-scripts (``library/train_util.py``): the last four of five or more parts.
 _FACE = re.compile(r"[^/]*_([0-9]+)_([0-9]+)_[0-9]+_[0-9]+\.[^./]*$")
+_WILDCARD = re.compile(r"\{[^{}]*\|[^{}]*\}")
 _BLOCK = 1 << 14
 _HASH_THREADS = 4
 
@@ -323,7 +324,7 @@ class ImageScan(Scan):
         found = files.found
         assert caption.text is not None
         found.count(rules, chosen, caption.text, names)
-        for item in found.notes():
+        for item in (*found.notes(), *_wildcards(rules, chosen, caption.text, names)):
             walk.notes.add(item)
         return Scanned(
             unread=self._hash(walk.root, names, _used(chosen.image, further), held),
@@ -465,6 +466,18 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         files.walk.notes.add(item)
     kept = (owner >= 0) & (repeats > 0) & ~lacking
     return chosen if kept.all() else chosen.take(kept)
+
+
+def _wildcards(rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, names: Strings) -> Iterator[Rejected]:
+    """One note on captions with words that the trainer draws from."""
+    asked = np.flatnonzero(np.isin(chosen.owner, [number for number, rule in enumerate(rules) if rule.has_wildcards]))
+    rows = [row for row, text in zip(asked.tolist(), texts.take(asked), strict=True) if _WILDCARD.search(text)]
+    if rows:
+        first = names[int(chosen.image[rows[0]])]
+        detail = (
+            f"{len(rows)} captions have words in braces, as {{a|b}}, which stay as they are; the first is {first}"
+        )
+        yield rejected(first, "caption-wildcard", detail, count=len(rows))
 
 
 def _used(images: NDArray[np.int64], further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:

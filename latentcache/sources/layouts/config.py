@@ -7,6 +7,7 @@ different folders are an error.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -27,6 +28,7 @@ from latentcache.sources.reading import read_source
 
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
+YAML = (".yaml", ".yml")
 #: Setting that makes other entries -> what to give for it, where a recipe (or the options of the source) says it, and
 #: the value there; by default the setting's own.
 ASKS: Mapping[str, tuple[Any, ...]] = {
@@ -37,16 +39,14 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
     "max_bucket_reso": ("--max-side {}", "latents.geometry.max_side"),
     "flip_aug": ("--flip", "latents.geometry.flip", True),
     "random_crop": ("--crop random", "latents.geometry.crop", "random"),
+    "flip_x": ("--flip", "latents.geometry.flip", True),
+    "num_frames": ("--frames {}", "latents.geometry.clips.frames"),
     "crop": ("--crop",),
     "crop_aspect": ("--crop",),
     "crop_style": ("--crop {}", "latents.geometry.crop"),
     "resolution_type": ("--resolution",),
     "minimum_image_size": ("--min-pixels",),
     "maximum_image_size": ("--resolution",),
-    **dict.fromkeys(
-        ("instance_prompt", "disable_multiline_split", "prompt_path"),
-        ("the first line is used; --caption-lines all uses each", "source.caption_lines", "all"),
-    ),
     **dict.fromkeys(
         ("shuffle_caption", "enable_tag_shuffling", "caption_shuffle", "shuffle_tokens"),
         ("--shuffle-tags", "prompt_embeds.captions.reorder", True),
@@ -56,12 +56,20 @@ ASKS: Mapping[str, tuple[Any, ...]] = {
         ("--keep-tags {}", "prompt_embeds.captions.keep"),
     ),
     "tag_delimiter": ("--tag-separator {}", "prompt_embeds.captions.separator"),
-    "enable_wildcard": ("--caption-lines all; {{a|b}} stays as it is", "source.caption_lines", "all"),
-    "caption_dropout_rate": (
-        "--empty-prompt, and read(caption_dropout={}) in training", "prompt_embeds.empty_prompt", True
+    **dict.fromkeys(
+        ("caption_dropout_rate", "caption_dropout_probability"),
+        ("--empty-prompt, and read(caption_dropout={}) in training", "prompt_embeds.empty_prompt", True),
+    ),
+    "caption_dropout_every_n_epochs": (
+        "--empty-prompt, and read(caption_dropout=1) in one of {} epochs", "prompt_embeds.empty_prompt", True
+    ),
+    **dict.fromkeys(
+        ("caption_tag_dropout_rate", "token_dropout_rate", "tag_dropout_enable"),
+        ("tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all",
+         "source.caption_lines", "all"),
     ),
 }  # fmt: skip
-_ASKS = "config-asks"
+_ASKS, _SIDES = "config-asks", re.compile(r"--resolution ([0-9]+)")
 
 
 def unanswered(notes: Iterable[Rejected], said: Mapping[str, Mapping[str, Any]]) -> tuple[Rejected, ...]:
@@ -80,6 +88,8 @@ def _is_followed(note: Rejected, flat: Mapping[str, Any]) -> bool:
     asked = json.JSONDecoder().raw_decode(note.detail.partition(" = ")[2])[0]
     place, *wanted = ASKS[note.field][1:] or ("",)
     held = flat.get(place)
+    if note.field == "resolution" and isinstance(asked, list):
+        return isinstance(held, list) and {*map(int, _SIDES.findall(note.detail))} <= {*held}
     value = wanted[0] if wanted else asked
     return value in held if isinstance(held, list) else held in (value, str(value))
 
@@ -95,6 +105,8 @@ class Config:
     """Settings that are not used, and in how many places each is given."""
     asks: dict[str, str] = field(default_factory=dict)
     """Settings that would make other entries -> their value."""
+    has_pairs: bool = True
+    """True if two numbers as ``resolution`` are width and height; False: they are two sizes."""
     notes: list[Rejected] = field(default_factory=list)
 
     def take(
@@ -113,7 +125,7 @@ class Config:
 
     def line_of(self, name: str) -> int:
         """The first line that gives a setting; 0 if it is not found."""
-        given = re.compile(rf"""[ \t{{,]*["']?{re.escape(name.rpartition(".")[2])}["']?\s*[=:]""")
+        given = re.compile(rf"""[- \t{{,]*["']?{re.escape(name.rpartition(".")[2])}["']?\s*[=:]""")
         return next((number for number, line in enumerate(self.text.split("\n"), 1) if given.match(line)), 0)
 
     def note(self, detail: str, count: int = 1) -> None:
@@ -129,9 +141,16 @@ class Config:
             note = rejected(self.path.name, "config-ignored", detail, count=len(self.ignored))
             notes.append(replace(note, line=min(map(self.line_of, self.ignored))))
         for name, value in sorted(self.asks.items()):
-            detail = f"{name} = {value} ({ASKS[name][0].format(json.loads(value))})"
+            detail = f"{name} = {value} ({self._option(name, json.loads(value))})"
             notes.append(replace(rejected(self.path.name, _ASKS, detail), field=name, line=self.line_of(name)))
         return tuple(notes)
+
+    def _option(self, name: str, value: Any) -> str:
+        """What to give for a setting."""
+        several = value if isinstance(value, list) and value else [value]
+        if name == "resolution" and self.has_pairs and len(several) == 2:
+            several = [round(math.sqrt(math.prod(several)))]
+        return " ".join(ASKS[name][0].format(one) for one in (several if name == "resolution" else [value]))
 
     def has(self, said: str) -> bool:
         """True if a path leads to something."""
@@ -168,7 +187,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Parse a TOML or JSON file.
+    """Parse a TOML, JSON or YAML file.
 
     Raises:
         SourceError: It cannot be read or parsed; the line is named.
@@ -176,12 +195,24 @@ def read_config(path: Path) -> Config:
     try:
         data, _ = read_source(path, max_bytes=MAX_BYTES)
         text = decode(data)
-        value = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+        if path.suffix in YAML:
+            value = _yaml(path, text)
+        else:
+            value = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
     except tomllib.TOMLDecodeError as error:
         raise _unreadable(path, str(error)) from error
     except UnusableSampleError as error:
         raise _unreadable(path, error.what) from error
     return Config(path, value, text)
+
+
+def _yaml(path: Path, text: str) -> Any:
+    import yaml  # 20 ms, and few data sets have such a file
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _unreadable(path, str(error)) from error
 
 
 def _unreadable(path: Path, why: str) -> SourceError:
@@ -237,7 +268,8 @@ def of_table(folder: Path, table: Path, rule: CaptionRule, **more: Any) -> Layou
     """A layout of the images that a table lists, in a folder."""
     root = Path(os.path.commonpath([folder, table.parent]))
     one = ImageSet(folder=relative(folder, root), captions=replace(rule, table=relative(table, root)), **more)
-    return Layout(word="", why="", root=root, sets=(one,), folders=(one.folder,))
+    used = frozenset((one.captions.table,))
+    return Layout(word="", why="", root=root, sets=(one,), folders=(one.folder,), used=used)
 
 
 def relative(path: Path, root: Path) -> str:

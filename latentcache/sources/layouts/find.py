@@ -1,8 +1,6 @@
 """Which layout DATA has: every convention is asked, and two that fit are an error.
 
-The plain folder is the last resort: images with caption files beside them, nested as one likes. ``default.txt``
-(ostris/ai-toolkit, ``toolkit/dataloader_mixins.py``, ``CaptionMixin``) is the caption of images of its folder that
-have no caption file.
+The plain folder is the last resort: images with caption files beside them, nested as one likes.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 from latentcache.errors import SourceError, UsageError
 from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.layouts import (
+    ai_toolkit,
     archives,
     imagefolder,
     kohya,
@@ -26,13 +25,11 @@ from latentcache.sources.layouts import (
     own,
     simpletuner,
 )
-from latentcache.sources.layouts.config import MAX_BYTES, Config, read_config
-from latentcache.sources.layouts.sets import FOLDER, CaptionRule, ImageSet, Layout, ambiguous, unfit
+from latentcache.sources.layouts.config import MAX_BYTES, YAML, Config, read_config
+from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
 from latentcache.sources.walk import TABLE_NAMES
-
-SHARED_WORD, _SHARED = "ai-toolkit", "default.txt"
 
 
 def _plain(tree: Tree) -> Layout:
@@ -41,34 +38,23 @@ def _plain(tree: Tree) -> Layout:
     return Layout(word=FOLDER, why=why, root=tree.root, sets=(ImageSet(folder=""),))
 
 
-def _shared(tree: Tree) -> Layout | None:
-    """A folder of images with a ``default.txt``."""
-    places = [folder.path for folder in tree.below(depth=1) if _SHARED in folder.others and folder.images]
-    if not places:
-        return None
-    where = f"{places[0]}/{_SHARED}" if places[0] else _SHARED
-    why = f"{where} is the caption of images of its folder without one"
-    one = ImageSet(folder="", captions=CaptionRule(shared=(_SHARED,)))
-    return Layout(word=SHARED_WORD, why=why, root=tree.root, sets=(one,))
-
-
 #: Conventions of folders by their word; the plain folder is the last resort.
 FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
     kohya.WORD: kohya.recognize,
     imagefolder.WORD: imagefolder.recognize,
-    SHARED_WORD: _shared,
+    ai_toolkit.FOLDER_WORD: ai_toolkit.recognize,
     **archives.FORMS,
     FOLDER: _plain,
 }
 #: Conventions of configuration files by their word. Our own one decides alone.
 CONFIGS: dict[str, Any] = {
-    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_metadata)
+    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_metadata, ai_toolkit)
 }
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)
 #: Any of these is in the first bytes of a JSON file that is a configuration.
 _MARKS = (b'"instance_data_dir"', b'"dataset_type"', b'"include_subdirectories"', b'"balancing"', b'"subsets"',
-          b'"tags"', b'"train_resolution"', b'"caption"')  # fmt: skip
+          b'"tags"', b'"train_resolution"', b'"caption"', b'"folder_path"')  # fmt: skip
 _HEAD = 1 << 16
 
 
@@ -113,7 +99,7 @@ def _of_folder(tree: Tree, word: str) -> Layout:
         return mine
     fitting = [one for name, ask in asked.items() if name != FOLDER and (one := ask(tree)) is not None]
     if any(one.word in CONFIGS for one in fitting):  # it names folders, whatever these are called
-        fitting = [one for one in fitting if one.word not in (kohya.WORD, SHARED_WORD)]
+        fitting = [one for one in fitting if one.word not in (kohya.WORD, ai_toolkit.FOLDER_WORD)]
     if not fitting:
         return _plain(tree)
     readings = [(one.word, one.why) for one in fitting]
@@ -126,7 +112,7 @@ def _of_folder(tree: Tree, word: str) -> Layout:
 
 def is_config(data: Path) -> bool:
     """True if a file is a configuration of image data sets, or kohya's metadata."""
-    if data.suffix == ".toml":
+    if data.suffix in (".toml", *YAML):
         return data.is_file()
     if data.suffix not in (".json", ".jsonl") or not data.is_file() or data.stat().st_size > MAX_BYTES:
         return False

@@ -4,7 +4,8 @@ Rule (kohya-ss/sd-scripts 48d368f, ``library/config_util.py``, ``BlueprintGenera
 looked for in the subset, in its data set, in ``general``. A subset with ``metadata_file`` has the images and captions
 of that file (``FineTuningDataset``), one with ``conditioning_data_dir`` has control images, others are folders
 (``DreamBoothDataset``; extension of captions ``.caption`` by default, folders not recursive). Within one data set a
-folder counts once, in several it is seen for each of them; fewer repeats than one leave a subset out.
+folder counts once, in several it is seen for each of them; fewer repeats than one leave a subset out. With
+``enable_wildcard`` one line is drawn, so each is a caption, and one of ``{a|b}``, which stays as it is here.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from latentcache.sources.layouts.sets import CaptionRule, Layout
 WORD = "kohya-config"
 NAMES = ("dataset.toml", "dataset_config.toml")
 _USED = ("image_dir", "num_repeats", "caption_extension", "class_tokens", "is_reg", "metadata_file", "subsets",
-         "conditioning_data_dir", "alpha_mask", "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
-_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "enable_wildcard", "caption_dropout_rate")
+         "conditioning_data_dir", "alpha_mask", "enable_wildcard",
+         "caption_prefix", "caption_suffix", "caption_separator")  # fmt: skip
+_KEPT = ("shuffle_caption", "keep_tokens", "keep_tokens_separator", "caption_dropout_rate")
 
 
 def fits(value: Any) -> bool:
@@ -70,15 +72,17 @@ def _part(config: Config, said: Mapping[str, Any], **more: Any) -> Layout:
     rule = CaptionRule(
         prefix=f"{said['caption_prefix']} " if said.get("caption_prefix") else "",
         suffix=f" {said['caption_suffix']}" if said.get("caption_suffix") else "",
-        lines="first",
+        lines="all" if said.get("enable_wildcard") else "first",
+        has_wildcards=bool(said.get("enable_wildcard")),
     )
     if said.get("metadata_file"):
         return _of_metadata(config, said, rule, **more)
     folder, words = config.place(said.get("image_dir"), "image_dir"), str(said.get("class_tokens") or "")
     extension = str(said.get("caption_extension") or ".caption")
-    own = replace(caption_rule(words, extensions=(extension,)), prefix=rule.prefix, suffix=rule.suffix)
+    own = caption_rule(words, extensions=(extension,))
+    same = {name: getattr(rule, name) for name in ("prefix", "suffix", "lines", "has_wildcards")}
     reg = bool(said.get("is_reg"))
-    return of_folder(folder, own, recursive=False, class_words=words, is_reg=reg, **more)
+    return of_folder(folder, replace(own, **same), recursive=False, class_words=words, is_reg=reg, **more)
 
 
 def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **more: Any) -> Layout:

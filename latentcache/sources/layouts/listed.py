@@ -44,6 +44,7 @@ def listed_images(
     """
     found, unlisted = Listed(), dict[str, Rejected]()
     tables = [number for number, one in enumerate(layout.sets) if one.captions.table]
+    others = {name for number, names in images.items() if number not in tables for name in names}
     for number in sorted(tables, key=lambda one: -len(layout.sets[one].prefix)):
         one, inside = layout.sets[number], images.get(number, {})
         table = one.captions.table
@@ -54,12 +55,11 @@ def listed_images(
         found.notes += [*notes, *(item for item in matched.notes if item.reason != "unlisted")]
         unlisted |= {item.name: item for item in matched.notes if item.reason == "unlisted"}
         _take(found, number, one, matched.samples)
-        beside = sorted(text for text in inside.values() if text)
+        beside = sorted(text for name, text in inside.items() if text and name not in others)
         if beside:
             detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
             found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
-    folders = [names for number, names in images.items() if not layout.sets[number].captions.table]
-    left = {name for names in images.values() for name in names}.difference(found.taken, *folders)
+    left = {name for names in images.values() for name in names}.difference(found.taken, others)
     found.notes += [item for name, item in unlisted.items() if name in left]
     return found
 

@@ -3,13 +3,12 @@
 Rule (Nerogar/OneTrainer 23df383, ``modules/util/config/ConceptConfig.py`` and ``DataLoaderText2ImageMixin.py``;
 Nerogar/mgds 3a6994a, ``CollectPaths``, ``LoadMultipleTexts``, ``VariationSorting``): ``text.prompt_source`` is
 ``sample`` (``a.txt``), ``concept`` (the file ``prompt_path``) or ``filename`` (the stem); of several lines one is
-drawn. ``a-masklabel.png`` and ``a-condlabel.png`` are no images. ``balancing`` 2.0 is twice per epoch with the
-strategy ``REPEATS``, and a number of samples with ``SAMPLES``.
+drawn, so each is a caption. ``a-masklabel.png`` and ``a-condlabel.png`` are no images. ``balancing`` 2.0 is twice per
+epoch with the strategy ``REPEATS``, and a number of samples with ``SAMPLES``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,8 +98,5 @@ def _rule(config: Config, one: Mapping[str, Any], text: Mapping[str, Any]) -> Ca
             said = read_caption(str(path.parent), path.name)[0]
         except UnusableSampleError as error:
             raise config.error(f"text.prompt_path: {error.what}", error.fix) from error
-        lines = [line.strip() for line in said.split("\n") if line.strip()]
-        if len(lines) > 1:
-            config.asks.setdefault("prompt_path", json.dumps(text["prompt_path"]))
-        return CaptionRule(extensions=(), text="\n".join(lines), lines="first", text_source="concept prompt")
-    return CaptionRule(extensions=(".txt",), lines="first")
+        return CaptionRule(extensions=(), text=said, lines="all", text_source="concept prompt")
+    return CaptionRule(extensions=(".txt",), lines="all")

@@ -51,15 +51,22 @@ class CaptionRule:
     """What ``text`` is: ``class words``, ``prompt``; empty: there is none."""
     lines: str = ""
     """``first`` line, or ``all`` as a caption each; empty: the whole text is one caption."""
+    has_wildcards: bool = False
+    """True: the trainer draws one of the words in ``{a|b}``."""
     required: bool = False
     """True: images without a caption file are left out."""
     prefix: str = ""
     suffix: str = ""
+    trigger: str | None = None
+    """Word in place of ``[trigger]`` and ``[name]``; None: they stay."""
+    has_trigger: bool = False
+    """True: the word is put in front of a caption that lacks it."""
 
     @property
     def reading(self) -> bytes:
         """Hash of all that a file's caption depends on beside the file; zeros for a caption as it is written."""
         said = [self.lines == "first", self.prefix, self.suffix, self.text, *[self.lines][: self.lines == "all"]]
+        said += [self.trigger, self.has_trigger] if self.trigger is not None else []
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
     @property
@@ -80,7 +87,13 @@ class CaptionRule:
         if self.lines:
             several = [one.partition("\n")[0].strip() if self.lines == "first" else one.strip() for one in several]
             several = several[:1] if self.lines == "first" else several
-        return BETWEEN.join(self.prefix + one + self.suffix for one in several if one)
+        return BETWEEN.join(self._with_trigger(self.prefix + one + self.suffix) for one in several if one)
+
+    def _with_trigger(self, text: str) -> str:
+        if self.trigger is None:
+            return text
+        text = text.replace("[trigger]", self.trigger).replace("[name]", self.trigger)
+        return f"{self.trigger} {text}" if self.has_trigger and self.trigger not in text else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ equal addresses the last row counts, and an image is the file whose stem is the 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from latentcache.fields.captions import BETWEEN
 from latentcache.sources.layouts import archives
 from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table, relative
 from latentcache.sources.layouts.partners import INPUTS
@@ -156,21 +156,16 @@ def _hashed(path: str) -> str:
 
 def _rule(config: Config, one: Mapping[str, Any]) -> CaptionRule:
     """Where captions are."""
-    strategy, prompt = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
-    if isinstance(prompt, list):
-        config.asks.setdefault("instance_prompt", json.dumps(prompt))
-        prompt = "\n".join(map(str, prompt))
-    first = str(prompt).partition("\n")[0]
-    prefix = f"{first} " if one.get("prepend_instance_prompt") else ""
+    strategy, said = one.get("caption_strategy", "filename"), one.get("instance_prompt") or ""
+    prompts = [str(one) for one in (said if isinstance(said, list) else [said])]
+    prefix = f"{prompts[0]} " if one.get("prepend_instance_prompt") else ""
     if strategy == "instanceprompt" or one.get("only_instance_prompt"):
-        return CaptionRule(extensions=(), text=str(prompt), lines="first", text_source="instance prompt")
+        return CaptionRule(extensions=(), text=BETWEEN.join(prompts), text_source="instance prompt")
     if strategy == "filename":
         return CaptionRule(extensions=(), from_name=with_blanks, prefix=prefix)
     if strategy == "textfile":
-        several = not one.get("disable_multiline_split")
-        if several:
-            config.asks.setdefault("disable_multiline_split", "false")
-        return CaptionRule(extensions=(".txt",), lines="first" if several else "", prefix=prefix)
+        lines = "" if one.get("disable_multiline_split") else "all"
+        return CaptionRule(extensions=(".txt",), lines=lines, prefix=prefix)
     if strategy == "parquet":
         said = one.get("parquet", {})
         columns = said.get("filename_column"), said.get("caption_column"), said.get("fallback_caption_column")

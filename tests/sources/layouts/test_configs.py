@@ -114,6 +114,30 @@ def test_kohya_dataset_toml(tmp_path):
     assert len(plain.samples) == 5
 
 
+def test_captions_that_kohya_draws(tmp_path):
+    text = """
+[[datasets]]
+  [[datasets.subsets]]
+  image_dir = "a"
+  caption_extension = ".txt"
+  enable_wildcard = true
+  caption_tag_dropout_rate = 0.1
+  caption_dropout_every_n_epochs = 3
+"""
+    put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "a {red|blue} cat\na dog", "a/y.jpg": "x", "a/y.txt": "{one}"})
+    put(tmp_path, {"dataset.toml": text})
+    found = scan(tmp_path)
+    assert rows(found) == [("a/x.jpg", "a {red|blue} cat\0a dog", 1), ("a/y.jpg", "{one}", 1)]
+    asked = "--empty-prompt, and read(caption_dropout=1) in one of 3 epochs"
+    fewer = "tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all"
+    assert [(note.reason, note.count, note.line, note.detail) for note in found.notes] == [
+        ("caption-wildcard", 1, 0,
+         "1 captions have words in braces, as {a|b}, which stay as they are; the first is a/x.jpg"),
+        ("config-asks", 1, 8, f"caption_dropout_every_n_epochs = 3 ({asked})"),
+        ("config-asks", 1, 7, f"caption_tag_dropout_rate = 0.1 ({fewer})"),
+    ]  # fmt: skip
+
+
 def test_kohya_metadata(tmp_path):
     put(tmp_path, {"img/a.jpg": "x", "img/b.jpg": "x", "img/c.jpg": "x"})
     meta = {"a.jpg": {"caption": "a cat", "tags": "1cat, sofa"}, str(tmp_path / "img/b.jpg"): {"tags": "dog"}}
@@ -153,18 +177,18 @@ def test_simpletuner(tmp_path):
     assert rows(found) == [
         ("one/deep/b.jpg", "b", 5),
         ("one/my_cat.jpg", "my cat", 5),
-        ("three/d.jpg", "a dog", 1),
-        ("two/c.jpg", "sks first", 1),
+        ("three/d.jpg", "a dog\0dog", 1),
+        ("two/c.jpg", "sks first\0sks second", 1),
         ("two/e.jpg", "", 1),
     ]
     assert found.images.captions == {"file name": 2, "instance prompt": 1, "sidecar .txt": 1, "none": 1}
     assert (found.images.masks, found.layout.word) == (1, "simpletuner")
     assert any("far (disabled)" in note.detail for note in found.notes)
-    lines = [note for note in found.notes if "--caption-lines all" in note.detail]
-    assert [note.field for note in lines] == ["disable_multiline_split", "instance_prompt"]
-    assert lines[1].detail.startswith('instance_prompt = ["a dog", "dog"] (the first line is used')
-    assert all(note in unanswered(found.notes, {"source": {}}) for note in lines)
-    assert not set(lines) & set(unanswered(found.notes, {"source": {"caption_lines": "all"}}))
+    first = scan(tmp_path, SourceOptions(caption_lines="first"))
+    assert [row for row in rows(first) if row[1] in ("a dog", "sks first")] == [
+        ("three/d.jpg", "a dog", 1),
+        ("two/c.jpg", "sks first", 1),
+    ]
     assert [one.label for one in found.layout.sets] == ["one", "two", "three"]
     assert rows(scan(tmp_path)) == rows(found)
 
@@ -294,17 +318,81 @@ def test_onetrainer(tmp_path):
     put(tmp_path, {"concepts.json": concepts})
     found = scan(tmp_path / "concepts.json")
     assert rows(found) == [
-        ("a/x.jpg", "first", 3),
+        ("a/x.jpg", "first\0second", 3),
         ("b/deep/the file.jpg", "the file", 1),
-        ("c/y.jpg", "one prompt", 1),
+        ("c/y.jpg", "one prompt\0another", 1),
     ]
     assert [one.is_reg for one in found.layout.sets] == [False, False, True]
     assert (found.images.masks, found.layout.sets[0].settings) == (1, (("enable_tag_shuffling", "true"),))
     said = {note.reason: note.detail for note in found.notes}
     ignored = "3 settings of concepts.json have no effect here: d (disabled), image.enable_random_flip, loss_weight"
     assert said["config-ignored"] == ignored
-    (lines,) = [note for note in found.notes if note.field == "prompt_path"]
-    assert lines not in unanswered(found.notes, {"source": {"caption_lines": "all"}})
+
+
+AI_TOOLKIT = """
+job: extension
+config:
+  name: "lora"
+  process:
+    - type: sd_trainer
+      trigger_word: p3r5on
+      datasets:
+        - folder_path: "a"
+          caption_ext: "txt"
+          default_caption: "a photo of [trigger]"
+          caption_dropout_rate: 0.05
+          num_repeats: 3
+          control_path: ["edges"]
+          mask_path: masks
+          cache_latents_to_disk: true
+          num_frames: 1
+          resolution: [ 512, 768 ]
+        - folder_path: reg
+          is_reg: true
+          flip_x: true
+          resolution: 512
+        - dataset_path: list.json
+      train:
+        lr: 1e-4
+"""
+
+
+def test_ai_toolkit(tmp_path):
+    """Captions as ``CaptionProcessingDTOMixin`` of ai-toolkit 27a03a9 gave them, but for its doubled blanks."""
+    put(tmp_path, {"a/x.jpg": "x", "a/x.txt": "[name], smiling", "a/deep/y.jpg": "x", "a/z.jpg": "x", "a/z.txt": " "})
+    put(tmp_path, {"a/w.jpg": "x", "a/w.txt": "a man", "edges/x.png": "x", "masks/x.png": "x"})
+    put(tmp_path, {"reg/r.jpg": "x", "reg/r.txt": "man [trigger]", "reg/s.jpg": "x", "a/_controls/x.depth.jpg": "x"})
+    put(tmp_path, {"l.jpg": "x", "list.json": {"l.jpg": {"caption": "listed"}}, "job.yaml": AI_TOOLKIT})
+    found = scan(tmp_path / "job.yaml")
+    assert sorted(rows(found)) == [
+        ("a/deep/y.jpg", "a photo of p3r5on", 3),
+        ("a/w.jpg", "p3r5on a man", 3),
+        ("a/x.jpg", "p3r5on, smiling", 3),
+        ("a/z.jpg", "a photo of p3r5on", 3),
+        ("l.jpg", "p3r5on listed", 1),
+        ("reg/r.jpg", "man p3r5on", 1),
+        ("reg/s.jpg", "", 1),
+    ]
+    assert (found.layout.word, [one.is_reg for one in found.layout.sets]) == ("ai-toolkit-job", [False, True, False])
+    assert partners(found, "control") == {"a/x.jpg": "edges/x.png"}
+    assert partners(found, "mask") == {"a/x.jpg": "masks/x.png"}
+    said = [(note.field, note.line, note.detail) for note in found.notes if note.reason.startswith("config")]
+    lines = [line.strip(" -") for line in AI_TOOLKIT.split("\n")]
+    where = {name: number for number, line in reversed([*enumerate(lines, 1)]) for name in [line.partition(":")[0]]}
+    assert said == [
+        ("", where["cache_latents_to_disk"], "1 settings of job.yaml have no effect here: cache_latents_to_disk"),
+        ("caption_dropout_rate", where["caption_dropout_rate"],
+         "caption_dropout_rate = 0.05 (--empty-prompt, and read(caption_dropout=0.05) in training)"),
+        ("flip_x", where["flip_x"], "flip_x = true (--flip)"),
+        ("resolution", where["resolution"], "resolution = [512, 768] (--resolution 512 --resolution 768)"),
+    ]  # fmt: skip
+    assert {reason for _, reason in reasons(found)} == {"config-asks", "config-ignored", "control", "no-caption"}
+    built = {"latents": {"geometry": {"resolutions": [512, 768], "flip": True}}}
+    assert {note.field for note in unanswered(found.notes, built)} >= {"caption_dropout_rate"}
+    assert not {"resolution", "flip_x"} & {note.field for note in unanswered(found.notes, built)}
+    put(tmp_path, {"job.yml": "job: [1"})
+    with pytest.raises(SourceError, match=r"job\.yml cannot be read"):
+        scan(tmp_path / "job.yml")
 
 
 def test_several_data_sets_in_one_file(tmp_path):
