@@ -87,7 +87,7 @@ def test_the_options_of_captions_and_of_the_layout(run, config, tmp_path):
 
 def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, config, tmp_path):
     asks = "flip_aug = true\nshuffle_caption = true\nkeep_tokens = 1\ncaption_dropout_rate = 0.1\nresolution = 64\n"
-    config.write_text(f"[general]\n{asks}caption_tag_dropout_rate = 0.2\n{TEXT % 1}")
+    config.write_text(f"[general]\n{asks}token_warmup_step = 2\n{TEXT % 1}")
     (tmp_path / "data/dogs/c.caption").write_text("a dog, brown, old")
     words = ("build", config, "--out", tmp_path / "c", *SMALL, "--text-encoder", "stub", "--json")
 
@@ -95,7 +95,7 @@ def test_a_note_says_which_settings_of_a_configuration_are_not_followed(run, con
         items = run(*words, *more).json["items"]
         return [(one["reason"], one.get("line"), one["found"]) for one in items if one["reason"].startswith("config")]
 
-    ignored = ("config-ignored", 7, "1 settings of dataset.toml have no effect here: caption_tag_dropout_rate")
+    ignored = ("config-ignored", 7, "1 settings of dataset.toml have no effect here: token_warmup_step")
     dropout = "caption_dropout_rate = 0.1 (--empty-prompt, and read(caption_dropout=0.1) in training)"
     assert notes() == [
         ignored,
