@@ -25,6 +25,7 @@ from latentcache.cli.flags import option
 from latentcache.errors import CacheFormatError, LatentcacheError
 
 if TYPE_CHECKING:
+    from latentcache.store.catalog import Catalog
     from latentcache.store.snapshot import FieldRows, Snapshot
 
 HELP = "Show the contents of a cache."
@@ -39,12 +40,12 @@ def info(
     as_json: flags.Json = False,
 ) -> int:
     """Show the contents of a cache."""
-    from latentcache.store.garbage import stored_entries
+    from latentcache.store.garbage import stored_catalog, stored_entries
     from latentcache.store.paths import CachePaths
     from latentcache.store.snapshot import current_or_none
 
     paths, snapshot = CachePaths(cache), current_or_none(cache)
-    stored = list(stored_entries(cache, payloads=entries))
+    stored = stored_catalog(cache)
     state = _build_state(paths.building)
     payload: dict[str, Any] = {
         "cache": str(cache),
@@ -62,7 +63,7 @@ def info(
     if quarantine:
         payload |= _quarantine(cache, snapshot)
     if entries:
-        payload["entries"] = _entries(stored, snapshot)
+        payload["entries"] = _entries(list(stored_entries(cache)), snapshot)
     if as_json:
         console.emit("info", payload, exit_code=0)
     else:
@@ -138,11 +139,12 @@ def _bytes_on_disk(cache: Path) -> int:
     return total
 
 
-def _lost(snapshot: Snapshot, stored: Sequence[Any]) -> int:
+def _lost(snapshot: Snapshot, stored: Catalog) -> int:
     """Items that the snapshot needs and no readable shard has."""
-    there = {one.key for one in stored}
-    needed = {key.tobytes() for rows in snapshot.fields.values() for key in _item_keys(rows)}
-    return len(needed - there)
+    lost = set[bytes]()
+    for keys in map(_item_keys, snapshot.fields.values()):
+        lost |= {key.tobytes() for key in keys[stored.find(keys) < 0]} if len(keys) else set()
+    return len(lost)
 
 
 def _item_keys(rows: FieldRows) -> Any:
@@ -176,7 +178,7 @@ def _entry(stored: Any, kinds: Mapping[int, str], names: list[str]) -> dict[str,
     from latentcache.fields.registry import field_kinds
 
     installed = {kind.kind: name for name, kind in field_kinds().items()}
-    field = kinds.get(stored.field) or installed.get(stored.field) or str(stored.field)
+    field = kinds.get(stored.key[0]) or installed.get(stored.key[0]) or str(stored.key[0])
     return {
         "key": stored.key.hex(),
         "field": field,

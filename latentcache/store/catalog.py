@@ -25,7 +25,7 @@ from latentcache.identity.content import checksum
 from latentcache.identity.key import Keys, joined_keys, split_keys
 from latentcache.store.atomic_io import make_folder, open_file, raise_unreadable, reading, writing
 from latentcache.store.entry import EntryHeader, Item
-from latentcache.store.index import ShardIndex, checked_head, load_index, open_shard_index
+from latentcache.store.index import ShardIndex, checked_head, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 
 #: Items whose same-hashes are read together.
@@ -197,26 +197,41 @@ class Catalog:
                     header = checked_head(file, offset - head, head + size)
                     yield at[some], item[at[some]] - begin, header
 
+    def in_order(self) -> NDArray[np.int64]:
+        """(n,) all places, shard by shard and entry by entry."""
+        return np.argsort(self._columns["row"], kind="stable")
+
+    def stored(self, place: int) -> tuple[EntryHeader, int, bytes] | None:
+        """Head and payload of the entry that holds an item, and the item's position; None if a check fails."""
+        shard, item = (int(one[0]) for one in self._located(np.array([place])))
+        try:
+            rows = self.places(np.array([place]))
+            offset, head, size = int(rows.offset[0]), int(rows.head[0]), int(rows.bytes[0])
+            with _reading(self._index(shard).data) as file:
+                header, payload = checked_head(file, offset - head, head + size), os.pread(file, size, offset)
+            if len(payload) != size or checksum(payload) != header.payload_checksum:
+                return None
+            index = self._index(shard)
+            position = item - int(self._first_items(shard)[int(rows.entry[0])]) if index.has_blocks else 0
+            right = header.item_keys()[position].tobytes() == self.keys(np.array([place])).tobytes()
+        except (StoreError, OSError, IndexError):
+            return None
+        return (header, position, payload) if right else None
+
     def item(self, place: int) -> Item | None:
         """One item with its own columns, for storing it under another key; None if its entry fails its check."""
-        try:
-            for _, position, header in self.headers(np.array([place])):
-                rows = self.places(np.array([place]))
-                with _reading(self._index(int(rows.shard[0])).data) as file:
-                    payload = os.pread(file, header.payload_bytes, int(rows.offset[0]))
-                if len(payload) != header.payload_bytes or checksum(payload) != header.payload_checksum:
-                    return None
-                number = int(position[0])
-                columns, ragged = header.item_columns(number)
-                key = header.item_keys()[number].tobytes()
-                if key != self.keys(np.array([place])).tobytes():
-                    return None
-                array = header.item(memoryview(payload), number)
-                same = header.same[number].tobytes() if header.same[number].any() else b""
-                return Item(key=key, array=array, same=same, columns=columns, ragged_columns=ragged)
-        except (StoreError, OSError):
-            pass
-        return None
+        found = self.stored(place)
+        if found is None:
+            return None
+        header, position, payload = found
+        columns, ragged = header.item_columns(position)
+        return Item(
+            key=header.item_keys()[position].tobytes(),
+            array=header.item(memoryview(payload), position),
+            same=header.same[position].tobytes() if header.same[position].any() else b"",
+            columns=columns,
+            ragged_columns=ragged,
+        )
 
     def read(self, place: int) -> NDArray[Any] | None:
         """One item's array; None if its entry fails its check."""
@@ -424,9 +439,7 @@ def undamaged_index(folder: Path) -> ShardIndex | None:
         StoreError: The system refuses to read it, so it is unknown whether it is damaged.
     """
     try:
-        index = load_index(folder)
-        index.check()
-        return index
+        return checked_index(folder)
     except CacheDamagedError as error:
         raise_unreadable(error, folder)
         return None

@@ -38,8 +38,6 @@ _TYPES = {name: np.dtype(f"<{text}") for text, name in _NAMES.items()}
 _SIGNATURE = "header_checksum"
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100 << 20
-#: Up to so many positions are read one by one; others together, with up to so many bytes between two of them.
-_FEW, _TOGETHER, _GAP_BYTES = 1 << 8, 1 << 12, 1 << 12
 #: A column is read whole for more than one in so many of its rows.
 _DENSE = 16
 #: Rows of a column that are converted together.
@@ -206,20 +204,9 @@ class Column(np.lib.mixins.NDArrayOperatorsMixin):
         if len(positions) * _DENSE >= len(self):
             whole: NDArray[Any] = self._slice(0, len(self))[positions]
             return whole
-        if len(positions) <= _FEW:
-            width = self._form.width
-            places = self._form.start + positions * width
-            raw = self._file.read_pieces(places, np.full(len(positions), width)).view(self._form.stored)
-            return self._widened(raw.reshape(-1, *self.shape[1:]))
-        out = np.empty((len(positions), *self.shape[1:]), dtype=self.dtype)
-        gap = max(_GAP_BYTES // max(self._form.width, 1), 1)
-        for start in range(0, len(positions), _TOGETHER):
-            part = positions[start : start + _TOGETHER]
-            order = np.argsort(part, kind="stable")
-            for run in np.split(order, np.flatnonzero(np.diff(part[order]) > gap) + 1):
-                first, last = int(part[run[0]]), int(part[run[-1]])
-                out[start + run] = self._slice(first, last - first + 1)[part[run] - first]
-        return out
+        width = self._form.width
+        raw = self._file.read_pieces(self._form.start + positions * width, np.full(len(positions), width))
+        return self._widened(raw.view(self._form.stored).reshape(-1, *self.shape[1:]))
 
     def _summed(self) -> NDArray[Any]:
         if self._sums is None:

@@ -8,28 +8,26 @@ snapshots go on; the collector removes the shard when no snapshot needs it.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import make_folder, open_file, read_json, sync_folder
-from latentcache.store.entry import EntryHeader, read_header
-from latentcache.store.index import ShardIndex, load_index, open_shard_index
+from latentcache.store.atomic_io import make_folder, read_json, sync_folder
+from latentcache.store.catalog import Catalog, catalog_of
+from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, republish
 from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
 
 __all__ = [
-    "ShardUse", "StoredEntry", "copy_entries", "relocate", "shard_use", "stored_entries",
+    "ShardUse", "StoredEntry", "copy_entries", "relocate", "shard_use", "stored_catalog", "stored_entries",
     "to_scratch", "tombstone",
 ]  # fmt: skip
 
@@ -56,17 +54,12 @@ class StoredEntry:
     """One committed item."""
 
     key: bytes
-    entry: bytes
-    """Key of the entry that holds it."""
-    field: int
-    """Byte 0 of the key: the kind."""
     shape: tuple[int, ...] = ()
-    """Empty if payloads were not asked for; so is ``dtype``."""
     dtype: str = ""
     checksum: int = 0
-    """xxh3-64 of the item's bytes as they are now."""
-    intact: bool = True
-    """True if head and payload of its entry pass their checks, or if payloads were not asked for."""
+    """xxh3-64 of the item's bytes."""
+    intact: bool = False
+    """True if head and payload of its entry pass their checks; else the others are empty."""
 
 
 def shard_use(paths: CachePaths, snapshots: Sequence[Snapshot]) -> list[ShardUse]:
@@ -136,29 +129,47 @@ def relocate(
     return republish(paths, snapshot, fields=drafts, shards=names, complete=complete)
 
 
-def stored_entries(cache: Path, *, payloads: bool) -> Iterator[StoredEntry]:
-    """Every committed item once; those of a damaged shard as far as its index is intact.
-
-    Args:
-        cache: The cache folder.
-        payloads: Read every entry and check it.
+def stored_catalog(cache: Path) -> Catalog:
+    """Every committed item; those of a damaged shard as far as its index is intact, and only if no other has them.
 
     Raises:
         StoreError: The system refuses to list the shards.
     """
-    paths = CachePaths(cache)
+    paths, looked, damaged = CachePaths(cache), set[str](), list[ShardIndex]()
     paths.check_shards()
-    looked: set[str] = set()
-    seen: set[bytes] = set()
+    found: list[ShardIndex] = []
     # Sealed shards are listed again at the end: a build may have sealed the one that was open.
     for listed in (paths.sealed_shards, paths.open_shards, paths.sealed_shards):
-        folders = [folder for folder in listed() if folder.name not in looked]
-        looked.update(folder.name for folder in folders)
-        for index in sorted(filter(None, map(_index, folders)), key=_is_cut):
-            for stored in _stored(index, payloads):
-                if stored.key not in seen:
-                    seen.add(stored.key)
-                    yield stored
+        for folder in listed():
+            if folder.name in looked:
+                continue
+            looked.add(folder.name)
+            try:
+                found.append(open_shard_index(folder) if folder.suffix else checked_index(folder))
+            except (StoreError, OSError):
+                with contextlib.suppress(StoreError, OSError):
+                    damaged.append(checked_index(folder, check_data=False))
+    return catalog_of([*found, *damaged])
+
+
+def stored_entries(cache: Path) -> Iterator[StoredEntry]:
+    """Every committed item, read and checked. Errors as :func:`stored_catalog`."""
+    catalog = stored_catalog(cache)
+    order = catalog.in_order()
+    rows = catalog.places(order)
+    place = np.stack([rows.shard.astype(np.int64), rows.entry.astype(np.int64)])
+    starts = np.flatnonzero((place[:, 1:] != place[:, :-1]).any(axis=0)) + 1
+    for some in np.split(order, starts) if len(order) else ():
+        found = catalog.stored(int(some[0]))
+        numbers = {key.tobytes(): number for number, key in enumerate(found[0].item_keys())} if found else {}
+        for key in (key.tobytes() for key in catalog.keys(some)):
+            if found is None or key not in numbers:
+                yield StoredEntry(key=key)
+                continue
+            header, _, payload = found
+            array = header.item(memoryview(payload), numbers[key])
+            own = checksum(array.tobytes())
+            yield StoredEntry(key=key, shape=array.shape, dtype=header.dtype, checksum=own, intact=True)
 
 
 def to_scratch(paths: CachePaths, path: Path) -> Path:
@@ -195,73 +206,6 @@ def _moved(
         gone[held[~there]] = True
         shard[held], offset[held] = names.index(new), np.asarray(indexes[old].offset)[at]
     return replace(rows, shard=shard, offset=offset)
-
-
-def _index(folder: Path) -> ShardIndex | None:
-    """The index of a shard, sealed or not; None if it cannot be read."""
-    try:
-        return load_index(folder, check_data=False) if folder.suffix == "" else open_shard_index(folder)
-    except (StoreError, OSError):
-        return None
-
-
-def _is_cut(index: ShardIndex) -> bool:
-    """True if the data of a shard is not what its index was made from: others are believed first."""
-    try:
-        load_index(index.folder)
-    except (StoreError, OSError):
-        return index.folder.suffix == ""
-    return False
-
-
-def _stored(index: ShardIndex, payloads: bool) -> Iterator[StoredEntry]:
-    """The items of a shard, entry by entry."""
-    try:
-        keys, entries = index.keys(), index.entry_keys()
-        counts = np.maximum(np.asarray(index.block), 1).astype(np.int64)
-        bounds = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    except CacheDamagedError:
-        return
-    columns = [np.asarray(column).tolist() for column in (index.offset, index.head)] if payloads else [[0], [0]]
-    descriptor = _opened(index.data) if payloads else -1
-    try:
-        for number, entry in enumerate(entries):
-            about: Iterator[dict[str, Any]] = iter(())
-            if payloads:
-                offset, head = (column[number] for column in columns)
-                about = _looked(descriptor, offset, head, entry.tobytes(), bounds[number + 1] - bounds[number])
-            for key in keys[bounds[number] : bounds[number + 1]]:
-                yield StoredEntry(key=key.tobytes(), entry=entry.tobytes(), field=int(key[0]), **next(about, {}))
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _looked(descriptor: int, offset: int, head: int, key: bytes, items: int) -> Iterator[dict[str, Any]]:
-    """Shape, type, checksum and state of each item of an entry, as it is now."""
-    header: EntryHeader | None = None
-    payload = b""
-    with contextlib.suppress(StoreError, OSError, OverflowError, MemoryError):
-        header = read_header(os.pread(descriptor, head, offset - head), key)
-        payload = os.pread(descriptor, header.payload_bytes, offset)
-    for position in range(items):
-        if header is None or header.items != items or len(payload) != header.payload_bytes:
-            yield {"intact": False}
-            continue
-        array = header.item(memoryview(payload), position)
-        yield {
-            "shape": tuple(array.shape),
-            "dtype": header.dtype,
-            "checksum": checksum(array.tobytes()),
-            "intact": checksum(payload) == header.payload_checksum,
-        }
-
-
-def _opened(path: Path) -> int:
-    try:
-        return open_file(path)
-    except OSError:
-        return -1
 
 
 def _entries(folder: Path) -> int:

@@ -481,6 +481,13 @@ def load_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
     return index
 
 
+def checked_index(folder: Path, *, check_data: bool = True) -> ShardIndex:
+    """The index of a sealed shard with all columns checked. Arguments and errors as :func:`load_index`."""
+    index = load_index(folder, check_data=check_data)
+    index.check()
+    return index
+
+
 def open_shard_index(folder: Path) -> ShardIndex:
     """What is committed in a shard that is being written, or was when its builder died; nothing is written.
 

@@ -41,8 +41,6 @@ from latentcache.store.snapshot import MANIFEST, FieldDraft, Snapshot, open_snap
 #: One line for each item that failed: sample row, field, reason.
 FAILED = "failed.jsonl"
 _WAIT_S = 0.2
-#: Seconds between two looks for a build that ended without being seen.
-_LOOK_S = 0.5
 
 
 def pending_field(
@@ -111,51 +109,35 @@ def end_pending(paths: CachePaths) -> None:
         shutil.rmtree(paths.pending, ignore_errors=True)
 
 
-def open_pending(cache: Path, *, timeout_s: float = 600.0) -> Snapshot:
-    """The snapshot of the streaming build that is under way; waits for one that has not published it yet.
+def open_pending(root: Path, timeout_s: float = 600.0) -> Snapshot | None:
+    """The snapshot that a streaming build will make; None if a build has ended here and no streaming build runs.
+
+    Waits for a build that has not published it yet while there is no finished snapshot.
 
     Raises:
         CacheNotFoundError: No streaming build in that time.
         CacheFormatError: Written by a newer version.
         CacheDamagedError: A file of it is not what was written.
     """
-    paths, deadline = CachePaths(cache), time.monotonic() + timeout_s
+    paths, deadline = CachePaths(root), time.monotonic() + timeout_s
     while True:
         if (paths.pending / MANIFEST).exists():
             with contextlib.suppress(FileNotFoundError):
                 snapshot = read_snapshot(paths, paths.pending, 0)
-                return replace(snapshot, pending=Pending(snapshot))
+                return replace(snapshot, pending=Pending(snapshot, timeout_s))
+        with contextlib.suppress(CacheNotFoundError):
+            if paths.current_snapshot() and not paths.pending.exists():
+                return None
         if time.monotonic() >= deadline:
             raise CacheNotFoundError(
-                f"no streaming build in {cache}",
-                where=str(cache),
+                f"no streaming build in {root}",
+                where=str(root),
                 why=f"none began within {timeout_s:g} s",
-                fix=f"start `latentcache build DATA --out {shlex.quote(str(cache))} --stream`, or open the finished"
+                fix=f"start `latentcache build DATA --out {shlex.quote(str(root))} --stream`, or open the finished"
                 " cache without follow=True",
                 slug="cache-unfinished",
             )
         time.sleep(_WAIT_S)
-
-
-def follow_build(root: Path, timeout_s: float) -> Snapshot | None:
-    """The snapshot that a streaming build will make; waits for one only while there is no finished snapshot."""
-    paths, deadline = CachePaths(root), time.monotonic() + timeout_s
-    while True:
-        try:
-            finished = paths.current_snapshot() > 0
-        except CacheNotFoundError:
-            finished = False
-        if finished and not paths.pending.exists():
-            return None
-        left = deadline - time.monotonic()
-        try:
-            snapshot = open_pending(root, timeout_s=min(max(left, 0.0), _LOOK_S))
-            snapshot.pending.timeout_s = timeout_s
-            return snapshot
-        except CacheNotFoundError as error:  # a build may have ended since
-            if left <= 0:
-                error.why = f"none began within {timeout_s:g} s"
-                raise
 
 
 class _Places:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,12 +26,11 @@ from latentcache.identity.key import KEY_BYTES
 from latentcache.store.atomic_io import make_folder, open_file, sync_folder, write_json, writing
 from latentcache.store.catalog import Catalog, load_catalog
 from latentcache.store.entry import NewEntry, read_header
-from latentcache.store.index import load_index, open_shard_index
+from latentcache.store.index import checked_index, open_shard_index
 from latentcache.store.paths import OPEN_SUFFIX, CachePaths
 from latentcache.store.shard import ShardWriter, recover_shard
 from latentcache.store.snapshot import PLACE_DTYPE
 
-Places = NDArray[Any] | Sequence[tuple[bytes, int, int]]
 _COMMIT_BYTES = 16 << 20
 
 
@@ -71,13 +70,13 @@ def salvage(paths: CachePaths, source: Path, *, skip: Catalog | None = None) -> 
     return copy_entries(paths, source, places_of(source), skip=skip)
 
 
-def copy_entries(paths: CachePaths, source: Path, places: Places, *, skip: Catalog | None = None) -> Salvaged:
+def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip: Catalog | None = None) -> Salvaged:
     """Copy entries of a shard, of this or another cache, into a new sealed one of this cache.
 
     Args:
         paths: The cache; the caller holds its builder lock.
         source: Folder of the shard.
-        places: (n,) ``PLACE_DTYPE``, or (key, offset of the payload, bytes of the head) each.
+        places: (n,) ``PLACE_DTYPE``.
         skip: Entries with all items in it are not wanted.
 
     Raises:
@@ -91,7 +90,7 @@ def copy_entries(paths: CachePaths, source: Path, places: Places, *, skip: Catal
     try:
         with writing(folder), contextlib.closing(ShardWriter(folder)) as writer:
             batch: list[NewEntry] = []
-            for value in _intact(source / "data.mdb", _as_places(places)):
+            for value in _intact(source / "data.mdb", places):
                 if value is None:
                     lost += 1
                 elif skip is None or (skip.find(_keys(value)) < 0).any():
@@ -140,8 +139,7 @@ def places_of(source: Path) -> NDArray[Any]:
     Else from LMDB's pages; no places if these are damaged too.
     """
     try:
-        index = load_index(source, check_data=False)
-        index.check()
+        index = checked_index(source, check_data=False)
     except StoreError:
         try:
             index = open_shard_index(source)
@@ -152,17 +150,6 @@ def places_of(source: Path) -> NDArray[Any]:
     return places
 
 
-def _as_places(places: Places) -> NDArray[Any]:
-    """Distinct places in the order of the file."""
-    if not isinstance(places, np.ndarray):
-        made = np.empty(len(places), dtype=PLACE_DTYPE)
-        for row, (key, offset, head) in zip(made, places, strict=True):
-            row["key"], row["offset"], row["head"] = np.frombuffer(key, dtype=np.uint8), offset, head
-        places = made
-    _, first = np.unique(places["offset"], return_index=True)
-    return places[first]
-
-
 def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
     """The entry at each place; None if it is damaged."""
     try:
@@ -171,7 +158,7 @@ def _intact(data: Path, places: NDArray[Any]) -> Iterator[NewEntry | None]:
         yield from [None] * len(places)
         return
     try:
-        for place in places:
+        for place in places[np.unique(places["offset"], return_index=True)[1]]:  # each once, in the order of the file
             yield _entry_at(descriptor, int(place["offset"]), int(place["head"]), place["key"].tobytes())
     finally:
         os.close(descriptor)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CacheFormatError, LatentcacheError, StoreError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.table import Rejected
-from latentcache.store.index import ShardIndex, load_index
+from latentcache.store.index import ShardIndex, checked_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 from latentcache.verify.findings import HINTS, Finding, Findings, Text
@@ -224,9 +224,7 @@ def unreadable(error: OSError) -> str:
 def _index(store: Store, name: str) -> ShardIndex | None:
     """The index of a shard; None with a finding if it is damaged."""
     try:
-        index = load_index(store.paths.shard(name), check_data=False)
-        index.check()
-        return index
+        return checked_index(store.paths.shard(name), check_data=False)
     except StoreError as error:
         denied = isinstance(error.__cause__, PermissionError)
         category, reason = ("unverifiable", "permission") if denied else ("corrupt", "index")

@@ -24,7 +24,7 @@ from latentcache.loader.cache import open_cache
 from latentcache.pipeline.build import build_cache
 from latentcache.pipeline.reencode import Reencode
 from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import stored_entries
+from latentcache.store.garbage import stored_catalog, stored_entries
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 from latentcache.verify.collect import collect
@@ -185,7 +185,7 @@ class AnyOrder(RuleBasedStateMachine):
         Where a build that died had made an entry again, the repair takes that one; or, if its shard was never sealed,
         the next build does.
         """
-        whole = {entry.key for entry in stored_entries(self.cache, payloads=True) if entry.intact}
+        whole = {entry.key for entry in stored_entries(self.cache) if entry.intact}
         corrupt = {
             name: key_of(self.built[name][0], self.built_recipe)
             for name, category in self.truth(full=True).items()
@@ -280,7 +280,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def nothing_committed_is_lost(self):
         if (self.cache / "shards").exists():
-            there = {entry.key for entry in stored_entries(self.cache, payloads=False)}
+            there = {key.tobytes() for key in stored_catalog(self.cache).keys()}  # noqa: SIM118
             assert self.committed <= there
             self.committed = there  # also what was committed, but died before it was acknowledged
 
@@ -293,7 +293,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def look_again(self):
         """After what may remove entries: all whole ones that the model knows of are there, and what else is."""
-        there = {entry.key: entry.intact for entry in stored_entries(self.cache, payloads=True)}
+        there = {entry.key: entry.intact for entry in stored_entries(self.cache)}
         assert self.committed - self.damaged <= {key for key, intact in there.items() if intact}
         # A repair that died may have taken a shard out of use that the generation still reads.
         read = {key.tobytes() for key in open_snapshot(self.cache).fields[FIELD].row_keys()} - set(there)
@@ -331,7 +331,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert key in self.damaged or catalog.read(place).tobytes() == payload_of(content, self.recipe)
         self.built = {name: (content, self.captions.get(name, "")) for name, content in self.files.items()}
         self.built_recipe, self.lost = self.recipe, set()
-        self.damaged -= {entry.key for entry in stored_entries(self.cache, payloads=True) if entry.intact}
+        self.damaged -= {entry.key for entry in stored_entries(self.cache) if entry.intact}
 
     def truth(self, full):
         """name -> category, of every sample that is not ok."""

@@ -121,7 +121,7 @@ def test_a_shard_that_may_not_be_read_is_not_called_damaged(paths, monkeypatch):
     def refuse(folder, **_):
         raise CacheDamagedError("a shard cannot be read") from PermissionError(13, "no")
 
-    monkeypatch.setattr("latentcache.store.catalog.load_index", refuse)
+    monkeypatch.setattr("latentcache.store.catalog.checked_index", refuse)
     with pytest.raises(StoreError, match="cannot be read"):
         load_catalog(paths)
 

@@ -23,7 +23,7 @@ from made_entries import (
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import make_folder, read_json
 from latentcache.store.catalog import load_catalog
-from latentcache.store.garbage import relocate, shard_use, stored_entries, to_scratch
+from latentcache.store.garbage import relocate, shard_use, stored_catalog, stored_entries, to_scratch
 from latentcache.store.index import INDEX, load_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.reader import EntryReader
@@ -154,8 +154,9 @@ def test_entries_are_copied_from_another_cache(paths, tmp_path):
     made = copy_entries(other, paths.shard("shard-0"), places)
     assert (made.saved, made.lost) == (len(places), 0)
     assert found(other, items_of("words", range(0, 12, 2))).all()
-    pairs = [(key.tobytes(), int(offset) + 64, int(head)) for key, offset, head in places]
-    assert copy_entries(other, paths.shard("shard-0"), pairs).lost == len(pairs)
+    wrong = places.copy()
+    wrong["offset"] += np.uint64(64)
+    assert copy_entries(other, paths.shard("shard-0"), wrong).lost == len(wrong)
     assert copy_entries(other, paths.shard("gone"), places).lost == len(places)
 
 
@@ -183,14 +184,14 @@ def test_use_of_shards(paths):
     assert (found["shard-0"].entries, found["shard-1"].tombstoned) == (-1, "damaged")
 
 
-@pytest.mark.parametrize("payloads", [True, False])
-def test_every_item_is_listed_once(paths, payloads):
+def test_every_item_is_listed_once(paths):
     make_shard(paths.shard("twice"), entries_of("plane", range(5)))
     open_shard(paths.shards / "left.open", entries_of("words", range(20, 24)))
     items = {item.key: item for item in [*all_items(range(12)), *items_of("words", range(20, 24))]}
-    listed = list(stored_entries(paths.root, payloads=payloads))
+    listed = list(stored_entries(paths.root))
+    assert (stored_catalog(paths.root).find(keys_of(list(items.values()))) >= 0).all()
     assert sorted(one.key for one in listed) == sorted(items)
-    for one in listed if payloads else ():
+    for one in listed:
         array = items[one.key].array
         assert (one.shape, one.checksum, one.intact) == (array.shape, checksum(array.tobytes()), True)
 
@@ -198,11 +199,10 @@ def test_every_item_is_listed_once(paths, payloads):
 def test_damaged_entries_are_listed_as_such(paths):
     data, place = payload_place(paths, "vector", 3)
     flip(data, place + 1)
-    entry = {one.entry for one in stored_entries(paths.root, payloads=True) if not one.intact}
-    assert len(entry) == 1
+    assert 0 < sum(not one.intact for one in stored_entries(paths.root)) < 12
     (paths.shard("shard-0") / "data.mdb").unlink()
     (paths.shard("shard-1") / INDEX).unlink()
-    assert not any(one.intact for one in stored_entries(paths.root, payloads=True))
+    assert not any(one.intact for one in stored_entries(paths.root))
 
 
 def test_what_is_to_be_removed_goes_to_scratch(paths):

@@ -127,8 +127,9 @@ def test_the_end_of_the_build(tmp_path):
         reader.read("plane", 55)
     with pytest.raises(MissingEntryError, match="truncated"):
         reader.read("plane", 54)
+    assert open_pending(paths.root) is None
     with pytest.raises(CacheNotFoundError, match="no streaming build"):
-        open_pending(paths.root, timeout_s=0.3)
+        open_pending(tmp_path / "none", timeout_s=0.3)
 
 
 def test_what_a_killed_build_announced_is_replaced(building):

@@ -59,7 +59,7 @@ def test_a_damaged_index_is_a_finding_of_its_shard_and_of_no_sample(case, depth)
 def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
     from latentcache.verify import entries
 
-    load = entries.load_index
+    load = entries.checked_index
 
     def changed(folder, **more):
         index = load(folder, **more)
@@ -72,7 +72,7 @@ def test_an_index_that_disagrees_with_the_snapshot(case, change, monkeypatch):
             setattr(index, change, np.asarray(getattr(index, change)) + 1)
         return index
 
-    monkeypatch.setattr(entries, "load_index", changed)
+    monkeypatch.setattr(entries, "checked_index", changed)
     report = verify_cache(case.cache)
     lost = change in ("key", "offset")
     assert counts(report) == {"missing" if lost else "corrupt": 4, "ok": 4}

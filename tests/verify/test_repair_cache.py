@@ -154,7 +154,7 @@ def test_wrong_values_go_everywhere_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(made_cache.Flat, "encode", made)
     report = repair(case)
     assert len(report.removals) == 3
-    assert [entry for entry in stored_entries(case.cache, payloads=True) if entry.intact] == []
+    assert [entry for entry in stored_entries(case.cache) if entry.intact] == []
     case.write(0)
     assert case.build() == (3, 0)
     assert counts(case) == {"ok": 3}
