@@ -102,7 +102,7 @@ def _listen(
                 loop.fail(error)
         elif message.kind == "stop":
             loop.told_to_stop = True
-            loop.stopping.set()
+            loop.stop()
             return  # what comes next is for the main thread; the heart still sees if the build goes
     _lost(loop, on_loss)
 
@@ -117,7 +117,7 @@ def _beat(at_work: Sequence[WorkerLoop], on_loss: Callable[[], None] | None) -> 
 
 
 def _lost(loop: WorkerLoop, on_loss: Callable[[], None] | None) -> None:
-    loop.stopping.set()
+    loop.stop()
     loop.budget.close()
     if on_loss is not None:
         on_loss()

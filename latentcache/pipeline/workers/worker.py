@@ -198,6 +198,11 @@ class WorkerLoop:
         """Have the loop raise an error of another thread."""
         self._inbox.put(error)
 
+    def stop(self) -> None:
+        """End the loop at once; called by another thread."""
+        self.stopping.set()
+        self._inbox.put(None)
+
     def _chunks(self, jobs: Sequence[Tracked]) -> Iterator[list[Tracked]]:
         """Jobs as they are prepared one after the other: several of a cheap kind, to save turns of threads."""
         most = self.kind.work.unit_cost // _CHUNKS if self.kind.device == "cpu" else 0
