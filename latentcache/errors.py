@@ -1,40 +1,7 @@
 """Errors of latentcache: each names the problem, the place, the cause and the fix.
 
-    LatentcacheError                    slug, what, where, why, fix, exit_code
-      UsageError(ValueError)            exit 2: invalid or contradicting arguments
-        RecipeError                     an invalid recipe
-        StrictError                     notes, where they were asked to be errors
-      SourceError                       exit 2: DATA as a whole cannot be used
-        SourceNotFoundError(FileNotFoundError)
-        EmptySourceError
-        SourceAmbiguousError            two layouts fit: --layout decides
-        TableError                      an unreadable metadata table: file and line
-        UnusableSampleError             one unusable file or record; the build quarantines it and continues
-      EncoderError                      exit 2: the model cannot be used
-        ModelNotFoundError(FileNotFoundError)
-        UnsupportedModelError           GGUF, pickle, not an image encoder, ...
-      DeviceError                       exit 3: the device failed
-        DeviceMemoryError(MemoryError)  caught by the pipeline: it halves the batch
-      WorkerError                       exit 3: worker processes of a build died
-      StoreError                        exit 3: the cache cannot be used
-        CacheNotFoundError(FileNotFoundError)
-        CacheFormatError                written by a newer version, or not a cache
-        CacheDamagedError               a shard or a manifest with other bytes than were written
-        CacheIncompleteError            a repair removed entries and no build has made them again
-        StaleCacheError                 made with another tokenizer or recipe than the requested one
-        CorruptEntryError               one entry fails its check
-        MissingEntryError(LookupError)  one entry is not in the store
-        NotYetEncodedError(TimeoutError)  a streaming build did not make an entry in time
-        CacheLockedError                another build holds the cache (``holder``)
-        DiskFullError(OSError)
-        CacheReadOnlyError(PermissionError)
-      PlanError                         exit 1: the plan cannot be made as requested
-        EmptyPlanError
-      ExportError                       exit 1: rows that a trainer would read wrongly
-      InterruptedBuildError             exit 130 or 143: work is committed, run again to continue
-
 Guarantee: ``slug``, ``what`` and ``fix`` are never empty. The command line prints these attributes on four lines and
-JSON output carries them unchanged. :func:`catalog` lists every slug.
+JSON output carries them unchanged. :func:`catalog` lists every slug; ``exit_code`` is 2 unless a class says another.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from latentcache.cli.contents import data_lines
 
 if TYPE_CHECKING:
     from latentcache.pipeline.report import BuildPlan, FieldPlanned
-    from latentcache.pipeline.run import Progress
+    from latentcache.pipeline.workers.crew import Progress
 
 _LINE_S = 10.0
 #: Changed settings that are shown.

@@ -40,8 +40,9 @@ from latentcache.pipeline.report import (
     field_done,
     field_planned,
 )
-from latentcache.pipeline.run import RunResult, run_jobs, worker_count
+from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.settings import BuildSettings
+from latentcache.pipeline.workers.crew import RunResult, worker_count
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import few_collections
 from latentcache.pipeline.workers.process import WarmWorker

@@ -14,7 +14,8 @@ from pathlib import Path
 from latentcache.fields.protocol import Job
 from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.report import BuildPlan
-from latentcache.pipeline.run import Progress, run_jobs
+from latentcache.pipeline.run import run_jobs
+from latentcache.pipeline.workers.crew import Progress
 
 #: Items of a probe at most, and seconds of encoding after which it ends.
 ITEMS, SECONDS = 64, 3.0

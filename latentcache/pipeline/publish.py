@@ -21,7 +21,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.pipeline.diff import SLICE, FieldWork
 from latentcache.pipeline.preflight import provenance
-from latentcache.pipeline.run import RunResult
+from latentcache.pipeline.workers.crew import RunResult
 from latentcache.sources.archives.members import Place, places, read_image
 from latentcache.sources.causes import rejected
 from latentcache.sources.known import racy

@@ -78,8 +78,6 @@ class BuildSettings:
     max_pixels: int = MAX_PIXELS
     fold: bool = True
     """Rewrite causal Conv3d as Conv2d for single images; off only to compare."""
-    rollback: bool = True
-    """Keep the previous snapshot; ``gc`` removes it."""
 
     def __repr__(self) -> str:
         """The values that differ from their defaults."""

@@ -11,7 +11,7 @@ from small_cache import SMALL, draw
 
 from latentcache.cli import progress
 from latentcache.cli.progress import BuildTalk
-from latentcache.pipeline.run import Progress
+from latentcache.pipeline.workers.crew import Progress
 
 
 @pytest.fixture

@@ -39,6 +39,10 @@ def rows(tmp_path_factory):
     return opened(root).rows(pad=64, lengths=[16, 32, 64])
 
 
+#: What makes loaders, and how a child process starts; a spawned one imports torch, which takes seconds.
+CHILDREN = [("samples", "fork"), ("rows", "fork"), ("samples", "spawn")]
+
+
 @pytest.fixture(params=["samples", "rows"])
 def source(request, many, rows):
     """Whatever makes loaders: a cache, or a view of rows."""
@@ -234,7 +238,7 @@ def test_steps_are_those_of_transformers(many, batch_size, grad_accum, epochs):
 # workers and foreign loaders
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
 def test_workers_serve_the_loaders_batches_and_need_no_epoch(source, method):
     loader = source.loader(batch_size=2, seed=3)
     workers = DataLoader(
@@ -302,7 +306,7 @@ def in_child(loader, results):
     results.put((digests(loader), digests(loader)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("source", "method"), CHILDREN, indirect=["source"])
 def test_another_process_iterates_while_this_one_does(source, method):
     loader = source.loader(batch_size=2, seed=3)
     expected = digests(loader)

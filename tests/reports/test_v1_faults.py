@@ -1,18 +1,14 @@
 """Faults of version 1, each reproduced there by hand. Those that other tests cover are tested beside their code."""
 
-import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import small_tokens
-from small_cache import SMALL, draw_four, flip
+from small_cache import SMALL, draw_four
 
 from latentcache import BuildSettings, build_cache, merge_caches, open_cache
-from latentcache.errors import LatentcacheError
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -47,74 +43,6 @@ def test_a_refused_command_does_not_decide_what_the_next_build_stores(run, data,
     assert keys_of(cache) == before
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["json", *(pytest.param(name, marks=pytest.mark.slow) for name in ("numpy", "lmdb", "xxhash", "signal"))],
-)
-def test_a_file_in_the_working_directory_is_never_executed(cache, tmp_path, module):
-    """A ``json.py`` in the working directory ran in the processes of a check and of a repair."""
-    flip(next((cache / "shards").glob("*/data.mdb")), 5000)
-    trap = tmp_path / "trap"
-    trap.mkdir()
-    (trap / f"{module}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nraise SystemExit('executed')\n")
-    program = Path(sys.executable).with_name("latentcache")
-    for words in (["--full"], ["--untrusted", "--full"], ["--repair", "--yes"]):
-        done = subprocess.run(
-            [program, "verify", cache, *words], cwd=trap, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode in (0, 1), done.stderr
-    assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize("words", [("--full",), ("--untrusted", "--full")])
-def test_a_noisy_child_does_not_block_a_check(cache, monkeypatch, words):
-    """With ``PYTHONVERBOSE=1`` the pipe of the child's stderr filled up, and the check waited without end."""
-    program = Path(sys.executable).with_name("latentcache")
-    environment = {**os.environ, "PYTHONVERBOSE": "1"}
-    done = subprocess.run(
-        [program, "verify", cache, *words, "--json"], env=environment, capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["counts"]["ok"] == 4
-
-
-def test_unreferenced_entries_are_no_finding_and_the_collection_frees_them(run, data, cache):
-    """``verify`` printed ``fix: latentcache gc --apply``, which freed nothing, for ever."""
-    assert run("build", data, "--out", cache, "--no-flip", "--resolution", "128").status == 0
-    assert run("gc", cache, "--apply", "--keep", "1", "--grace", "0").status == 0
-    found = run("verify", cache, "--json").json
-    assert (found["exit_code"], found["counts"]["unreferenced"], found["items"]) == (0, 0, [])
-
-
-def test_an_export_keeps_a_folder_of_the_user(run, documents, tmp_path):
-    """``export OUT`` deleted an ``OUT.partial`` that was there before."""
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "mine").write_text("kept")
-    assert run("export", documents, tmp_path / "out", "--to", "megatron").status == 0
-    assert (tmp_path / "out.partial" / "mine").read_text() == "kept"
-    again = run("export", documents, tmp_path / "out", "--to", "megatron", "--json")
-    assert (again.status, again.error["slug"]) == (2, "usage")
-
-
-@pytest.mark.parametrize("rows", [[-1], [10**6], [0, -2]])
-@pytest.mark.parametrize("combined", [False, True])
-def test_rows_that_do_not_exist_are_refused_by_an_error_of_this_package(documents, rows, combined):
-    """``batch([-1])`` of a combined view gave another row; out of range was a bare IndexError."""
-    from latentcache import combine
-
-    cache = open_cache(documents)
-    view = combine([cache, open_cache(documents)]).rows(pack=512) if combined else cache.rows(pack=512)
-    for ask in (view.batch, view.__getitems__):
-        with pytest.raises(LatentcacheError, match="must be whole numbers from 0 to"):
-            ask(rows)
-
-
-def test_a_width_that_is_too_small_names_the_row(documents):
-    """``batch(width=4)`` of a longer row was a ValueError of numpy."""
-    with pytest.raises(LatentcacheError, match="width=4: row 0 has"):
-        open_cache(documents).rows(pad=512).batch([0], width=4)
-
-
 def test_public_objects_compare_hash_and_show_themselves_in_five_lines(cache, documents, tmp_path):
     """``Cache == Cache`` raised, ``hash(cache)`` raised, and ``repr(cache)`` had 200 lines."""
     first, tokens = open_cache(cache), open_cache(documents)
@@ -127,19 +55,6 @@ def test_public_objects_compare_hash_and_show_themselves_in_five_lines(cache, do
         assert 0 <= repr(one).count("\n") < 5
         assert len(repr(one)) < 400
         assert type(one).__name__ in repr(one)
-
-
-def test_ranks_that_are_left_out_come_from_the_environment(cache, monkeypatch):
-    """Without ``rank`` and ``world_size`` every rank trained on the same samples."""
-    seen = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        loader = open_cache(cache).loader(batch_size=1, remainder="drop")
-        assert (loader.rank, loader.world_size) == (rank, 2)
-        seen.append({name for batch in loader for name in batch["names"]})
-    assert not seen[0] & seen[1]
 
 
 def test_a_library_sets_no_variable_of_the_process(tmp_path):

@@ -53,7 +53,7 @@ def train(view, folder, form):
     return trainer, account
 
 
-@pytest.mark.parametrize(("kind", "form"), [("pad", "plain"), ("pack", "transformers"), ("pack", "flat")])
+@pytest.mark.parametrize(("kind", "form"), [("pad", "plain"), ("pack", "flat")])
 def test_steps_and_epochs_are_exact(cache, tmp_path, kind, form):
     view = cache.rows(**{kind: LENGTH})
     trainer, account = train(view, tmp_path, form)

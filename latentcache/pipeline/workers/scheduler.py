@@ -18,12 +18,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
 
 from latentcache.errors import DeviceError, DeviceMemoryError, LatentcacheError, StoreError, WorkerError
 from latentcache.fields.protocol import Failure, Job
 from latentcache.pipeline.devices import Device
 from latentcache.pipeline.interrupt import StopSignal
+from latentcache.pipeline.workers.crew import Crew, WorkUnit
 from latentcache.pipeline.workers.process import Launched
 from latentcache.pipeline.workers.transport import Message, as_error
 from latentcache.pipeline.workers.watchdog import ENCODING, Activity, ActivityBoard, Watchdog
@@ -38,54 +38,6 @@ _GOOD_DEATHS = 3
 _DEATHS, _DEATHS_KILLED = 2, 3
 #: Convicted jobs in one run; with more of them something else is wrong.
 _MAX_CONVICTED = 100
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class WorkUnit:
-    """Jobs that are leased together."""
-
-    jobs: dict[int, Job]
-    """By number. A settled job is taken out."""
-    known: bytes = b""
-    """Item keys (32 bytes each) that a dead worker committed of them."""
-    num_bytes: int = 0
-    """Host memory that its largest job takes."""
-    large: bool = False
-    """True if that is more than one worker's part: only one such unit is leased at a time."""
-    alone: bool = False
-    """Under suspicion: for a worker that has nothing else."""
-    probe: bool = False
-    """A job that has succeeded before; its result is dropped."""
-    deaths: int = 0
-    """Fresh workers that it has ended, alone."""
-
-
-class Crew(Protocol):
-    """Starts workers for one run, and takes what they report."""
-
-    def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
-        """A worker, the head of its ``open`` message, and the name of its shard."""
-
-    def bound(self, launched: Launched, unit: WorkUnit) -> None:
-        """Limit the memory of a worker before it gets this unit."""
-
-    def recovered(self, shard: str) -> bytes:
-        """Seal a dead worker's shard; gives the item keys in it that it had not reported."""
-
-    def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
-        """Take a ``committed`` message, with the jobs that it settles."""
-
-    def failed(self, number: int, job: Job, failure: Failure) -> None:
-        """Note a job that gives no item."""
-
-    def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
-        """The failure of a job that ends its workers."""
-
-    def ended(self, message: Message) -> None:
-        """Take the ``opened`` or ``ended`` message of a worker."""
-
-    def keep(self, device: Device, launched: Launched) -> bool:
-        """Keep a worker that is done for the next field; False if there is no use for it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

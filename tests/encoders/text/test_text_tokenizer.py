@@ -1,6 +1,4 @@
-import concurrent.futures
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -196,18 +194,6 @@ def test_a_tokenizer_of_pieces(tmp_path):
     assert plain.ids.tolist() == [*tokenizer("a function", add_special_tokens=False)["input_ids"], 2]
     assert control.ids.tolist().count(2) == 1
     assert control.control == 1
-
-
-def in_a_process(description):
-    records = [text_record("a", 1, "some text é"), CONVERSATIONS[1]]
-    return [(d.ids.tolist(), d.spans.tolist()) for d in open_tokenizer(description).tokenize(records)]
-
-
-def test_a_process_with_a_description_gives_the_same_ids(folder):
-    description = describe_tokenizer(str(folder), chat=True)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        assert pool.submit(in_a_process, description).result() == in_a_process(description)
 
 
 def test_blanks_beside_a_special_token_are_taken_as_the_tokenizer_does(tmp_path):

@@ -14,8 +14,9 @@ from latentcache.fields import registry
 from latentcache.fields.protocol import Job, Output
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.run import RunResult, run_jobs
+from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.workers import watchdog
+from latentcache.pipeline.workers.crew import RunResult
 from latentcache.pipeline.workers.worker import Task
 from latentcache.store.catalog import load_catalog
 from latentcache.store.paths import CachePaths

@@ -19,7 +19,8 @@ from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
 from latentcache.pipeline.interrupt import StopSignal
-from latentcache.pipeline.run import cut, make_again, worker_count
+from latentcache.pipeline.run import make_again
+from latentcache.pipeline.workers.crew import cut, worker_count
 from latentcache.pipeline.workers.events import EventLog
 from latentcache.pipeline.workers.memory import BASE_BYTES
 from latentcache.pipeline.workers.process import WorkerProcess

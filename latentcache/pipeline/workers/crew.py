@@ -1,0 +1,409 @@
+"""The workers of one run: units of work for them, their start, and everything that they report.
+
+Units are cut in the order of the plan and never depend on the number of workers, so item keys, item bytes and blocks
+do not either. The event file is written by the build process alone, after each durable commit.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latentcache.fields.protocol import Failure, FieldKind, Job, WorkSize, join_noise
+from latentcache.fields.registry import field_kinds
+from latentcache.fields.table import STAT_WIDTH
+from latentcache.identity.content import HASH_BYTES
+from latentcache.identity.key import KEY_BYTES
+from latentcache.pipeline.devices import Device, devices_for
+from latentcache.pipeline.workers.batching import reason
+from latentcache.pipeline.workers.events import EventLog
+from latentcache.pipeline.workers.memory import (
+    BASE_BYTES,
+    default_budget,
+    default_threads,
+    default_workers,
+    host_memory,
+)
+from latentcache.pipeline.workers.process import Launched, WarmWorker, WorkerProcess, WorkerThread
+from latentcache.pipeline.workers.transport import Message, from_json, to_json
+from latentcache.pipeline.workers.worker import Opening, Task
+from latentcache.store.atomic_io import reading
+from latentcache.store.index import load_index
+from latentcache.store.paths import OPEN_SUFFIX, CachePaths
+from latentcache.store.shard import recover_shard
+
+#: Units of entries that a build has where there are enough jobs, and jobs of one of them at least.
+_UNITS, _SMALLEST = 64, 8
+#: Times a unit may outgrow its size to keep jobs with one tie together.
+_TIED = 4
+#: Keys of a dead worker's last reports that are told to the one that gets its jobs.
+_RECENT_KEYS = 4096
+#: One core for each of several CPU workers.
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class WorkUnit:
+    """Jobs that are leased together."""
+
+    jobs: dict[int, Job]
+    """By number. A settled job is taken out."""
+    known: bytes = b""
+    """Item keys (32 bytes each) that a dead worker committed of them."""
+    num_bytes: int = 0
+    """Host memory that its largest job takes."""
+    large: bool = False
+    """True if that is more than one worker's part: only one such unit is leased at a time."""
+    alone: bool = False
+    """Under suspicion: for a worker that has nothing else."""
+    probe: bool = False
+    """A job that has succeeded before; its result is dropped."""
+    deaths: int = 0
+    """Fresh workers that it has ended, alone."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is. One object, updated in place."""
+
+    field: str
+    total: int
+    """Items of all jobs."""
+    cost_total: int = 0
+    done: int = 0
+    """Items of jobs that are settled: committed, found committed, or failed."""
+    cost_done: int = 0
+    encoded: int = 0
+    """Items that were computed and committed."""
+    waiting: int = 0
+    """Items that are encoded and wait for the next commit."""
+    copied: int = 0
+    skipped: int = 0
+    failed: int = 0
+    """Jobs."""
+    written_bytes: int = 0
+    restarts: int = 0
+    began: float = 0.0
+    """``time.monotonic()`` when the first encoder was open; 0.0: nothing had to be encoded so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadColumns:
+    """What reading the inputs of n jobs gave; a row per job that did not fail."""
+
+    sample: NDArray[np.int32]
+    """(n,) ``Job.sample``."""
+    content: NDArray[np.uint8]
+    """(n, k, 16) of each file of a job that was told."""
+    stat: NDArray[np.uint64]
+    """(n, k, 6) their stat memos; zeros if there is none."""
+    facts: Mapping[str, NDArray[Any]]
+    """(n, ...) ``Read.facts``, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run made, and what became of its jobs."""
+
+    read: ReadColumns
+    failed: tuple[tuple[int, Failure], ...]
+    """``Job.sample`` and why it gives no item."""
+    keys: NDArray[np.uint8]
+    """(k, 32) distinct item keys that this run committed."""
+    encoded: int
+    """Items computed and committed."""
+    copied: int
+    """Items stored under a new key from an item with an equal ``same`` hash."""
+    skipped: int
+    """Items found committed after their input was read."""
+    interrupted: bool
+    """True if a stop request came: not all jobs were done."""
+    restarts: int
+    workers: int
+    """0: a thread of the build."""
+    encode_s: float
+    """Seconds from the first open encoder to the end; 0.0: nothing was encoded."""
+    waits: Mapping[str, float]
+    """Seconds, summed over workers, that the thread with the encoder spent: ``prepare`` waiting for inputs to be read
+    and decoded, ``encode`` in the encoder, ``write`` waiting for the disk, ``idle`` without work."""
+    written_bytes: int
+    noise: Mapping[str, Any]
+
+
+def worker_count(task: Task, kind: FieldKind, total_cost: int) -> int:
+    """Worker processes of a run; 0: a thread of the build, because a process would cost more than it saves."""
+    if kind.device == "cpu":
+        count = default_workers(total_cost, kind.work.worker_cost) if task.workers is None else task.workers
+        return max(count, 1) if task.needs_torch else count
+    devices = devices_for(task.device, needs_torch=task.needs_torch)
+    in_thread = len(devices) == 1 and not task.needs_torch and "*" not in task.device
+    return 0 if in_thread else len(devices)
+
+
+class Crew:
+    """Starts the workers of one run, and gathers their results."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        total: int,
+        total_cost: int,
+        events: EventLog | None,
+        warm: WarmWorker | None,
+        lock_fd: int | None,
+    ) -> None:
+        self.kind = field_kinds()[task.field]
+        self.workers = worker_count(task, self.kind, total_cost)
+        count = max(self.workers, 1)
+        self.devices: Sequence[Device]
+        if self.kind.device == "cpu":
+            self.devices = [Device(label="cpu", name="cpu", variables=_ONE_THREAD)] * count
+            self.threads = task.decode_threads or 1
+        else:
+            self.devices = devices_for(task.device, needs_torch=task.needs_torch)
+            self.threads = task.decode_threads or default_threads(count)
+        self._bounded = self.kind.device == "cpu" and self.workers > 0
+        self._budget = task.host_memory or default_budget()
+        self._share = max(self._budget // count, 1)
+        self._task, self._paths = task, CachePaths(Path(task.cache))
+        self._total, self._cost = total, total_cost // count
+        self._events, self._warm, self._lock = events, warm, lock_fd
+        self.progress = Progress(task.field, total, total_cost)
+        self._reported: dict[str, list[bytes]] = {}
+        self._keys: list[bytes] = []
+        self._rows: list[tuple[NDArray[np.int32], bytes, list[list[int]], list[dict[str, Any]]]] = []
+        self._failed: list[tuple[int, Failure]] = []
+        self.on_failed: Callable[[Job, Failure], None] = lambda job, failure: None
+        self._waiting: dict[str, int] = {}
+        self._waits: Counter[str] = Counter()
+        self._noise: Mapping[str, Any] = {}
+
+    # -- units
+
+    def units(self, jobs: Iterable[Job]) -> Iterator[WorkUnit]:
+        """Jobs as units; a job for which there is not enough memory fails without being read."""
+        limit = max(self._limit // self.kind.work.cost_bytes, self.kind.work.unit_cost)
+        most = self.kind.work.unit_jobs
+        if self.kind.packing == "entry":
+            most = min(most, max(-(-self._total // (_UNITS * _SMALLEST)) * _SMALLEST, _SMALLEST))
+
+        def fitting() -> Iterator[tuple[int, Job]]:
+            for number, job in enumerate(jobs):
+                if job.cost > limit:
+                    self.failed(number, job, self._too_large(job))
+                else:
+                    yield number, job
+
+        most_cost = self._share // self.kind.work.cost_bytes if self._bounded else None
+        for unit in cut(fitting(), self.kind.work, most, most_cost):
+            needed = max(job.cost for job in unit.values()) * self.kind.work.cost_bytes
+            yield WorkUnit(jobs=unit, num_bytes=needed, large=self._bounded and needed > self._share)
+
+    @property
+    def _limit(self) -> int:
+        """Bytes that one job may take: of the budget where the memory of workers is limited, else of the machine."""
+        return self._budget if self.kind.device == "cpu" else max(self._budget, host_memory())
+
+    def _needed(self, job: Job) -> int:
+        return job.cost * self.kind.work.cost_bytes
+
+    def _too_large(self, job: Job, words: str = "") -> Failure:
+        found = f"a worker {words}" if words else f"needs about {self._needed(job):,} bytes to be prepared"
+        return Failure(
+            reason=reason(self.kind, "memory"),
+            detail=f"its size is {job.cost:,} and it {found}; --host-memory is {self._limit:,}",
+            hint="give more memory with --host-memory, or remove the sample",
+            content=job.content,
+        )
+
+    # -- called by the scheduler
+
+    def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
+        """A worker, the head of its ``open`` message, and the name of its shard. A thread is started once only."""
+        shard = secrets.token_hex(8)
+        opening = Opening(
+            task=self._task,
+            shard=shard,
+            device=device.name,
+            threads=self.threads,
+            budget_bytes=self._share,
+            bounded=self._bounded,
+            cost=self._cost,
+        )
+        self._reported[shard] = []
+        head = {"opening": to_json(opening)}
+        if not self.workers and not again:
+            return WorkerThread(), head, shard
+        warm = self._warm.take(device) if self._warm is not None and not again else None
+        return warm or WorkerProcess(device.variables, lock=self._lock, again=again), head, shard
+
+    def keep(self, device: Device, launched: Launched) -> bool:
+        """Keep a worker that is done for the next field; False if there is no use for it."""
+        if self._warm is None or isinstance(launched, WorkerThread):
+            return False
+        self._warm.keep(device, launched)
+        return True
+
+    def bound(self, launched: Launched, unit: WorkUnit) -> None:
+        """Limit the memory of a worker before it gets this unit; one under suspicion gets all the memory there is."""
+        if self._bounded:
+            launched.limit(BASE_BYTES + max(self._budget if unit.alone else self._share, unit.num_bytes))
+
+    def recovered(self, shard: str) -> bytes:
+        """Seal a dead worker's shard; gives the item keys in it that it had not reported: they count as committed."""
+        folder = self._paths.shards / f"{shard}{OPEN_SUFFIX}"
+        if folder.exists():
+            recover_shard(folder, self._paths.quarantine, self._salvage)
+        reported = self._reported.pop(shard)
+        known = {body[at : at + KEY_BYTES] for body in reported for at in range(0, len(body), KEY_BYTES)}
+        found: list[bytes] = []
+        for one in self._paths.all_sealed():
+            if one.name.partition("-")[0] == shard:
+                with reading(one):
+                    found += [key.tobytes() for key in np.asarray(load_index(one).keys())]
+        new = [key for key in found if key not in known]
+        self._wait(shard, 0)
+        self._take_keys(b"".join(new))
+        self.progress.encoded += len(new)
+        return b"".join(reported)[-_RECENT_KEYS * KEY_BYTES :] + b"".join(new)
+
+    def _salvage(self, lost: Path) -> None:
+        # Only damaged shards need it.
+        from latentcache.store.salvage import salvage
+
+        salvage(self._paths, lost)
+
+    def committed(self, shard: str, message: Message, settled: dict[int, Job]) -> None:
+        """Take a ``committed`` message, with the jobs that it settles."""
+        body = message.body
+        self._take_keys(body)
+        if shard in self._reported and body:
+            self._reported[shard].append(body)
+        progress, counts = self.progress, message["counts"]
+        progress.encoded += counts.get("encoded", 0)
+        progress.copied += counts.get("copied", 0)
+        progress.skipped += counts.get("skipped", 0)
+        progress.written_bytes += message["bytes"]
+        self._wait(shard, message["waiting"])
+        rows = [row for row in message["jobs"] if row[0] in settled]
+        if rows:
+            sample = np.array([settled[row[0]].sample for row in rows], dtype=np.int32)
+            stat = [row[2] or [0] * (len(row[1]) // (2 * HASH_BYTES) * STAT_WIDTH) for row in rows]
+            self._rows.append(
+                (sample, bytes.fromhex("".join(row[1] for row in rows)), stat, [row[3] for row in rows])
+            )
+        done = [settled[number] for number in (*message["done"], *(row[0] for row in rows)) if number in settled]
+        progress.done += sum(len(job.outputs) for job in done)
+        progress.cost_done += sum(job.cost for job in done)
+        for number, failure in message["failed"]:
+            if number in settled:
+                self.failed(number, settled[number], from_json(Failure, failure))
+
+    def failed(self, number: int, job: Job, failure: Failure) -> None:
+        """Note a job that gives no item."""
+        self._failed.append((job.sample, failure))
+        self.on_failed(job, failure)
+        self.progress.failed += 1
+        self.progress.done += len(job.outputs)
+        self.progress.cost_done += job.cost
+
+    def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
+        """The failure of a job that ends its workers."""
+        if "memory" in words:
+            return self._too_large(job, words)
+        stage = "encode" if encoding else "prepare"
+        detail = f"a worker process {words} whenever it {'encoded' if encoding else 'prepared'} this sample"
+        return Failure(reason=reason(self.kind, stage), detail=detail, content=job.content)
+
+    def ended(self, message: Message) -> None:
+        """Take the ``opened`` or ``ended`` message of a worker."""
+        if message.kind == "opened":
+            self.progress.began = self.progress.began or time.monotonic()
+        self._waits.update(message.head.get("waits", {}))
+        if message.head.get("noise"):
+            self._noise = join_noise(self._noise, message["noise"])
+
+    def _wait(self, shard: str, items: int) -> None:
+        """Note how many encoded items of a worker are not committed."""
+        self._waiting[shard] = items
+        self.progress.waiting = sum(self._waiting.values())
+
+    def _take_keys(self, keys: bytes) -> None:
+        if keys:
+            self._keys.append(keys)
+            if self._events is not None:
+                self._events.commit([keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)])
+
+    # -- the result
+
+    def result(self, *, interrupted: bool) -> RunResult:
+        """Everything that was gathered."""
+        keys = _distinct(b"".join(self._keys))
+        return RunResult(
+            read=self._read_columns(),
+            failed=tuple(self._failed),
+            keys=keys,
+            encoded=max(len(keys) - self.progress.copied, 0),
+            copied=self.progress.copied,
+            skipped=self.progress.skipped,
+            interrupted=interrupted,
+            restarts=self.progress.restarts,
+            workers=self.workers,
+            encode_s=time.monotonic() - self.progress.began if self.progress.began else 0.0,
+            waits={name: self._waits.get(name, 0.0) for name in ("prepare", "encode", "write", "idle")},
+            written_bytes=self.progress.written_bytes,
+            noise=self._noise,
+        )
+
+    def _read_columns(self) -> ReadColumns:
+        facts = [one for _, _, _, found in self._rows for one in found]
+        names = facts[0] if facts else {}
+        sample = np.concatenate([np.empty(0, np.int32), *(sample for sample, _, _, _ in self._rows)])
+        content = np.frombuffer(b"".join(found for _, found, _, _ in self._rows), dtype=np.uint8)
+        stat = np.array([one for _, _, stats, _ in self._rows for one in stats], dtype=np.uint64)
+        files = len(content) // (HASH_BYTES * max(len(sample), 1))
+        return ReadColumns(
+            sample=sample,
+            content=content.reshape(len(sample), files, HASH_BYTES),
+            stat=stat.reshape(len(sample), files, STAT_WIDTH),
+            facts={name: np.array([one[name] for one in facts]) for name in names},
+        )
+
+
+def _distinct(keys: bytes) -> NDArray[np.uint8]:
+    """(k, 32) distinct keys, sorted."""
+    rows = np.frombuffer(keys, dtype=np.uint8).reshape(-1, KEY_BYTES)
+    words = rows.view(">u8").astype(np.uint64).reshape(-1, KEY_BYTES // 8)
+    order = np.lexsort(words.T[::-1])
+    ordered = rows[order]
+    new = np.ones(len(ordered), dtype=bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return ordered[new]
+
+
+def cut(
+    jobs: Iterable[tuple[int, Job]], work: WorkSize, most: int, most_cost: int | None = None
+) -> Iterator[dict[int, Job]]:
+    """Jobs in units, in order, of limited number and cost: one tie together, one beyond ``most_cost`` alone."""
+    unit: dict[int, Job] = {}
+    cost, tie, alone = 0, 0, False
+    for number, job in jobs:
+        full = len(unit) >= most or cost + job.cost > work.unit_cost
+        tied = bool(job.tie) and job.tie == tie and len(unit) < _TIED * most
+        before, alone = alone, most_cost is not None and job.cost > most_cost
+        if unit and ((full and not tied) or before or alone):
+            yield unit
+            unit, cost = {}, 0
+        unit[number] = job
+        cost, tie = cost + job.cost, job.tie
+    if unit:
+        yield unit
