@@ -16,6 +16,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the backgrou
 # A process of a test compiles this package once and not every time: a third of the time of a short command.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Test processes share the cores: threads of OpenMP that waited for each other took most of the time of training.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "latentcache", max_examples=40, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

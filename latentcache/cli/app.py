@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from textwrap import fill, indent
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,7 @@ from latentcache.errors import UsageError, shell_words
 
 _HELP = """Compute latents, embeddings and tokens once, verify them on demand, and train on correct batches.
 
-Start with:  latentcache build DATA        (images, a table, JSONL or parquet)
+Start with:  latentcache build DATA
 """
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: In the order of the help. The module of a command has its function, under the same name, and ``HELP``.
@@ -51,11 +52,28 @@ def _options(
 
 
 class _Command(TyperCommand):
-    """A command whose usage line shows plain metavars."""
+    """A command with plain metavars in its usage line, and options in sections."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """DATA instead of {DATA}."""
         return [re.sub(r"\{(.*)\}(\.\.\.)?", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options in sections; ``build`` explains those of DATA and of fields, other commands name them."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            own = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or own, []).append(record)
+        for title, records in sections.items():
+            explained = title in ("Arguments", "Options") or self.name == "build"
+            with formatter.section(title if explained else f"{title}, explained by `latentcache build --help`"):
+                if explained:
+                    formatter.write_dl(records)
+                else:
+                    names = ", ".join(words.split()[0] for words, _ in records)
+                    formatter.write(indent(fill(names, formatter.width - 4, break_on_hyphens=False), "  ") + "\n")
 
 
 def application(command: str | None = None) -> typer.Typer:
@@ -79,7 +97,8 @@ def application(command: str | None = None) -> typer.Typer:
         module = import_module(f"latentcache.cli.{name}")
         listed = command not in (None, name)
         function = (lambda: None) if listed else flags.with_settings(getattr(module, name))
-        app.command(name, help=module.HELP, cls=_Command)(function)
+        short = re.split(r"[;(\n]|\. ", module.HELP)[0].strip(" .")
+        app.command(name, help=module.HELP, short_help=short, cls=_Command)(function)
     return app
 
 

@@ -52,6 +52,8 @@ def _shared(flag: str, text: str, **more: Any) -> Any:
     return typer.Option(*words, help=text, metavar=metavar, show_default=False, **more)
 
 
+_of_data = functools.partial(_shared, rich_help_panel="Options of DATA")
+
 _ALLOWED = "Rejected inputs tolerated before exit status 1. [default: as the cache; a new cache: 0]"
 _KINDS = "Load a field kind that is not installed. Repeatable."
 _NAMES = "Fields of the cache to work on. [default: as the cache; a new cache: by the content of DATA]"
@@ -72,51 +74,53 @@ _Names = Annotated[str | None, _shared("--fields NAME,...", _NAMES)]
 #: Attribute of ``SourceOptions`` -> its option; a command takes all of them as its parameter ``source``.
 _SOURCE: Mapping[str, Any] = {
     "datasets": Annotated[
-        list[str] | None, _shared("--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]")
+        list[str] | None, _of_data("--dataset NAME", "Source in a dataset_info.json. Repeatable. [default: all]")
     ],
-    "text_lines": Annotated[bool | None, _shared("--text-lines", "Treat each line of a text file as a document.")],
+    "text_lines": Annotated[bool | None, _of_data("--text-lines", "Treat each line of a text file as a document.")],
     "layout": Annotated[
         str | None,
-        _shared(
+        _of_data(
             "--layout WORD",
             "Read DATA as folder, kohya, imagefolder, ... [default: by the content of DATA]",
         ),
     ],
     "caption_ext": Annotated[
         str | None,
-        _shared("--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"),
+        _of_data("--caption-ext EXT", "Extension of caption files. [default: .txt, then .caption, then .json]"),
     ],
     "default_caption": Annotated[
         str | None,
-        _shared("--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"),
+        _of_data("--default-caption TEXT", "Caption of images without one; may be empty. [default: they have none]"),
     ],
-    "caption_prefix": Annotated[str | None, _shared("--caption-prefix TEXT", "Put TEXT before every caption.")],
-    "caption_suffix": Annotated[str | None, _shared("--caption-suffix TEXT", "Put TEXT behind every caption.")],
+    "caption_prefix": Annotated[str | None, _of_data("--caption-prefix TEXT", "Put TEXT before every caption.")],
+    "caption_suffix": Annotated[str | None, _of_data("--caption-suffix TEXT", "Put TEXT behind every caption.")],
     "masks": Annotated[
         str | None,
-        _shared("--masks FOLDER", "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"),
+        _of_data(
+            "--masks FOLDER", "Folder of masks in DATA, 'alpha', or 'none' to leave masks out. [default: found]"
+        ),
     ],
     "controls": Annotated[
         list[str] | None,
-        _shared("--controls FOLDER", "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
+        _of_data("--controls FOLDER", "Folder of control images in DATA, or 'none'. Repeatable. [default: found]"),
     ],
     "caption_lines": Annotated[
         str | None,
-        _shared(
+        _of_data(
             "--caption-lines first|all",
             "Use the first line of a caption, or each line as a caption. [default: as the layout]",
         ),
     ],
-    "split": Annotated[str | None, _shared("--split NAME", "Split of a data set in archives. [default: train]")],
+    "split": Annotated[str | None, _of_data("--split NAME", "Split of a data set in archives. [default: train]")],
     "image_column": Annotated[
         str | None,
-        _shared(
+        _of_data(
             "--image-column NAME", "Column of images, or the end of their names in tars. [default: the only one]"
         ),
     ],
     "caption_column": Annotated[
         str | None,
-        _shared("--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"),
+        _of_data("--caption-column NAME", "Column of captions, or their JSON key in tars. [default: the only one]"),
     ],
 }
 #: ``SourceOptions`` that a command line asks for; None: no option was given.
@@ -212,16 +216,16 @@ def _options(kinds: Iterable[FieldKind]) -> dict[str, _Option]:
                 continue
             name = flag.lstrip("-").replace("-", "_")
             if name not in options:
-                parameter = _parameter(name, _annotation(flag, attribute, hints[attribute.name]))
+                parameter = _parameter(name, _annotation(kind.name, flag, attribute, hints[attribute.name]))
                 options[name] = _Option(parameter=parameter, targets={}, flag=flag)
             options[name].targets[kind.name] = attribute
     return options
 
 
-def _annotation(flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
+def _annotation(field: str, flag: str, attribute: dataclasses.Field[Any], hint: Any) -> Any:
     """The annotated type that typer makes an option of."""
     about, kind, several = attribute.metadata, *_plain(hint)
-    text = {"help": about.get("help", ""), "show_default": False}
+    text = {"help": about.get("help", ""), "show_default": False, "rich_help_panel": f"Options of {field}"}
     if kind is bool:
         return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag.lstrip('-')}", **text)]
     choices = about.get("choices", ())

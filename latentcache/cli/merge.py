@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from latentcache.errors import InterruptedBuildError
     from latentcache.pipeline.report import BuildReport
 
-HELP = "Merge the parts of one build, or caches of one recipe, into one cache."
+HELP = "Merge parts of a build, or caches of one recipe, into one cache."
 
 
 def merge(

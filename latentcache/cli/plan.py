@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from latentcache.plan.batching import BatchPlan, PlanReport
     from latentcache.plan.samples import SampleIndex
 
-HELP = "Count the steps of an epoch by bucket or row length, before training."
+HELP = "Count the steps of an epoch by bucket or row length."
 
 
 def plan(

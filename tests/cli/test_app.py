@@ -25,20 +25,15 @@ def test_every_command_is_there(run):
     assert [name for name in COMMANDS if not re.search(rf"^  {name} ", done.out, re.M)] == []
 
 
-def parameters():
-    group = typer.main.get_command(application())
-    for name in COMMANDS:
-        for parameter in group.commands[name].params:
-            yield pytest.param(name, parameter, id=f"{name}-{parameter.name}")
-
-
-@pytest.mark.parametrize(("name", "parameter"), list(parameters()))
-def test_every_option_is_documented_in_the_help(run, name, parameter):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented_in_the_help(run, name):
+    """By ``build --help``; other commands only name the options of DATA and of fields."""
     text = run(name, "--help").out
-    word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
-    assert parameter.help, "an option without a word on it"
-    assert word in text
-    assert parameter.help.split()[0] in text
+    for parameter in typer.main.get_command(application()).commands[name].params:
+        word = parameter.opts[-1] if parameter.opts[-1][0] == "-" else parameter.metavar or parameter.name.upper()
+        assert word in text
+        if name == "build" or not parameter.rich_help_panel:
+            assert parameter.help.split()[0] in text
 
 
 def test_version(run):

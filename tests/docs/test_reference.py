@@ -31,10 +31,13 @@ def test_generated_pages_are_current():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_has_the_options_of_the_real_help(name):
     lines = run(name, "--help").partition("Options:")[2]
-    shown = set(re.findall(r"^ +(?:-\w, |--[a-z-]+ / )?(--[a-z-]+)", lines, flags=re.M))
-    shown |= set(re.findall(r"^ +(--[a-z-]+) / --", lines, flags=re.M))
-    declared = {word for option in COMMANDS[name].params for word in words_of(option)}
-    assert {word for word in declared if word.startswith("--")} | {"--help"} == shown
+    explained = set(
+        re.findall(r"^ +(?:-\w, |--[a-z-]+ / )?(--[a-z-]+)", lines.partition("Options of")[0], flags=re.M)
+    )
+    declared = {word for option in COMMANDS[name].params for word in words_of(option) if word.startswith("--")}
+    assert explained - {"--help"} <= declared
+    opposites = {word for word in declared if f"--{word[5:]}" in declared}
+    assert declared - opposites <= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", lines))
 
 
 def test_every_error_has_a_heading_with_its_slug():

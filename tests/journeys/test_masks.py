@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from commands import look
+from in_threads import in_threads
 from PIL import Image
 from tiny_vae import tiny_vae
 
@@ -165,7 +166,8 @@ def test_control_latents_equal_a_plain_loop_of_diffusers(data, tmp_path):
     save(data / "3-condlabel.png", picture(77, 166, 192))
     model = tiny_vae(tmp_path / "vae")
     words = ("--model", model, "--resolution", 64, "--bucket-step", 32, "--storage-dtype", "float32")
-    done = build(data, *words, "--compute-dtype", "float32", "--resample", "lanczos-pil")
+    with in_threads():
+        done = build(data, *words, "--compute-dtype", "float32", "--resample", "lanczos-pil")
     assert notes(done)["control-scaled"] == 1
     vae = diffusers.AutoencoderKL.from_pretrained(model)
     batch = batch_of(data, fields=["control", "crop_top_left"])

@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from in_threads import in_threads
 from made_pipelines import flux_transformer
 from thirteen_images import draw_thirteen
 
@@ -55,7 +56,8 @@ def models(tmp_path_factory):
         recipe = {"model": str(folder / name / "vae"), "resolutions": (64,), "bucket_step": 16, "min_side": 32}
         fields = {"latents": recipe, "prompt_embeds": {"text_encoder": "stub"}}
         out = folder / f"{name}.latentcache"
-        build_cache(BuildSettings(data=folder / "images", out=out, fields=fields, related=True))
+        with in_threads():
+            build_cache(BuildSettings(data=folder / "images", out=out, fields=fields, related=True, device="cpu"))
     tiny_unet("sd").save_pretrained(folder / "sd" / "unet")
     tiny_unet("sdxl").save_pretrained(folder / "sdxl" / "unet")
     flux_transformer(TEXT, TEXT).save_pretrained(folder / "flux" / "transformer")

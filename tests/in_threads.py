@@ -1,0 +1,26 @@
+"""Builds whose workers are threads: for tests of encoders, where another process would import torch once more."""
+
+import json
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from latentcache.pipeline.devices import devices_for
+from latentcache.pipeline.workers import crew, process, serve
+from latentcache.pipeline.workers.transport import Message, as_error, to_json
+
+
+def _ask(self, target, /, **arguments):
+    """The answer of a worker process, given here; it travels as JSON all the same."""
+    device = devices_for("cpu", needs_torch=False)[0].name
+    head = {"target": target, "device": device, "arguments": json.loads(json.dumps(to_json(arguments)))}
+    answer = json.loads(json.dumps(serve._answer(Message("ask", head))))
+    if "error" in answer:
+        raise as_error(answer["error"])
+    return answer["value"]
+
+
+@contextmanager
+def in_threads():
+    """Builds of this block start no process."""
+    with patch.object(crew, "worker_count", lambda *_: 0), patch.object(process.WarmWorker, "ask", _ask):
+        yield
