@@ -31,7 +31,15 @@ from latentcache.sources.layouts.listed import Listed, listed_images
 from latentcache.sources.layouts.partners import ENDINGS, Partners
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS, CaptionRule, ImageSet, Layout
 from latentcache.sources.part import Part
-from latentcache.sources.walk import CLIP_EXTENSIONS, IMAGE_EXTENSIONS, Level, Walk, extension_of, in_order
+from latentcache.sources.walk import (
+    CLIP_EXTENSIONS,
+    IMAGE_EXTENSIONS,
+    Level,
+    Walk,
+    common_endings,
+    extension_of,
+    in_order,
+)
 
 #: Most repeats of a sample.
 MAX_REPEATS = 65535
@@ -133,15 +141,15 @@ class _Files:
         self._which = [empty.astype(np.int8)]
         self.names = strings_of(self._walked())
         self.memos = np.frombuffer(self._stats, dtype=np.uint64).reshape(-1, STAT_WIDTH)
-        self.images = np.concatenate(self._images)
+        self.images = _joined(self._images)
         """(n,) positions of images among the files, in the byte order of their names."""
-        self.beside = np.concatenate(self._captions)
+        self.beside = _joined(self._captions)
         """(n,) those of their captions; -1: none."""
-        self.which = np.concatenate(self._which)
+        self.which = _joined(self._which)
         """(n,) which extension of the rule the caption file has; the number of extensions for a shared file."""
-        self.owner = np.concatenate(self._owner)
+        self.owner = _joined(self._owner)
         """(n,) number of their sets in ``owners``."""
-        self.rank = np.concatenate(self._rank)
+        self.rank = _joined(self._rank)
         """(n,) place of each among the images of its folder, those of other parts too."""
         if self.found.outside:
             words = "images in folders that the layout does not use"
@@ -181,9 +189,11 @@ class _Files:
     def _entered(self, level: Level) -> tuple[tuple[Any, ...], Sequence[str]]:
         """Of each name of a folder: position of the image, of its caption (-1: none); and the names it takes."""
         names, prefix = level.names, level.prefix
-        endings = [name[name.rfind(".") :] for name in names]
-        images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
-        is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
+        images, is_image = common_endings(names, IMAGE_EXTENSIONS), np.ones(len(names), dtype=np.bool_)
+        if not images:
+            endings = [name[name.rfind(".") :] for name in names]
+            images = {ending for ending in set(endings) if ending.lower() in IMAGE_EXTENSIONS}
+            is_image = np.fromiter(map(images.__contains__, endings), dtype=np.bool_, count=len(names))
         owners, is_sample = self._owners(prefix), is_image
         role = self._layout.role(prefix) or ("" if owners else "outside")
         if role or ".png" in images:
@@ -263,6 +273,13 @@ class _Files:
         if not role and extension_of(name) not in rule.extensions:
             detail = f"captions are read from {', '.join(rule.extensions) or 'other places'}"
         self.walk.notes.add(rejected(name, "caption-unused", detail))
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One array of all parts, which are forgotten."""
+    whole: NDArray[Any] = np.concatenate(parts)
+    parts.clear()
+    return whole
 
 
 class ImageScan(Scan):

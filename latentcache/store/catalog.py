@@ -148,13 +148,12 @@ class Catalog:
     def places(self, place: NDArray[np.integer]) -> CatalogRows:
         """Where items are."""
         shard, item = self._located(place)
-        kinds = {name: np.dtype(text) for name, text in _ROW_TYPES.items()}
-        rows = {name: np.zeros(len(shard), dtype=dtype) for name, dtype in kinds.items()}
-        rows["shard"][:] = shard
+        rows: dict[str, NDArray[Any]] = {"shard": shard}
+        rows |= {name: np.zeros(len(shard), dtype=dtype) for name, dtype in _ROW_TYPES.items()}
         for number in np.unique(shard).tolist():
-            at = np.flatnonzero(shard == number)
-            index, some = self._index(number), item[at]
-            entry, start, length = self._items(number, some)
+            at: Any = slice(None) if (shard == number).all() else np.flatnonzero(shard == number)
+            index = self._index(number)
+            entry, start, length = self._items(number, item[at])
             rows["entry"][at], rows["start"][at], rows["length"][at] = entry, start, length
             for name in ("offset", "head", "bytes", "checksum"):
                 rows[name][at] = getattr(index, name)[entry]
@@ -330,11 +329,12 @@ class Catalog:
             found[at] = source[item[at]]
         return found
 
-    def _located(self, place: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _located(self, place: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Shard of each place, and its item in the shard."""
         row, bases = self._columns["row"][place].astype(np.int64), self._columns["bases"]
-        shard = np.searchsorted(bases, row, "right") - 1
-        return shard, row - bases[shard]
+        shard = (np.searchsorted(bases, row, "right") - 1).astype(np.int32)
+        row -= bases[shard]
+        return shard, row
 
     def _first_items(self, shard: int) -> NDArray[np.int64]:
         """(E,) number of the first item of each entry."""
@@ -360,7 +360,7 @@ class Catalog:
 
 
 _ROW_TYPES = {
-    "shard": "i4", "entry": "u4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8", "start": "u4",
+    "entry": "u4", "offset": "u8", "head": "u4", "bytes": "u8", "checksum": "u8", "start": "u4",
     "length": "u4",
 }  # fmt: skip
 

@@ -408,6 +408,8 @@ def _rejected(value: dict[str, Any]) -> Rejected:
 
 def following(entry: NDArray[np.integer], length: NDArray[np.integer]) -> NDArray[np.uint32]:
     """(R,) starts if the items of neighbouring rows with one entry follow each other from its beginning."""
+    if not len(entry) or bool((entry[1:] != entry[:-1]).all()):
+        return np.zeros(len(entry), dtype=np.uint32)
     ends = np.cumsum(length, dtype=np.int64)
     begins = ends - length
     first = np.flatnonzero(np.diff(entry, prepend=-1))

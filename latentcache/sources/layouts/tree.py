@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from latentcache.sources.layouts.sets import CAPTION_EXTENSIONS
-from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, extension_of
+from latentcache.sources.walk import CACHE_SUFFIX, IMAGE_EXTENSIONS, common_endings, extension_of
 
 #: Levels below DATA that are looked at, and folders in all.
 MAX_DEPTH, MAX_FOLDERS = 3, 4096
@@ -80,6 +80,8 @@ def _names_in(path: str) -> list[str]:
 
 
 def _sorted_out(names: list[str], path: Path, below: str) -> Folder:
+    if common_endings(names, _PLAIN):
+        return Folder(below, (), len(names), frozenset())
     rest = [name for name in names if name[name.rfind(".") :] not in _PLAIN or name[0] == "."]
     images, folders, others = len(names) - len(rest), list[str](), list[str]()
     for name in rest:
