@@ -136,7 +136,7 @@ def clip_frames(
     frames = np.where(clip[:, 0] > 0, 0, 1) if clips is None else clips.chosen(clip)
     rejected = []
     for place in np.flatnonzero(frames == 0).tolist():
-        reason, hint = "no-frame-count", "give --frames N to encode videos too; masks and controls are of images only"
+        reason, hint = "no-frame-count", "give --frames N to encode videos too; control images are of images only"
         detail = f"it is a video of {clip[place, 0]} frames, and {target} of images only is made"
         if clips is not None:
             has = clips.available(clip[place : place + 1])[0]

@@ -376,7 +376,7 @@ class Latents(FieldKind):
         size = samples.columns["original_size"].astype(np.int64)
         there = [np.asarray(samples.inputs[name].file) >= 0 for name in self.needed]
         known = np.flatnonzero((size > 0).all(axis=1) & np.logical_and.reduce(there))
-        frames, unfit = clip_frames(samples, known, None if self.follows else recipe.geometry.clips, self.name)
+        frames, unfit = self.frames(samples, known, recipe)
         known = known[frames > 0]
         distinct, which = np.unique(size[known, 0] << 32 | size[known, 1], return_inverse=True)
         sizes = [Size(value >> 32, value & 0xFFFFFFFF) for value in distinct.tolist()]
@@ -412,6 +412,12 @@ class Latents(FieldKind):
                 *(without_focus(samples, known, self.name) if recipe.geometry.crop == "focus" else ()),
             ),
         )
+
+    def frames(
+        self, samples: SampleTable, rows: NDArray[np.intp], recipe: LatentsRecipe
+    ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
+        """As :func:`clip_frames`."""
+        return clip_frames(samples, rows, None if self.follows else recipe.geometry.clips, self.name)
 
     def _steps(
         self,

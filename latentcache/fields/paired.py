@@ -2,9 +2,9 @@
 
 A mask has one number for each latent cell: the mean of its pixels there (``area``, as sd-scripts
 ``library/custom_train_functions.py`` and SimpleTuner scale masks), 255 where all of the loss counts. A sample without
-a mask has a full one, as in OneTrainer; all of one bucket share an entry. A control image becomes latents by the
-encoder of the image. Both are resized to the size that the image is resized to, whatever their own is, and cropped
-and flipped with it. Their keys are made from the contents of both files.
+a mask has a full one, as in OneTrainer; all of one bucket share an entry. A video has one mask for all frames. A
+control image becomes latents by the encoder of the image. Both are resized to the size that the image is resized to,
+whatever their own is, and cropped and flipped with it. Their keys are made from the contents of both files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mask(Paired):
         found, rows = super().plan(samples, recipe), self._without(samples)
         if not len(rows):
             return found
-        detail = f"{len(rows)} samples have no mask: all of their image counts in the loss"
+        detail = f"{len(rows)} samples have no mask: all of their image or clip counts in the loss"
         note = Rejected(
             name=samples.names[int(rows[0])],
             reason="no-mask",
@@ -76,6 +76,12 @@ class Mask(Paired):
             target=self.name,
         )
         return replace(found, notes=(note,))
+
+    def frames(
+        self, samples: SampleTable, rows: NDArray[np.intp], recipe: LatentsRecipe
+    ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
+        """One mask counts for all frames of a clip."""
+        return np.ones(len(rows), dtype=np.int64), []
 
     def content(self, samples: SampleTable) -> NDArray[np.uint8]:
         """As of every kind; one content for all samples without a mask."""

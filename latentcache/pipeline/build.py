@@ -126,6 +126,7 @@ class _Build:
                 hash_all=self.settings.stream,
                 hash_known=True,
                 stopping=lambda: self.stop.requested,
+                recorded=self.existing.folders,
             )
 
     def asked(self, listing: Listing) -> dict[str, Any]:

@@ -66,20 +66,28 @@ class Existing:
         except (RecipeError, KeyError, TypeError):
             return Cached()
 
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Options of DATA as they were, in JSON."""
+        before = self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
+        return before or {}
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of masks and control images as they were named."""
+        return SourceOptions.from_json(self.source).folders
+
     def options(self, settings: BuildSettings) -> SourceOptions:
         """How DATA is read: as given, else as before.
 
         Raises:
             UsageError: The cache holds another part of its data.
         """
-        before: Mapping[str, Any] | None = (
-            self.snapshot.source.get("options") if self.snapshot else self.state.get("source")
-        )
         given = settings.source.as_json() if settings.source is not None else {}
         for name, said in settings.fields.items():
             kind = field_kind(name)
             given |= kind.source_options(said) if kind is not None and said is not None else {}
-        options = SourceOptions.from_json({**(before or {}), **given})
+        options = SourceOptions.from_json({**self.source, **given})
         part = self.part(settings)
         return replace(options, part=Part.parse(part) if part else None)
 

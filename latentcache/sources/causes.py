@@ -86,7 +86,7 @@ HINTS: Mapping[str, str] = {
     # videos
     "needs-pyav": "PyAV reads videos: `pip install 'latentcache[video]'`",
     "no-video": "the file has no video frames: replace it, or remove it",
-    "no-frame-count": "give --frames N to encode videos too; masks and controls are of images only",
+    "no-frame-count": "give --frames N to encode videos too; control images are of images only",
     "too-few-frames": "use a longer video, or add a smaller --frames",
     "frames-missing": "write the video again, e.g. `ffmpeg -i IN -c:v libx264 -crf 15 OUT.mp4`",
     # the encoder

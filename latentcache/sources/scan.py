@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
-from latentcache.fields.strings import Strings
-from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
-from latentcache.identity.content import HASH_BYTES
+from latentcache.fields.table import Rejected, SampleTable
 from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.archives.members import places
 from latentcache.sources.archives.mixed import scan_images
@@ -106,6 +104,11 @@ class SourceOptions:
         empty = {"captions": None, "default_caption": None}
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of masks and control images."""
+        return (self.masks, *self.controls)
+
     def applied(self, layout: Layout) -> Layout:
         """A layout with what is said of captions, masks and control images here; after :meth:`below`.
 
@@ -122,14 +125,18 @@ class SourceOptions:
         sets = tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
 
-    def below(self, layout: Layout) -> SourceOptions:
+    def below(self, layout: Layout, recorded: Collection[str] = ()) -> SourceOptions:
         """With folders named from the root of the layout: DATA may be moved, and the working directory is another.
+
+        Args:
+            layout: Of DATA.
+            recorded: Folders that are named so already, and may be gone.
 
         Raises:
             UsageError: A folder is not in DATA.
         """
-        masks = next(folders_below(layout, "masks", (self.masks,)), "")
-        return replace(self, masks=masks, controls=tuple(folders_below(layout, "controls", self.controls)))
+        masks = next(folders_below(layout, "masks", (self.masks,), recorded), "")
+        return replace(self, masks=masks, controls=tuple(folders_below(layout, "controls", self.controls, recorded)))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SourceOptions:
@@ -234,7 +241,7 @@ def scan(
     hash_known: bool = False,
     progress: Callable[[int], None] = lambda count: None,
     stopping: Callable[[], bool] = bool,
-    may_be_empty: bool = False,
+    recorded: Collection[str] = (),
 ) -> Listing:
     """Everything that is known about DATA without decoding or tokenizing.
 
@@ -249,7 +256,7 @@ def scan(
         hash_known: Hash images of the snapshot that are not trusted and have their old size: touched files.
         progress: Called now and then with the number of records read.
         stopping: Asked between files and every few thousand records; once True, further files are ``unread``.
-        may_be_empty: True gives no samples in place of EmptySourceError.
+        recorded: Folders of masks and control images that a snapshot names: they may be gone.
 
     Raises:
         SourceNotFoundError: There is nothing at this path.
@@ -268,31 +275,17 @@ def scan(
         "reread": reread,
         "stopping": stopping,
     }
-    try:
-        if options.kind == RECORDS:
-            files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
-            return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
-        if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
-            _check_folder(data)
-        layout = find_layout(data, options.layout, options.split)
-        options = options.below(layout)
-        layout = options.applied(layout)
-        shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
-        shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
-        return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
-    except EmptySourceError:
-        if not may_be_empty:
-            raise
-        return listing_of(data if data.is_dir() else data.parent, empty_table(name), options)
-
-
-def empty_table(name: str) -> SampleTable:
-    """No samples, with one input."""
-    none, nothing = Strings.of([]), np.zeros((0, HASH_BYTES), dtype=np.uint8)
-    files = Files(names=none, stat=np.zeros((0, STAT_WIDTH), dtype=np.uint64), content=nothing, reading=nothing)
-    number = np.zeros(0, dtype=np.int32)
-    held = Input(content=nothing, file=number, line=number.astype(np.uint32) if name == "record" else None)
-    return SampleTable(names=none, files=files, inputs={name: held})
+    if options.kind == RECORDS:
+        files = find_records(data, datasets=options.datasets, text_lines=options.text_lines, form=options.form)
+        return _listing(files.root, RecordScan(**shared, progress=progress)(files), options, files)
+    if not is_config(data) and not (kind_of_archive(data.name) and data.is_file()):
+        _check_folder(data)
+    layout = find_layout(data, options.layout, options.split)
+    options = options.below(layout, recorded)
+    layout = options.applied(layout)
+    shared |= {"captions": options.captions, "hash_all": hash_all, "hash_known": hash_known, "notes": notes}
+    shared |= {name: getattr(options, name) for name in ("image_column", "caption_column", "videos")}
+    return _listing(layout.root, scan_images(layout, Scan(**shared)), options, layout=layout)
 
 
 def _listing(

@@ -89,15 +89,17 @@ def check_sources(
     rejected = tuple(store.rejected_whole)
     everything = full and chosen is None
     pixels = None if same_image is None else lambda row, data: same_image(snapshot, row, data)
+    options = SourceOptions.from_json(snapshot.source.get("options", {}))
     try:
         now = scan(
             root,
-            SourceOptions.from_json(snapshot.source.get("options", {})),
+            options,
             None if everything else samples,
             rejected=() if everything else rejected,
             notes=snapshot.notes,
             reread=_files_of(samples, chosen) if full and chosen is not None else None,
             stopping=over,
+            recorded=options.folders,
         )
     except EmptySourceError:
         rows = np.arange(len(samples)) if chosen is None else np.flatnonzero(chosen)

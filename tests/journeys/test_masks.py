@@ -242,8 +242,16 @@ def test_folders_of_options_are_kept_below_the_data(data, tmp_path, monkeypatch)
     build(data, *STUB, "--controls", "data/edges")
     monkeypatch.chdir("/")
     assert look("verify", tmp_path / "cache", "--json").json["counts"]["ok"] == 6
-    data.rename(tmp_path / "moved")
-    assert encoded(build(tmp_path / "moved")) == {"latents": 0, "mask": 0, "control": 0}
+    data = data.rename(tmp_path / "moved")
+    assert encoded(build(data)) == {"latents": 0, "mask": 0, "control": 0}
+    (data / "edges").rename(tmp_path / "gone")
+    verify = ("verify", tmp_path / "cache", "--data", data, "--json")
+    found = look(*verify)
+    assert (found.code, {one["reason"] for one in found.json["items"]}) == (1, {"control-changed"})
+    assert look("build", data, "--out", tmp_path / "other", *STUB, "--controls", "edges", "--json").code == 2
+    done = look("build", data, "--out", tmp_path / "cache", "--json")
+    assert (done.code, done.json["counts"]["encoded"], done.json["counts"]["quarantined"]) == (1, 0, 6)
+    assert {one["reason"] for one in look(*verify).json["items"]} == {"no-control"}
 
 
 def test_masks_of_repeated_samples_may_be_missing(data):

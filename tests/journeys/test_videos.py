@@ -166,16 +166,25 @@ def test_a_cache_of_images_gets_videos_when_frames_are_asked_for(data):
     assert build(data)["counts"]["encoded"] == 1
 
 
-def test_masks_and_controls_are_of_images_only(tmp_path):
+def test_a_video_has_one_mask_for_all_frames_and_no_control_image(tmp_path):
     write_video(tmp_path / "data" / "a.mp4", 9)
+    write_video(tmp_path / "data" / "c.mp4", 9, seed=1)
     for name in ("b.png", "b-masklabel.png", "b-condlabel.png", "a-masklabel.png", "a-condlabel.png"):
         (tmp_path / "data" / name).write_bytes(noise(2, 64, 96))
-    report = build(tmp_path / "data", "--model", "stub", "--bucket", "64x96", "--frames", "5")
-    made = {name: field["encoded"] for name, field in report["fields"].items()}
-    assert made == {"latents": 2, "mask": 1, "control": 1}
-    assert reasons(report) == {"a.mp4": "no-frame-count"}
-    cache = open_cache(tmp_path / "cache")
-    assert [batch["latents"].ndim for batch in cache.loader(batch_size=1, fields=["latents"])] == [5, 5]
+    words = ("--model", "stub", "--bucket", "64x96", "--frames", "5", "--fields")
+    report = build(tmp_path / "data", *words, "latents,mask")
+    assert (report["exit_code"], reasons(report)) == (0, {})
+    assert [one["path"] for one in report["items"] if one["reason"] == "no-mask"] == ["c.mp4"]
+    batches = open_cache(tmp_path / "cache").loader(batch_size=1, fields=["latents", "mask"])
+    found = {batch["names"][0]: batch for batch in batches}
+    assert {name: tuple(batch["latents"].shape[2:]) for name, batch in found.items()} == {
+        "a.mp4": (2, 8, 12), "b.png": (1, 8, 12), "c.mp4": (2, 8, 12)
+    }  # fmt: skip
+    assert {tuple(batch["mask"].shape) for batch in found.values()} == {(1, 1, 8, 12)}
+    assert torch.equal(found["a.mp4"]["mask"], found["b.png"]["mask"]), "one mask image"
+    assert bool((found["c.mp4"]["mask"] == 1).all())
+    report = build(tmp_path / "data", *words, "latents,mask,control")
+    assert reasons(report) == {"a.mp4": "no-frame-count", "c.mp4": "no-control"}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -106,21 +106,30 @@ def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:
     return layout
 
 
-def folders_below(layout: Layout, option: str, said: Sequence[str]) -> Iterator[str]:
+def folders_below(layout: Layout, option: str, said: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
     """Folders that ``--masks`` or ``--controls`` names, as names below the root; other words as they are.
+
+    Args:
+        layout: Of DATA.
+        option: ``masks`` or ``controls``.
+        said: As given.
+        recorded: Names below the root that may be gone.
 
     Raises:
         UsageError: One is not there.
     """
     for one in filter(None, said):
-        yield one if one == NONE or (one == ALPHA and option == "masks") else _below(layout, option, one)
+        is_word = one == NONE or (one == ALPHA and option == "masks")
+        yield one if is_word else _below(layout, option, one, recorded)
 
 
-def _below(layout: Layout, option: str, said: str) -> str:
+def _below(layout: Layout, option: str, said: str, recorded: Collection[str]) -> str:
     root = layout.root.absolute()
     for place in (Path(os.path.abspath(root / said)), Path(os.path.abspath(said))):  # noqa: PTH100 - links stay
         if place.is_dir() and place != root and place.is_relative_to(root):
             return place.relative_to(root).as_posix()
+    if said in recorded:
+        return said
     raise UsageError(
         f"--{option}={said}: no such folder in {layout.root}",
         why="names of files are kept below the folder of the data",
