@@ -13,7 +13,7 @@ DOC_TESTS := $(wildcard tests/docs tests/architecture/test_tree.py tests/archite
 # Benchmarks of a GPU and of millions of entries have targets of their own.
 BENCHES := $(filter-out tools/bench_gpu.py tools/bench_scale.py tools/bench_versions.py,$(wildcard tools/bench_*.py))
 
-.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo clean
+.PHONY: help setup format lint types imports docs static check test test-slow bench bench-build bench-gpu bench-read bench-scale bench-tokens bench-verify demo native clean
 
 help:  ## print this list
 	@echo "latentcache: make <target>"
@@ -92,6 +92,12 @@ bench-verify: .venv/.stamp  ## measure verify
 
 demo: .venv/.stamp  ## build, verify, edit, verify and read a small cache
 	@$(BIN)/python tools/demo.py
+
+NATIVE := latentcache/store/gather/_gather.so
+native: $(NATIVE)  ## build the optional compiled library (needs a C compiler)
+
+$(NATIVE): latentcache/store/gather/gather.c
+	@$(CC) -O3 -shared -fPIC -o $@.new $< -lm && mv $@.new $@
 
 clean:  ## delete generated files except .venv
 	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis

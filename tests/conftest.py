@@ -2,13 +2,17 @@
 
 import gc
 import os
+import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from latentcache.fields.registry import VARIABLE, field_kinds
+from latentcache.store import gather
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else every process of a test would ignore it, too
@@ -34,6 +38,25 @@ def kinds_of_this_test_only():
         os.environ.pop(VARIABLE, None)
         os.environ.update({} if before is None else {VARIABLE: before})
         field_kinds.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    """The compiled library, made by the rule of the Makefile."""
+    if not shutil.which("make") or not shutil.which("cc"):
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("native") / "_gather.so"
+    subprocess.run(["make", "-s", f"NATIVE={path}", "native"], cwd=Path(__file__).parents[1], check=True)
+    return path
+
+
+@pytest.fixture(params=["python", "compiled"])
+def each_way(request, monkeypatch):
+    """Reading without and with the compiled library."""
+    found = gather.compiled(request.getfixturevalue("library")) if request.param == "compiled" else None
+    monkeypatch.setattr(gather, "LIBRARY", found)
+    monkeypatch.setattr(gather, "_HASH", gather._hash_address() if found else None)
+    return request.param
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

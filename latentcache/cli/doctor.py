@@ -153,11 +153,13 @@ def failed(name: str, error: LatentcacheError) -> Check:
 
 
 def _packages() -> Check:
+    from latentcache.store.gather import LIBRARY
+
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL)}
     missing = [name for name in _PACKAGES if not versions[name]]
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    facts = {"versions": {"python": platform.python_version(), **versions}}
-    text = f"python {platform.python_version()}, {text}"
+    facts = {"versions": {"python": platform.python_version(), **versions}, "compiled_reader": LIBRARY is not None}
+    text = f"python {platform.python_version()}, {text}; compiled reader: {'used' if LIBRARY else 'not there'}"
     if missing:
         text = f"{', '.join(missing)} missing; {text}"
         fix = f"pip install {' '.join(missing)}"

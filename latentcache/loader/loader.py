@@ -53,7 +53,7 @@ class Reader(Protocol):
     """(N,) tokens of each row; None for samples."""
 
     def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
-        """A batch as it is stored, on the CPU."""
+        """A batch on the CPU; for another device with values as they are stored."""
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch, with its padding rows marked so that nothing is learned of them."""
@@ -68,7 +68,7 @@ class Reader(Protocol):
         """The batch with a trainer's names."""
 
     def finish(self, batch: Batch) -> Batch:
-        """Scale, shift and cast, where the tensors are."""
+        """Scale, shift and cast on a device; and arguments of the model's ``forward``."""
 
     def places(self, rows: Ints, turn: Turn) -> list[Place]:
         """Where the bytes of a batch are."""
@@ -76,8 +76,8 @@ class Reader(Protocol):
     def names_of(self, rows: Ints) -> Sequence[str]:
         """Names of samples, or the first document of each row."""
 
-    def fresh(self, *, slots: int, pinned: bool) -> Self:
-        """The same with files and memory of its own."""
+    def fresh(self, *, slots: int, device: str) -> Self:
+        """The same with files and memory of its own, for a kind of device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,8 +131,7 @@ class Loader:
                 why="a model would learn from the padding: these batches have no labels",
                 fix="remainder='repeat', 'drop' or 'partial', or format='plain', which has is_pad",
             )
-        self._pinned = self._transfer.device.type == "cuda"
-        self._reader = reader.fresh(slots=self._prefetch + 2, pinned=self._pinned)
+        self._reader = reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
         self.report: PlanReport = require_steps(plan_report(reader.index, batches, seed=seed))
         self._position = Position(reader.index, self.report, seed=seed, tokens=reader.tokens)
         self._substitutes = Substitutes(reader.index, _Names(reader), on_error)
@@ -404,7 +403,7 @@ class Loader:
             with contextlib.suppress(ValueError):  # another thread is in it; it goes on
                 batches.close()
         # Forgotten and not closed: a thread that is still reading could meet another file under a closed number.
-        self._reader = self._reader.fresh(slots=self._prefetch + 2, pinned=self._pinned)
+        self._reader = self._reader.fresh(slots=self._prefetch + 2, device=self._transfer.device.type)
 
     def __enter__(self) -> Self:
         return self

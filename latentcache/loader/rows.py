@@ -102,7 +102,7 @@ class Rows(Dataset[Batch]):
             names_of=self.names_of,
             snapshot=self._parts[0].reader.documents.snapshot.number,
         )
-        self._open(4, False)
+        self._open(4, "cpu")
 
     def __len__(self) -> int:
         """Rows."""
@@ -353,11 +353,11 @@ class Rows(Dataset[Batch]):
             title=f"{self.kind}={self.length} rows of {self.name}",
         )
 
-    def fresh(self, *, slots: int, pinned: bool) -> Rows:
+    def fresh(self, *, slots: int, device: str) -> Rows:
         """The same rows with files and memory of its own."""
         other = Rows.__new__(Rows)
         vars(other).update(vars(self))
-        other._open(slots, pinned)
+        other._open(slots, device)
         return other
 
     def places(self, rows: Ints) -> list[Place]:
@@ -400,16 +400,16 @@ class Rows(Dataset[Batch]):
         whole = b"".join(part.identity() for part in self._parts) + repr(self.settings).encode()
         return content_hash(whole).hex()
 
-    def _open(self, slots: int, pinned: bool) -> None:
+    def _open(self, slots: int, device: str) -> None:
         self._documents = [part.reader.documents.fresh() for part in self._parts]
-        self._pool, self._scratch = BufferPool(slots, pinned=pinned), BufferPool(slots)
+        self._pool, self._scratch = BufferPool(slots, pinned=device == "cuda"), BufferPool(slots)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_pool", "_scratch", "_documents")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._open(4, False)
+        self._open(4, "cpu")
 
 
 class RowsReader:
@@ -466,9 +466,9 @@ class RowsReader:
         """See ``Rows.names_of``."""
         return self._rows.names_of(rows)
 
-    def fresh(self, *, slots: int, pinned: bool) -> RowsReader:
+    def fresh(self, *, slots: int, device: str) -> RowsReader:
         """The same rows with files and memory of its own."""
-        return RowsReader(self._rows.fresh(slots=slots, pinned=pinned), names=self._names)
+        return RowsReader(self._rows.fresh(slots=slots, device=device), names=self._names)
 
 
 def no_rows(documents: Documents, plan: RowPlan, name: str) -> PlanError:

@@ -28,6 +28,7 @@ from latentcache.loader.values import TORCH, Affine, posterior
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
+from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import Snapshot
 
@@ -40,6 +41,7 @@ Variants = Mapping[str, Ints]
 """First input of fields -> (B,) variant that each sample is served in; without it the first."""
 #: Variant of a sample whose texts are left out.
 DROPPED = -1
+_ANY = CaptionVariants()
 #: Columns up to this size are kept in memory; larger ones are read by position.
 _RESIDENT_BYTES = 8 << 20
 
@@ -110,7 +112,7 @@ class SampleReader:
         return sample_format(batch, name)
 
     def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
-        """A batch as it is stored, on the CPU; drawn where a posterior is stored.
+        """A batch, drawn where a posterior is stored; for a device as it is stored, else scaled and cast.
 
         Args:
             rows: (B,) samples of one bucket.
@@ -133,11 +135,8 @@ class SampleReader:
         described = self._described(items, variants, len(rows), bucket)
         batch: Batch = {}
         for name in self.fields:
-            if self._specs[name].ragged:
-                batch[name], batch[f"{name}_mask"] = self._padded(name, items[name], len(rows))
-            else:
-                again = self._over(split, self._occurrence) if self._draws[name] else None
-                batch[name] = self._stacked(name, items[name], (len(rows), *shapes[name]), turn, again)
+            again = self._over(split, self._occurrence) if self._draws[name] else None
+            batch |= self._field(name, items[name], (len(rows), *shapes.get(name, ())), turn, again)
         return batch | described
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
@@ -149,20 +148,23 @@ class SampleReader:
         return {}
 
     def finish(self, batch: Batch) -> Batch:
-        """Scale, shift and cast, in place where the type stays; on the device of the tensors."""
-        for name, (affine, dtype) in self._values.items():
-            if name not in batch:  # the format has no name for it
-                continue
-            stored = batch[name]
-            if stored.dtype == dtype and not affine.changes:
-                continue
-            out = stored
-            if stored.dtype != dtype:
-                on_cpu = stored.device.type == "cpu"
-                memory = torch.from_numpy(self._pool.take(stored.numel() * dtype.itemsize)) if on_cpu else None
-                out = stored.new_empty(0, dtype=dtype) if memory is None else memory.view(dtype)
-            batch[name] = affine.apply(stored, out)
+        """Scale, shift and cast, in place where the type stays: on a device, because on the CPU ``read`` has."""
+        for name in self._values if self._on_device else ():
+            if name in batch:  # else the format has no name for it
+                batch[name] = self._valued(name, batch[name])
         return with_arguments(batch)
+
+    def _valued(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """The values that a model trains on, of values as they are stored or drawn."""
+        affine, dtype = self._values[name]
+        if stored.dtype == dtype and not affine.changes:
+            return stored
+        out = stored
+        if stored.dtype != dtype and stored.device.type == "cpu":
+            out = torch.from_numpy(self._pool.take(stored.numel() * dtype.itemsize)).view(dtype)
+        elif stored.dtype != dtype:
+            out = stored.new_empty(0, dtype=dtype)
+        return affine.apply(stored, out)
 
     def places(self, rows: Ints, turn: Turn) -> list[Place]:
         """Where the bytes of a batch are, for reading ahead."""
@@ -175,21 +177,31 @@ class SampleReader:
             for place in self._readers[number].places(name, self._items(name, number, local, at, variants))
         ]
 
-    def fresh(self, *, slots: int = 4, pinned: bool = False) -> SampleReader:
-        """The same samples with files and memory of its own."""
+    def fresh(self, *, slots: int = 4, device: str = "cpu") -> SampleReader:
+        """The same samples with files and memory of its own, for a kind of device."""
         other = SampleReader.__new__(SampleReader)
         vars(other).update(vars(self))
-        other._open(slots, pinned)
+        other._open(slots, device)
         return other
 
     def __reduce__(self) -> Any:
-        return _opened, (*self._given, self._slots)
+        return _opened, (*self._given, self._slots, self._on_device)
 
-    def _open(self, slots: int = 4, pinned: bool = False) -> None:
-        self._slots = slots
+    def _open(self, slots: int = 4, device: str = "cpu") -> None:
+        self._slots, self._on_device = slots, device != "cpu"
         self._readers = [reader.fresh() for reader in self._readers]
-        self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=pinned)
+        self._pool = BufferPool(slots * max(len(self.fields), 1), pinned=device == "cuda")
         self._columns: dict[tuple[int, str, str], Any] = {}
+        self._scaled = {} if self._on_device else self._scaled_by_read()
+
+    def _scaled_by_read(self) -> dict[str, Scaling]:
+        """Fields that are scaled as they are read, by the compiled library."""
+        found = {
+            name: affine.scaling(spec.dtype)
+            for name, (affine, dtype) in self._values.items()
+            if not (spec := self._specs[name]).ragged and not self._draws[name] and TORCH[spec.dtype] == dtype
+        }
+        return {name: scaling for name, scaling in found.items() if scaling is not None}
 
     def _items(self, name: str, number: int, local: Ints, at: Ints, variants: Variants) -> Ints:
         """(n,) rows of a field: the variants that this epoch serves."""
@@ -239,15 +251,28 @@ class SampleReader:
         held: NDArray[np.uint64] = (rows[:, 1:] != rows[:, :1]).sum(axis=1, dtype=np.uint64) + np.uint64(1)
         return held
 
-    def _stacked(
+    def _field(
         self, name: str, items: Split, shape: tuple[int, ...], turn: Turn, again: NDArray[np.integer] | None = None
+    ) -> Batch:
+        """The tensor of a field, and its mask if items differ in length."""
+        mask = {}
+        if self._specs[name].ragged:
+            found, mask[f"{name}_mask"] = self._padded(name, items, shape[0])
+        else:
+            found = self._stacked(name, items, shape, turn, again)
+        if name in self._values and not self._on_device and name not in self._scaled:
+            found = self._valued(name, found)
+        return {name: found, **mask}
+
+    def _stacked(
+        self, name: str, items: Split, shape: tuple[int, ...], turn: Turn, again: NDArray[np.integer] | None
     ) -> torch.Tensor:
-        """(B, ...) of one field, raw or drawn."""
+        """(B, ...) of one field, raw or drawn, or scaled as it is read."""
         spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
         size = math.prod(shape[1:]) * kind.itemsize
         memory = self._pool.take(shape[0] * size)
         for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size)
+            self._readers[number].gather(name, rows, memory, at * size, scaling=self._scaled.get(name))
         stored = torch.from_numpy(memory.view(kind).reshape(shape))
         if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
             stored = stored.view(TORCH[spec.dtype])
@@ -293,8 +318,7 @@ class SampleReader:
             if form == "dims":
                 batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims[1:]]).repeat(count, axis=0))
             elif form == "texts":
-                drawn = variants.get(source, np.zeros(count, dtype=np.int64))
-                batch[name] = self._texts(source, items[_SAMPLES], drawn)
+                batch[name] = self._texts(source, items[_SAMPLES], variants)
             elif form == "keys":
                 keys = {field: self._over(items[field], partial(self._keys, field)) for field in self.fields}
                 batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
@@ -338,13 +362,15 @@ class SampleReader:
         found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
-    def _texts(self, source: str, samples: Split, drawn: Ints) -> list[str]:
+    def _texts(self, source: str, samples: Split, variants: Variants) -> list[str]:
         """Names, or texts of an input: what the items that are served were made of."""
-        found = [""] * len(drawn)
+        found = [""] * sum(len(at) for _, at, _ in samples)
+        drawn = variants.get(source, np.zeros(len(found), dtype=np.int64))
         for number, at, rows in samples:
             texts: list[str] = self._strings(number, source).take(rows)
             if source != "names":
-                texts = list(map(self._text_of(source, number), texts, drawn[at].tolist()))
+                made = self._text_of(source, number)
+                texts = [made(text, one) for text, one in zip(texts, drawn[at].tolist(), strict=True)]
             if len(samples) == 1:
                 return texts
             for place, text in zip(at.tolist(), texts, strict=True):
@@ -356,15 +382,8 @@ class SampleReader:
         fields = self._parts[number].snapshot.fields
         kinds = [(fields[name].kind, fields[name].recipe) for name in self.fields if self._leads[name] == source]
         kind, recipe = next(iter(kinds), (None, None))
-
-        def made(text: str, variant: int) -> str:
-            if variant == DROPPED:
-                return ""
-            if kind is None or recipe is None:
-                return CaptionVariants().text(text, variant)
-            return kind.text(text, variant, recipe)
-
-        return made
+        one_of = _ANY.text if kind is None or recipe is None else partial(kind.text, recipe=recipe)
+        return lambda text, variant: "" if variant == DROPPED else one_of(text, variant)
 
     def prompt(self, text: str) -> Batch:
         """The items of a prompt that belongs to fields and to no sample, (1, ...) each, with masks.
@@ -378,10 +397,7 @@ class SampleReader:
             if row < 0:
                 continue
             items: Split = [(0, none, np.array([row]))]
-            if self._specs[name].ragged:
-                batch[name], batch[f"{name}_mask"] = self._padded(name, items, 1)
-            else:
-                batch[name] = self._stacked(name, items, (1, *fields[name].groups[0].shape), (0, 0))
+            batch |= self._field(name, items, (1, *fields[name].groups[0].shape), (0, 0))
         if not batch:
             stored = sorted(
                 {one for field in fields.values() if field.recipe for one in field.recipe.read_time.prompts}
@@ -392,7 +408,7 @@ class SampleReader:
                 fix="run the same `latentcache build` with --empty-prompt or --negative-prompt TEXT",
                 slug="no-prompt",
             )
-        return self.finish(batch)
+        return batch
 
     def _keys(self, field: str, number: int, at: Ints, rows: Ints) -> NDArray[np.uint8]:
         """(n, 32) item keys; kept in memory if they are few."""
@@ -503,10 +519,11 @@ def _opened(
     checksum: Checksum,
     mixture: Mixture | None,
     slots: int,
+    on_device: bool,
 ) -> SampleReader:
-    """A reader in another process, which reads the columns by itself."""
+    """A reader in another process, which reads the columns by itself; that process may not be able to use CUDA."""
     reader = SampleReader(parts, asked, settings, checksum=checksum, mixture=mixture)
-    reader._open(slots)
+    reader._open(slots, "any" if on_device else "cpu")
     return reader
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
 from latentcache.loader.samples import Draw
+from latentcache.store.gather import Scaling, scaling
 
 _set_team: Any = getattr(ctypes.PyDLL(None), "omp_set_num_threads", None)  # a torch without OpenMP has no teams
 TORCH = {
@@ -103,6 +104,13 @@ class Affine:
             mean, std = (torch.tensor([part], dtype=torch.float64) for part in (self.shift, 1.0))
         factor = self.scale / std if self.changes else torch.ones_like(std)
         return factor.float(), (-mean * factor).float(), torch.zeros(len(std)), torch.ones(len(std)), torch.empty(0)
+
+    def scaling(self, dtype: str) -> Scaling | None:
+        """The same for values of a type while they are read; None: :meth:`apply` has to."""
+        if not self.changes or (self.kind == "batch-norm" and self.patch > 1):
+            return None
+        factor, term = (part.numpy() for part in self._statistics[:2])
+        return scaling(dtype, factor, term)
 
     def _multiply(self, z: torch.Tensor, out: torch.Tensor) -> None:
         """One pass of torch's batch norm: it computes values of 16 bits in float32 and needs no other memory.

@@ -7,25 +7,18 @@ of this package that says what to do; nothing but a regular file is ever opened 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
-import platform
 import shlex
 import stat
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CacheReadOnlyError, DiskFullError, StoreError
 from latentcache.failpoint import failpoint
 
-Ints = NDArray[np.integer]
 Buffer = bytes | bytearray | memoryview
 #: Error numbers that mean "no space": LMDB reports a full disk as EIO.
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -249,88 +242,3 @@ def as_store_error(error: OSError, path: Path) -> StoreError:
         why=f"{reason}: {error}",
         fix="change its permissions or mount it for writing; or build into another folder with --out",
     )
-
-
-#: Numbers of io_setup, io_destroy, io_submit and io_getevents (io_submit(2)), a struct iocb and a struct io_event.
-_CALLS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
-_SETUP, _DESTROY, _SUBMIT, _WAIT = map(ctypes.c_long, _CALLS.get(platform.machine(), (-1,) * 4))
-_REQUEST = np.dtype(
-    {
-        "names": ["size", "file", "memory", "bytes", "offset"],
-        "formats": ["<u8", "<u4", "<u8", "<u8", "<i8"],
-        "offsets": [0, 20, 24, 32, 40],
-        "itemsize": 64,
-    }
-)
-_RESULT = np.dtype({"names": ["size", "bytes"], "formats": ["<u8", "<i8"], "offsets": [0, 16], "itemsize": 32})
-#: Reads of one call.
-_MOST = 256
-_call, _call_at_once = ctypes.CDLL(None, use_errno=True).syscall, ctypes.PyDLL(None, use_errno=True).syscall
-_call.restype = _call_at_once.restype = ctypes.c_long  # the second keeps the interpreter's lock
-
-
-class _Queue:
-    """A queue of reads of the kernel (Linux AIO). Buffered reads end before ``io_submit`` does; both are waited for.
-
-    Raises:
-        OSError: The system has none (more): another system, a sandbox, ``fs.aio-max-nr``.
-    """
-
-    def __init__(self) -> None:
-        self._context = ctypes.c_ulong()
-        if sys.platform != "linux" or _call(_SETUP, ctypes.c_long(_MOST), ctypes.byref(self._context)):
-            raise OSError(ctypes.get_errno(), "io_setup")
-        self._requests, self._results = np.zeros(_MOST, dtype=_REQUEST), np.zeros(_MOST, dtype=_RESULT)
-        self._columns = [self._requests[name] for name in _REQUEST.names or ()]
-        self._pointers = self._requests.ctypes.data + 64 * np.arange(_MOST, dtype=np.uint64)
-        self._first, self._found = ctypes.c_void_p(self._pointers.ctypes.data), self._results.ctypes.data
-
-    def read(self, files: Sequence[int], offset: Ints, size: Ints, address: Ints) -> bool:
-        """True if all of up to ``_MOST`` pieces came whole."""
-        count, ended = len(files), 0
-        for column, values in zip(self._columns, (size, files, address, size, offset), strict=True):
-            column[:count] = values
-        begun, wait, least = _call(_SUBMIT, self._context, ctypes.c_long(count), self._first), _call_at_once, 0
-        while ended < begun:
-            left, place = ctypes.c_long(begun - ended), ctypes.c_void_p(self._found + 32 * ended)
-            found = wait(_WAIT, self._context, ctypes.c_long(least), left, place, None)
-            wait, least = _call, 1  # a file system that reads on its own after all
-            if found < 0 and ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), "io_getevents")
-            ended += max(found, 0)
-        results = self._results[:count]
-        return bool(begun == count and (results["size"] == results["bytes"]).all())
-
-    def __del__(self) -> None:
-        if self._context:
-            _call(_DESTROY, self._context)
-
-
-#: Queues that no thread is using.
-_idle: list[_Queue] = []
-os.register_at_fork(after_in_child=_idle.clear)  # a queue belongs to the process that made it
-
-
-def read_together(files: Sequence[int], offset: Ints, size: Ints, out: NDArray[np.uint8], at: Ints) -> bool:
-    """Read n pieces of files into memory, 256 with one system call.
-
-    Args:
-        files: (n,) descriptors.
-        offset: (n,) first byte of each in its file.
-        size: (n,) bytes of each.
-        out: (m,) of memory.
-        at: (n,) where each belongs in ``out``; all of it must be inside.
-
-    Returns:
-        False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
-    """
-    try:
-        queue = _idle.pop() if _idle else _Queue()
-        address, whole = at + out.__array_interface__["data"][0], True
-        for first in range(0, len(files), _MOST):
-            some = slice(first, first + _MOST)
-            whole = whole and queue.read(files[some], offset[some], size[some], address[some])
-    except (OSError, IndexError):  # another thread took the last one; a queue that failed is not used again
-        return False
-    _idle.append(queue)
-    return whole

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError
 from latentcache.fields.strings import LazyStrings, Strings
 from latentcache.identity.content import checksum, checksum_of
-from latentcache.store.atomic_io import open_file, read_together, write_atomically
+from latentcache.store.atomic_io import open_file, write_atomically
+from latentcache.store.gather import read_together
 
 #: numpy type -> name in a safetensors header.
 _NAMES = {

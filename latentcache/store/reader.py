@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from latentcache.errors import CacheDamagedError, CorruptEntryError, MissingEntryError, UsageError
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
-from latentcache.store.atomic_io import open_file, read_together
+from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader, read_header
+from latentcache.store.gather import Scaling, hashes_of, read_together
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -138,7 +139,15 @@ class EntryReader:
         return self._field(field).segments(rows)
 
     def gather(
-        self, field: str, rows: Ints, out: Any, at: Ints, *, start: Ints | None = None, length: Ints | None = None
+        self,
+        field: str,
+        rows: Ints,
+        out: Any,
+        at: Ints,
+        *,
+        start: Ints | None = None,
+        length: Ints | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """Read items straight into their places in the caller's memory, and prove them.
 
@@ -149,6 +158,7 @@ class EntryReader:
             at: (n,) byte of ``out`` at which each item begins.
             start: (n,) first element of each item that is wanted, along the ragged axis; by default 0.
             length: (n,) number of elements; by default up to the item's end.
+            scaling: Of whole items, done as they are read.
 
         Raises:
             CorruptEntryError: An entry fails its check.
@@ -164,16 +174,24 @@ class EntryReader:
         ends = at + where.bytes
         if len(rows) and not 0 <= int(at.min()) <= int(ends.max()) <= len(out):
             raise IndexError(f"items of {field} do not fit into {len(out)} bytes")
-        files = self._descriptors(where.shard)
-        if not read_together(files, where.offset, where.bytes, out, at):
+        files, new = self._descriptors(where.shard), self._unproven(one, rows) if whole else _NO_ROWS
+        hashes = hashes_of(len(rows)) if len(new) else None
+        if not read_together(files, where.offset, where.bytes, out, at, hashes=hashes, scaling=scaling):
             self._read_each(one, rows, where, out, at, files)
-        new = self._unproven(one, rows) if whole else _NO_ROWS
-        if len(new):
-            memory, entries = out.data, one.entries_of(rows[new])
-            spans = zip(entries.tolist(), at[new].tolist(), ends[new].tolist(), strict=True)
+            hashes = None
+            if scaling is not None:
+                raise CacheDamagedError("a read failed, and worked when it was repeated", where=str(self.paths.root))
+        if not len(new):
+            return
+        entries = one.entries_of(rows[new])
+        if hashes is not None:
+            for entry in entries[hashes[new] != one.checksum[entries]].tolist():
+                raise self._wrong(one, entry)
+        else:
+            memory, spans = out.data, zip(entries.tolist(), at[new].tolist(), ends[new].tolist(), strict=True)
             for entry, begin, end in spans:
                 self._hold(one, entry, memory[begin:end])
-            self._remember(one, entries)
+        self._remember(one, entries)
 
     def read(self, field: str, row: int) -> NDArray[Any]:
         """One item, as an array of its own. Errors as :meth:`gather`."""
@@ -334,9 +352,11 @@ class EntryReader:
         return data
 
     def _hold(self, one: _Field, entry: int, data: bytes | memoryview) -> None:
-        expected = int(one.checksum[entry])
-        if checksum(data) != expected:
-            raise self._corrupt(one, entry, f"payload checksum: expected {expected:016x}")
+        if checksum(data) != int(one.checksum[entry]):
+            raise self._wrong(one, entry)
+
+    def _wrong(self, one: _Field, entry: int) -> CorruptEntryError:
+        return self._corrupt(one, entry, f"payload checksum: expected {int(one.checksum[entry]):016x}")
 
     def _path(self, shard: int) -> str:
         names = self.snapshot.shards if self.snapshot.pending is None else self.snapshot.pending.shards

@@ -42,6 +42,7 @@ def test_a_machine_that_is_ready(run, data):
     assert list(found) == ["packages", "device", "limits", "disk", "latents", "data", "space", "time"]
     assert all({"name", "state", "text"} <= set(check) for check in value["checks"])
     assert found["packages"]["versions"]["torch"]
+    assert isinstance(found["packages"]["compiled_reader"], bool)
     assert (found["data"]["samples"], found["data"]["entries_to_make"]) == (4, 4)
     assert (found["time"]["field"], found["time"]["probed"]) == ("latents", 4)
     assert found["time"]["seconds"] >= 0

@@ -343,8 +343,8 @@ def test_large_columns_are_read_by_position(many, monkeypatch):
 
 def test_a_system_without_queues_reads_one_by_one(many, monkeypatch):
     expected = digests(many.loader(batch_size=2))
-    monkeypatch.setattr("latentcache.store.reader.read_together", lambda *_: False)
-    monkeypatch.setattr("latentcache.store.columns.read_together", lambda *_: False)
+    monkeypatch.setattr("latentcache.store.gather.LIBRARY", None)
+    monkeypatch.setattr("latentcache.store.gather._read_queued", lambda *_: False)
     assert digests(many.loader(batch_size=2)) == expected
 
 

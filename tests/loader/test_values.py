@@ -13,6 +13,7 @@ from made_caches import images, latents_of, opened
 from latentcache.errors import UsageError
 from latentcache.identity.noise import gaussian
 from latentcache.loader.values import Affine, posterior, without_team
+from latentcache.store import gather
 
 KEYS = np.arange(96, dtype=np.uint8).reshape(3, 32)
 KINDS = [
@@ -59,6 +60,28 @@ def test_computed_in_float32_and_rounded_once(spec, stored, wanted):
     assert_rounded_once(found, kept, spec)
     assert found.data_ptr() == out.data_ptr()
     assert spec["kind"] != "none" or torch.equal(found, kept.to(wanted))
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("spec", KINDS[1:4], ids=lambda spec: f"{spec['kind']}{'-shift' * ('shift' in spec)}")
+def test_values_scaled_as_they_are_read_are_the_same_bits(tmp_path, library, monkeypatch, name, spec):
+    monkeypatch.setattr(gather, "LIBRARY", gather.compiled(library))
+    dtype, affine = getattr(torch, name), Affine.of(spec)
+    random = torch.Generator().manual_seed(7)
+    z = (torch.randn((9, 4, 3, 77), generator=random) * 10.0 ** torch.arange(-6, 3).view(9, 1, 1, 1)).to(dtype)
+    z[:, :, 0, :4] = torch.tensor([float("nan"), float("inf"), -0.0, -float("inf")], dtype=dtype)
+    data = z.view(torch.uint8).numpy().reshape(9, -1)
+    (tmp_path / "f").write_bytes(data.tobytes())
+    out, at = np.zeros(data.size, np.uint8), np.arange(9) * data.shape[1]
+    with (tmp_path / "f").open("rb") as file:
+        sizes = np.full(9, data.shape[1])
+        assert gather.read_together([file.fileno()] * 9, at, sizes, out, at, scaling=affine.scaling(name))
+    found = torch.from_numpy(out).view(dtype).view(z.shape)
+    expected = affine.apply(z.clone(), torch.empty(z.numel(), dtype=dtype))
+    kind = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num().view(kind), expected.nan_to_num().view(kind))
+    assert_rounded_once(found[:, :, 1:], z[:, :, 1:], spec)
 
 
 @given(
@@ -160,6 +183,7 @@ def test_draws_follow_from_seed_epoch_and_key_whoever_reads(tmp_path):
         assert np.array_equal(mean[f"{sample:02}.png"].numpy(), array[:4])
 
 
+@pytest.mark.usefixtures("each_way")
 def test_what_a_caller_chooses_about_values(tmp_path):
     cache = opened(images(tmp_path / "c", [(64, 64)] * 3, kind="scale-shift", scale=0.5, shift=0.25))
     raw = served(cache.read(scaled=False).loader(batch_size=1))

@@ -5,10 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+import xxhash
 
-from latentcache.store import atomic_io
-from latentcache.store.atomic_io import read_together
+from latentcache.store import gather
+from latentcache.store.gather import read_together
 
+pytestmark = pytest.mark.usefixtures("each_way")
 DATA = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
 
 
@@ -67,7 +69,7 @@ def test_threads_have_queues_of_their_own(file):
     for thread in threads:
         thread.join()
     assert not failed
-    assert len(atomic_io._idle) <= 8
+    assert len(gather._idle) <= 8
 
 
 def test_a_forked_child_makes_queues_of_its_own(file):
@@ -76,7 +78,7 @@ def test_a_forked_child_makes_queues_of_its_own(file):
     if not child:
         status = 1
         try:
-            assert not atomic_io._idle
+            assert not gather._idle
             read(file, 40)
             status = 0
         finally:
@@ -86,6 +88,29 @@ def test_a_forked_child_makes_queues_of_its_own(file):
 
 
 def test_a_system_that_has_none_says_so(file, monkeypatch):
-    monkeypatch.setattr(atomic_io, "_idle", [])
-    monkeypatch.setattr(atomic_io.sys, "platform", "darwin")
+    monkeypatch.setattr(gather, "LIBRARY", None)
+    monkeypatch.setattr(gather, "_idle", [])
+    monkeypatch.setattr(gather.sys, "platform", "darwin")
     assert not read_together([file], np.array([0]), np.array([10]), np.zeros(10, np.uint8), np.array([0]))
+
+
+def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
+    hashes, scaling = gather.hashes_of(40), gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
+    assert (hashes is None) == (scaling is None) == (each_way == "python")
+    if hashes is None:
+        return
+    offset, size = np.arange(40) * 4096, np.full(40, 800)
+    out = np.zeros(40 * 800, np.uint8)
+    assert read_together([file] * 40, offset, size, out, np.arange(40) * 800, hashes=hashes, scaling=scaling)
+    assert hashes.tolist() == [xxhash.xxh3_64_intdigest(DATA[start : start + 800]) for start in offset]
+    stored = np.stack([DATA[start : start + 800].view(np.float32) for start in offset])
+    with np.errstate(all="ignore"):  # some are not numbers
+        expected = np.concatenate([stored[:, :100] * 2 + 1, stored[:, 100:] * 3], axis=1)
+    assert np.allclose(out.view(np.float32).reshape(40, 200), expected, rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("turned_off", [True, False])
+def test_the_environment_turns_the_library_off(library, monkeypatch, turned_off):
+    monkeypatch.setenv("LATENTCACHE_NATIVE", "0" if turned_off else "1")
+    assert (gather.compiled(library) is None) == turned_off
+    assert gather.compiled(library.with_name("gone.so")) is None

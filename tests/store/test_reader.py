@@ -34,6 +34,7 @@ def gathered(reader, name, rows, **more):
     return out, at, items
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("checksum", ["first", "always"])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("count", [1, 5, 200])
@@ -81,6 +82,7 @@ def test_parts_of_ragged_items(many):
         assert out[place : place + 2 * count].tobytes() == item[begin : begin + count].tobytes()
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("checksum", ["first", "always"])
 def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum):
@@ -101,6 +103,7 @@ def test_a_flipped_bit_is_found_before_its_bytes_are_used(paths, name, checksum)
     assert reader.read(name, 5).tobytes() == item_of(name, 5).array.tobytes()
 
 
+@pytest.mark.usefixtures("each_way")
 def test_always_proves_again_and_first_does_not(paths):
     first, always = reader_of(paths), reader_of(paths, checksum="always")
     for name in KINDS:
@@ -122,6 +125,7 @@ def test_a_head_that_differs_from_the_snapshot_is_found(paths):
         reader.header("plane", 2)
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_truncated_shard_is_an_error_and_no_signal(paths, name):
     reader = reader_of(paths)
