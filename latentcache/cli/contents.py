@@ -44,6 +44,7 @@ def field_contents(rows: FieldRows, snapshot: Snapshot) -> dict[str, Any]:
         "entries": rows.entries,
         "bytes": int(np.asarray(rows.bytes).sum(dtype=np.int64)),
         "shared": _shared(rows),
+        "trimmed_bytes": _trimmed(rows),
         "groups": [
             {"label": group.label, "shape": list(group.shape), "items": count}
             for group, count in zip(rows.groups, counts, strict=True)
@@ -77,6 +78,19 @@ def _shared(rows: FieldRows) -> dict[str, int]:
         return {"items": int(again.sum()), "bytes": int(each.sum()) * DTYPES[rows.spec.dtype][1]}
     sizes = np.asarray(rows.bytes).astype(np.int64)
     return {"items": len(rows) - rows.entries, "bytes": int(sizes[entry].sum() - sizes.sum())}
+
+
+def _trimmed(rows: FieldRows) -> int:
+    """Bytes of padding that is not stored: of each distinct item up to the length that a batch has."""
+    import numpy as np
+
+    from latentcache.fields.dtypes import DTYPES
+
+    if not rows.spec.length or not len(rows):
+        return 0
+    _, first = np.unique(np.asarray(rows.entry).astype(np.int64) << 32 | np.asarray(rows.start), return_index=True)
+    row = int(np.prod(rows.groups[0].shape[1:])) * DTYPES[rows.spec.dtype][1]
+    return int((rows.spec.length - np.asarray(rows.length)[first].astype(np.int64)).sum()) * row
 
 
 def sample_repeats(snapshot: Snapshot) -> list[dict[str, int]]:
@@ -316,6 +330,8 @@ def show_field(name: str, field: Mapping[str, Any], *, demo: bool = False) -> No
     if field.get("shared", {}).get("items"):
         shared = field["shared"]
         out(f"  shared    {counted(shared['items'], 'item')} of equal inputs, {human_bytes(shared['bytes'])} saved")
+    if field.get("trimmed_bytes"):
+        out(f"  trimmed   padding is not stored, {human_bytes(field['trimmed_bytes'])} saved")
     groups = [("bucket", "items"), *((one["label"], one["items"]) for one in field.get("groups", ()) if one["label"])]
     if len(groups) > 1:
         show_table(groups)

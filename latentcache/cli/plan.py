@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from latentcache.cli.flags import argument, option
 from latentcache.errors import EmptyPlanError, StrictError, UsageError
 
 if TYPE_CHECKING:
+    from latentcache.fields.protocol import FieldSpec
     from latentcache.fields.table import Rejected
     from latentcache.plan.batching import BatchPlan, PlanReport
     from latentcache.plan.samples import SampleIndex
@@ -80,6 +81,7 @@ def plan(
     payload = _payload(report, grad_accum) | {"quarantined": planned.rejected, "seed": seed}
     payload["repeats"] = [{"times": times, "samples": count} for times, count in sorted(planned.repeats.items())]
     payload |= {"path": str(paths[0]), "sources": _sources(report, paths)}
+    payload["fields"] = {name: {"items": one, "variants": more} for name, (one, more) in planned.items.items()}
     try:
         with console.python_as_flags():
             require_steps(report)
@@ -103,6 +105,15 @@ class _Planned:
     repeats: Mapping[int, int]
     """Samples by how often an epoch serves each."""
     notes: Sequence[Rejected] = ()
+    items: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Field -> items, and how many of them are variants of others, or prompts."""
+
+
+def _items(spec: FieldSpec, variant: Any) -> tuple[int, int]:
+    """Items of a field, and those that are variants or prompts."""
+    import numpy as np
+
+    return len(variant), int(np.count_nonzero(spec.variant_of(variant)))
 
 
 def _planned(
@@ -183,11 +194,26 @@ def _of_caches(
         rejected=sum(len(snapshot.rejected) for cache in caches for snapshot in cache.snapshots),
         notes=[note for cache in caches for snapshot in cache.snapshots for note in snapshot.notes],
         repeats=_summed([cache.repeats for cache in caches]),
+        items=_added(
+            {name: _items(rows.spec, rows.variant) for name, rows in snapshot.fields.items()}
+            for cache in caches
+            for snapshot in cache.snapshots
+        ),
     )
 
 
 def _summed(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
     return {times: sum(one.get(times, 0) for one in counts) for times in {times for one in counts for times in one}}
+
+
+def _added(counts: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    """Counts of several folders or snapshots together."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in counts:
+        for name, (items, variants) in one.items():
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + items, before[1] + variants
+    return found
 
 
 def _no_documents(path: Path, rows: Mapping[str, Any]) -> UsageError:
@@ -232,6 +258,7 @@ def _of_data(
         rejected=sum(one.rejected for one in found),
         notes=[note for one in found for note in one.notes],
         repeats=_summed([one.repeats for one in found]),
+        items=_added(one.items for one in found),
     )
 
 
@@ -244,6 +271,7 @@ class _Folder:
     rejected: int
     notes: Sequence[Rejected]
     repeats: Mapping[int, int]
+    items: Mapping[str, tuple[int, int]]
 
 
 def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats: bool) -> _Folder:
@@ -288,6 +316,9 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
         rejected=len(planned.rejected),
         notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
+        items={
+            name: _items(work.described.recipe.spec, work.plan.variant) for name, work in planned.dry.works.items()
+        },
     )
 
 
@@ -383,6 +414,9 @@ def _show(payload: dict[str, Any]) -> None:
         rows.append((label, *(bucket[name] for name in names), f"{bucket['efficiency']:.0%}"))
     show_table(rows, indent="")
     _show_sources(payload["sources"])
+    for name, held in payload["fields"].items():
+        if held["variants"]:
+            out(f"{name}: {counted(held['items'], 'item')}, {held['variants']} of them variants or prompts")
     show_repeats(payload["repeats"])
     ranks = counted(payload["world_size"], "rank")
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""

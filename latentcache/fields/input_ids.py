@@ -253,7 +253,7 @@ class InputIds(FieldKind):
             ("not-rendered", f"the chat template leaves out: {kind}", found) for kind, found in rows if len(found)
         ]
 
-    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
+    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
         """Tokens, tokens with loss, and special-token text in content.
 
         Args:

@@ -64,7 +64,8 @@ class FieldSpec:
     number may be added to the variant: see :meth:`variant_of`."""
     length: int = 0
     """Elements that ragged items are padded to; 0: those of the longest item."""
-
+    restored: str = ""
+    """Type of the values in a batch, if items are rows of ``fields.float8``; then ``dtype`` is uint8."""
     first_prompt: int = 256
     """Numbers from here on are items of the field and of no sample, see :attr:`ReadSpec.prompts`."""
 
@@ -135,6 +136,8 @@ class FieldPlan:
     key: NDArray[np.uint8]
     """(P, 32) item keys; rows of zeros where the content is unknown before the input is read."""
     groups: tuple[Group, ...]
+    first_prompt: int = 256
+    """As in :class:`FieldSpec`."""
     rejected: tuple[tuple[int, Rejected], ...] = ()
     """Samples that this field cannot use, with the row of each in the sample table."""
     notes: tuple[Rejected, ...] = ()
@@ -643,6 +646,6 @@ class FieldKind:
         """What a user should know of items that are made: (reason, sentence, rows), from the field's own columns."""
         return []
 
-    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> dict[str, int]:
-        """What ``info`` and ``build`` count beside items, from the field's own columns of a snapshot."""
+    def numbers(self, recipe: FieldRecipe, columns: Mapping[str, Any]) -> Mapping[str, float]:
+        """What ``info`` and ``build`` print beside items, from the field's own columns of a snapshot."""
         return {}

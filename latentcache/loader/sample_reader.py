@@ -24,7 +24,7 @@ from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
 from latentcache.loader.formats import CAPTION, METADATA, check_sample_format, sample_format, with_arguments
 from latentcache.loader.samples import Part, ReadSettings, Selection, Split, default_fields, prompt_row
-from latentcache.loader.values import TORCH, Affine, posterior
+from latentcache.loader.values import TORCH, Affine, posterior, restored
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
@@ -157,6 +157,8 @@ class SampleReader:
     def _valued(self, name: str, stored: torch.Tensor) -> torch.Tensor:
         """The values that a model trains on, of values as they are stored or drawn."""
         affine, dtype = self._values[name]
+        if self._specs[name].restored:
+            return restored(stored, dtype)
         if stored.dtype == dtype and not affine.changes:
             return stored
         out = stored
@@ -464,7 +466,10 @@ class SampleReader:
         self._leads: dict[str, str] = {}
         self._choices: dict[str, tuple[str, int, bool, bool]] = {}
         for name in sorted(self.fields, key=list(snapshot.fields).index):  # draws are the same in any order
-            recipe, stored = snapshot.fields[name].recipe, TORCH[self._specs[name].dtype]
+            recipe, stored = (
+                snapshot.fields[name].recipe,
+                TORCH[self._specs[name].restored or self._specs[name].dtype],
+            )
             kind = snapshot.fields[name].kind
             self._leads[name] = kind.inputs[0] if kind is not None else self._own
             if recipe is not None:

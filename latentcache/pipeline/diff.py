@@ -173,7 +173,7 @@ def field_work(
     if refused:
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
-        plan = select_items(plan, np.flatnonzero(usable[plan.sample]))
+        plan = select_items(plan, usable_items(plan, usable))
     known: NDArray[np.bool_] = np.asarray(plan.key.any(axis=1))
     place = _find(catalog, plan.key)
     missing = np.flatnonzero(known & (place < 0))
@@ -203,6 +203,25 @@ def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
         return plan
     columns = {name: getattr(plan, name)[rows] for name in ("sample", "group", "variant", "cost", "key")}
     return replace(plan, **columns)
+
+
+def usable_items(
+    plan: FieldPlan, usable: NDArray[np.bool_], made: NDArray[np.bool_] | bool = True
+) -> NDArray[np.intp]:
+    """Positions of the items of usable samples; prompts of another sample move to the first of them.
+
+    Args:
+        plan: Its prompts change their sample.
+        usable: (S,) by row of the sample table.
+        made: (P,) items that may move.
+    """
+    kept = usable[plan.sample]
+    moved = (plan.variant >= plan.first_prompt) & ~kept & made
+    if not moved.any() or not kept.any():
+        return np.flatnonzero(kept)
+    plan.sample[moved] = plan.sample[np.argmax(kept)]
+    rows = np.flatnonzero(kept | moved)
+    return rows[np.argsort(plan.sample[rows], kind="stable")]
 
 
 def find_items(

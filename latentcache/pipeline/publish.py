@@ -19,7 +19,7 @@ from latentcache.fields.protocol import Failure, FieldPlan, Group, join_noise
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable, stat_numbers
 from latentcache.identity.content import HASH_BYTES, content_hash
-from latentcache.pipeline.diff import SLICE, FieldWork
+from latentcache.pipeline.diff import SLICE, FieldWork, usable_items
 from latentcache.pipeline.preflight import provenance
 from latentcache.pipeline.workers.crew import RunResult
 from latentcache.sources.archives.members import Place, places, read_image
@@ -65,7 +65,7 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
         outcome.rejected[row] = rejection(samples, outcome.work, row, failure, root)
     usable = np.ones(len(samples), dtype=np.bool_)
     usable[lacking] = False
-    return np.flatnonzero(usable[plan.sample])
+    return usable_items(plan, usable, place >= 0)
 
 
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:

@@ -139,7 +139,7 @@ class FieldDone:
     """Seconds per stage, summed over workers."""
     restarts: int = 0
     describe: Mapping[str, str] = field(default_factory=dict)
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     """What the kind counts beside items, such as tokens."""
 
     @property

@@ -344,8 +344,68 @@ def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
     assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
     assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
     assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
+    words = [len(text.split()) + 1 for text in ("a red fox", *(f"caption number {number}" for number in range(2, 6)))]
+    assert shared["prompt_embeds"]["trimmed_bytes"] == sum(77 - count for count in words) * 8 * 2
+    assert shared["pooled_prompt_embeds"]["trimmed_bytes"] == 0
+    assert "padding is not stored, 5.8 kB saved" in look("info", stub).out
     build(data, stub, "--shuffle-tags", "--empty-prompt")
     assert "texts     up to 4 per sample, tags in other orders, prompt ''" in look("info", stub).out
+
+
+def test_plan_counts_what_variants_and_prompts_add(data, tmp_path):
+    (data / "0.txt").write_text("a, b, c")
+    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--shuffle-tags", "--empty-prompt")
+    build(data, tmp_path / "cache", *words)
+    expected = {"items": 10, "variants": 4}  # three further orders of one caption, and the empty prompt
+    for path, more in ((data, words), (tmp_path / "cache", ())):
+        found = look("plan", path, "--batch-size", "2", *more, "--json").json["fields"]
+        assert found == {"latents": {"items": 6, "variants": 0}, **dict.fromkeys(FIELDS[1:], expected)}
+    assert "prompt_embeds: 10 items, 4 of them variants or prompts" in look("plan", path, "--batch-size", "2").out
+
+
+def test_float8_is_near_and_its_error_is_told(data, tmp_path):
+    words = ("--model", "stub", *SMALL, "--text-encoder", "stub", "--empty-prompt")
+    build(data, tmp_path / "exact", *words)
+    done, _ = build(data, tmp_path / "cache", *words, "--text-storage-dtype", "float8_e4m3fn")
+    batches = [
+        next(iter(open_cache(tmp_path / name).read(caption_dropout=0.3).loader(batch_size=6)))
+        for name in ("exact", "cache")
+    ]
+    for name in FIELDS[1:]:
+        numbers = done.json["fields"][name]["numbers"]
+        assert 0.01 < numbers["float8_error_rms"] <= numbers["of_one_item_at_most"] < 0.04
+        exact, near = (batch[name].float() for batch in batches)
+        assert near.shape == exact.shape
+        assert 0.01 < (near - exact).norm() / exact.norm() < 0.04
+        assert batches[1][name].dtype == torch.float32, "the type it was computed in"
+    assert batches[1]["prompt_embeds_mask"].equal(batches[0]["prompt_embeds_mask"])
+    half = open_cache(tmp_path / "cache").read(dtype=torch.bfloat16)
+    assert half.prompt()["prompt_embeds"].dtype == torch.bfloat16
+    assert "float8 error rms 0.0" in look("info", tmp_path / "cache").out
+    assert look("verify", tmp_path / "cache", "--full", "--reencode", "6", "--json").code == 0
+    done = look("build", data, "--out", tmp_path / "no", *words, "--storage-dtype", "float8_e4m3fn", "--json")
+    assert (done.code, done.json["error"]["slug"]) == (2, "usage")
+
+
+@pytest.mark.slow
+def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
+    """The text encoder fails for it: the build gives the prompts to the next sample, and so does the next build."""
+    pipe = make_pipeline("StableDiffusionPipeline", tmp_path / "pipe")
+    (bad,) = pipe.tokenizer(["~"], add_special_tokens=False)["input_ids"]
+    assert len(bad) == 1
+    with torch.no_grad():
+        pipe.text_encoder.get_input_embeddings().weight[bad[0]] = torch.nan
+    pipe.save_pretrained(tmp_path / "pipe")
+    (data / "0.txt").write_text("~")
+    words = ("--fields", "prompt_embeds", "--text-encoder", tmp_path / "pipe", "--empty-prompt")
+    for _ in range(2):
+        done, _ = build(data, tmp_path / "cache", *words)
+        assert (done.code, [one["reason"] for one in done.json["items"]]) == (1, ["non-finite"])
+        cache = open_cache(tmp_path / "cache").read(caption_dropout=1.0)
+        batch = next(iter(cache.loader(batch_size=5)))
+        assert torch.equal(batch["prompt_embeds"][3], cache.prompt()["prompt_embeds"][0])
+    (data / "0.txt").write_text("a fox")
+    assert build(data, tmp_path / "cache", *words)[1] == {"prompt_embeds": 1}
 
 
 def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):

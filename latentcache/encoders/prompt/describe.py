@@ -229,7 +229,7 @@ def _stub(
         width=_STUB_WIDTH,
         length=length if name == "prompt_embeds" else 1,
         trimmed=name == "prompt_embeds",
-        storage_dtype=settings.text_storage_dtype or "float16",
+        storage_dtype=settings.text_storage_dtype or (before.storage_dtype if before is not None else "float16"),
         **texts,
     )
     producer = {"stub": int(delay or 0), "output": name}

@@ -22,6 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.fields import float8
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.noise import as_floats, is_finite, measured
 from latentcache.fields.prompt_embeds import PromptRecipe
@@ -80,11 +81,11 @@ class PromptProducer(Producer):
         self.open()
         assert self._encoder is not None
         made = self._encoder.encode([item.value for item in batch])
-        return Finished([self._made(array, cut) for array, cut in made])
+        return Finished([self._made(array, columns) for array, columns in made])
 
     def host_bytes(self, job: Job) -> int:
         """The embeddings of one caption, twice: as they come and as they are stored."""
-        return 2 * self._recipe.length * self._recipe.width * numpy_dtype(self._recipe.storage_dtype).itemsize
+        return 2 * self._recipe.length * self._recipe.width * numpy_dtype(self._recipe.compute_dtype).itemsize
 
     def close(self) -> None:
         """Free the memory of the device."""
@@ -92,9 +93,13 @@ class PromptProducer(Producer):
             self._encoder.close()
             self._encoder = None
 
-    def _made(self, array: NDArray[Any], cut: int) -> Made | Failure:
+    def _made(self, array: NDArray[Any], columns: dict[str, Any]) -> Made | Failure:
         if is_finite(array):
-            return Made(array=array, columns={"cut": cut})
+            if self._recipe.is_float8:
+                values = as_floats(array)
+                array = float8.quantized(values)
+                columns["error"] = float8.relative_error(values, array)
+            return Made(array=array, columns=columns)
         storage, compute = self._recipe.storage_dtype, self._recipe.compute_dtype
         return Failure(
             reason="non-finite",
@@ -109,18 +114,18 @@ class _Stub:
     def __init__(self, delay_ms: int, recipe: PromptRecipe) -> None:
         self._delay_s, self._recipe = delay_ms / 1000, recipe
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], int]]:
+    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
         """The values of each caption, and how many words are beyond the length."""
         time.sleep(self._delay_s * len(texts))
         return [self._one(text) for text in texts]
 
-    def _one(self, text: str) -> tuple[NDArray[Any], int]:
+    def _one(self, text: str) -> tuple[NDArray[Any], dict[str, Any]]:
         recipe = self._recipe
         words = [text] if not recipe.is_sequence else ["", *text.split()]
         kept = words[: recipe.length]
         rows = np.stack([_word(word, recipe.width) for word in kept])
         array = np.ascontiguousarray(rows if recipe.is_sequence else rows[0])
-        return _stored(array, recipe.storage_dtype), len(words) - len(kept)
+        return _stored(array, _computed(recipe)), {"cut": len(words) - len(kept)}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -130,6 +135,11 @@ def _word(word: str, width: int) -> NDArray[np.float32]:
     """Whole numbers from -128 to 127, over 64: every storage type holds them."""
     seed = xxhash.xxh3_128_digest(word.encode()) * (width // 16 + 1)
     return (np.frombuffer(seed[:width], dtype=np.int8) / 64).astype(np.float32)
+
+
+def _computed(recipe: PromptRecipe) -> str:
+    """Type in which an encoder gives values: the storage type, or exact if float8 is made of them."""
+    return "float32" if recipe.is_float8 else recipe.storage_dtype
 
 
 def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
@@ -172,8 +182,8 @@ class _PipelineEncoder:
         self._arguments = {name: json.loads(value) for name, value in recipe.arguments if not name.startswith("has ")}
         self._pipe = self._guard.run(lambda: self._opened(about), "its text encoders")
 
-    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], int]]:
-        """The values of each caption in the storage type, and how many of its tokens are beyond the length."""
+    def encode(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], dict[str, Any]]]:
+        """The values of each caption, and how many of its tokens are beyond the length."""
         output, longest, lengths = self._output, self._recipe.length, self._measured(texts)
         order = list(range(len(texts)))
         if output.masked:
@@ -188,7 +198,7 @@ class _PipelineEncoder:
                 if output.trim and not isinstance(values, list):
                     value = value[: lengths[place].tokens]
                 dropped = 0 if output.pads else max(lengths[place].tokens - output.drop - longest, 0)
-                found[place] = self._stored(value), lengths[place].cut + dropped
+                found[place] = self._stored(value), {"cut": lengths[place].cut + dropped}
         return [found[place] for place in range(len(texts))]
 
     def close(self) -> None:
@@ -233,7 +243,7 @@ class _PipelineEncoder:
                 hook.remove()
 
     def _stored(self, value: Any) -> NDArray[Any]:
-        kept = value.float().to(getattr(self._torch, self._recipe.storage_dtype)).contiguous().cpu()
+        kept = value.float().to(getattr(self._torch, _computed(self._recipe))).contiguous().cpu()
         bits = kept.view(self._torch.uint16) if kept.dtype == self._torch.bfloat16 else kept
         array: NDArray[Any] = bits.numpy()
         return array

@@ -98,7 +98,7 @@ def test_values_that_storage_cannot_hold_are_a_failure(pipelines, monkeypatch):
     producer = PromptProducer(*(found := described(folder, "prompt_embeds"), found.producer)[1:], found.recipe,
                               ProducerContext(root=""))  # fmt: skip
     producer.open()
-    monkeypatch.setattr(producer._encoder, "encode", lambda texts: [(np.full((77, 16), np.inf, np.float32), 0)])
+    monkeypatch.setattr(producer._encoder, "encode", lambda texts: [(np.full((77, 16), np.inf, np.float32), {})])
     (made,) = producer.encode([type("Item", (), {"value": "a"})()]).result()
     assert isinstance(made, Failure)
     assert made.reason == "non-finite"
