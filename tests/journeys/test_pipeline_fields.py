@@ -391,12 +391,12 @@ def test_float8_is_near_and_its_error_is_told(data, tmp_path):
 def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
     """The text encoder fails for it: the build gives the prompts to the next sample, and so does the next build."""
     pipe = make_pipeline("StableDiffusionPipeline", tmp_path / "pipe")
-    (bad,) = pipe.tokenizer(["~"], add_special_tokens=False)["input_ids"]
+    (bad,) = pipe.tokenizer(["z"], add_special_tokens=False)["input_ids"]
     assert len(bad) == 1
     with torch.no_grad():
         pipe.text_encoder.get_input_embeddings().weight[bad[0]] = torch.nan
     pipe.save_pretrained(tmp_path / "pipe")
-    (data / "0.txt").write_text("~")
+    (data / "0.txt").write_text("z")
     words = ("--fields", "prompt_embeds", "--text-encoder", tmp_path / "pipe", "--empty-prompt")
     for _ in range(2):
         done, _ = build(data, tmp_path / "cache", *words)
