@@ -386,7 +386,7 @@ class WorkSize:
     """Cost of the jobs that a worker is given at a time."""
     unit_jobs: int = 256
     """Number of those jobs at most."""
-    worker_cost: int = 2 << 20
+    worker_cost: int = 8 << 20
     """Cost that is worth a further worker process on the CPU."""
     cost_bytes: int = 32
     """Host memory that one unit of cost takes while it is prepared and encoded, in bytes at the peak."""

@@ -105,8 +105,8 @@ def _field(
     sample, group, variant = plan.sample[items], plan.group[items], plan.variant[items]
     groups, used = groups_in_use(plan, group)
     return pending_field(
-        kind=work.kind,
-        recipe=recipe,
+        work.kind,
+        recipe,
         groups=groups,
         sample=numbers[sample].astype(np.int32),
         group=used,

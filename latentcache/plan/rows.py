@@ -40,9 +40,8 @@ def padded_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoL
         PlanError: A policy is ``error`` and there are such documents.
     """
     pieces = _cut(corpus, length, overflow, no_loss)
-    learned = learned_of_pieces(corpus, pieces.document, pieces.start, pieces.length) > 0
-    pieces = _checked(pieces.without_loss(~learned), corpus, no_loss)
-    return _accounted(pieces.as_plan(length, np.arange(1, len(pieces.document) + 1)), corpus)
+    plan = pieces.as_plan(length, np.arange(1, len(pieces.document) + 1))
+    return _accounted(_learned_rows(plan, corpus, no_loss), corpus)
 
 
 def packed_rows(corpus: Corpus, length: int, *, overflow: Overflow, no_loss: NoLoss = "drop") -> RowPlan:

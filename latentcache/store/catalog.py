@@ -376,7 +376,6 @@ def load_catalog(paths: CachePaths, *, open_shards: bool = False) -> Catalog:
         CacheDamagedError: There is something else in the place of the folder of shards.
         StoreError: The system refuses to list the shards, or to read one of them.
     """
-    paths.check_shards()
     found: list[ShardIndex] = []
     damaged: list[str] = []
     for folder in paths.sealed_shards():

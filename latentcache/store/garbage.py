@@ -23,13 +23,7 @@ from latentcache.store.catalog import Catalog, catalog_of
 from latentcache.store.index import ShardIndex, checked_index, load_index, open_shard_index
 from latentcache.store.paths import CachePaths
 from latentcache.store.publish import kept_rows, republish
-from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import FieldDraft, FieldRows, Snapshot
-
-__all__ = [
-    "ShardUse", "StoredEntry", "copy_entries", "relocate", "shard_use", "stored_catalog", "stored_entries",
-    "to_scratch", "tombstone",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +130,6 @@ def stored_catalog(cache: Path) -> Catalog:
         StoreError: The system refuses to list the shards.
     """
     paths, looked, damaged = CachePaths(cache), set[str](), list[ShardIndex]()
-    paths.check_shards()
     found: list[ShardIndex] = []
     # Sealed shards are listed again at the end: a build may have sealed the one that was open.
     for listed in (paths.sealed_shards, paths.open_shards, paths.sealed_shards):

@@ -19,6 +19,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,12 @@ def _no_file(path: Path) -> CacheDamagedError:
     )
 
 
+def _held_by(holder: dict[str, Any], where: Path, why: str) -> CacheLockedError:
+    what = f"another build holds this cache: process {holder['pid']} on {holder['host']}"
+    fix = "wait until it ends; it is safe to run this command again then"
+    return CacheLockedError(what, holder=holder, where=str(where), why=why, fix=fix)
+
+
 def _take(descriptor: int, path: Path, folder: int) -> None:
     try:
         held = not _locked(descriptor)
@@ -119,29 +126,15 @@ def _take(descriptor: int, path: Path, folder: int) -> None:
         raise as_store_error(error, path) from error
     if held:
         left = "; that process is dead, and worker processes of it still run" if _is_dead(holder) else ""
-        raise CacheLockedError(
-            f"another build holds this cache: process {holder['pid']} on {holder['host']}",
-            holder=holder,
-            where=str(path),
-            why=f"it has been running since {holder['since']}{left}",
-            fix="wait until it ends; it is safe to run this command again then",
-        )
+        raise _held_by(holder, path, f"it has been running since {holder['since']}{left}")
+    unknown = dict.fromkeys(("pid", "host", "since"), "unknown")
     if not _is_still_there(descriptor, path):  # its holder was refused, and took its new cache folder away
-        holder = dict.fromkeys(("pid", "host", "since"), "unknown")
-        what = "another build has just given this cache up"
-        raise CacheLockedError(what, holder=holder, where=str(path), fix="run this command again")
+        raise _held_by(unknown, path, "it has just given this cache up")
     if not _folder_locked(folder):
         from latentcache.store.lease import holders  # it imports snapshots, which import this module
 
-        others: list[int | str] = [one.pid for one in holders(path.parent) if one.pid != os.getpid()]
-        holder = {"pid": (others or ["unknown"])[0], "host": socket.gethostname(), "since": "unknown"}
-        raise CacheLockedError(
-            f"another build holds this cache: process {holder['pid']} on {holder['host']}",
-            holder=holder,
-            where=str(path.parent),
-            why=f"its {path.name} was deleted",
-            fix="wait until it ends; never delete the lock file: it ends with its process",
-        )
+        others = (one for one in map(asdict, holders(path.parent)) if one["pid"] != os.getpid())
+        raise _held_by(unknown | next(others, {}), path.parent, f"its {path.name} was deleted: never delete it")
     since = datetime.now(UTC).isoformat(timespec="seconds")
     text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -87,8 +86,9 @@ class CachePaths:
     def sealed_shards(self) -> list[Path]:
         """Sealed shards that are in use, in the order of their names; tombstoned ones are not.
 
-        Raises:
-            StoreError: The system refuses to list them.
+        Raises (as all that lists a folder):
+            CacheDamagedError: There is something else in the place of the folder.
+            StoreError: The system refuses to list it.
         """
         dead = self.tombstoned()
         return [path for path in self.all_sealed() if path.name not in dead]
@@ -98,11 +98,7 @@ class CachePaths:
         return [path for path in self._shard_folders() if path.suffix != OPEN_SUFFIX]
 
     def tombstoned(self) -> set[str]:
-        """Names of the shards that were taken out of use.
-
-        Raises:
-            StoreError: The system refuses to list them.
-        """
+        """Names of the shards that were taken out of use."""
         return {path.stem for path in _listed(self.shards) if path.suffix == TOMBSTONE_SUFFIX}
 
     def check_current(self) -> None:
@@ -114,27 +110,8 @@ class CachePaths:
         if self.current.is_dir():
             raise folder_in_place(self.current)
 
-    def check_shards(self) -> None:
-        """See that the shards can be listed: what cannot be looked at must not pass for nothing.
-
-        Raises:
-            CacheDamagedError: There is something else in the place of the folder.
-            StoreError: The system refuses to read it.
-        """
-        try:
-            os.listdir(self.shards)  # noqa: PTH208 - nothing but the error is wanted
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise_unreadable(error, self.shards)
-            raise unreadable(self.shards, error) from error
-
     def open_shards(self) -> list[Path]:
-        """Shards that are being written, or were when their builder died.
-
-        Raises:
-            StoreError: The system refuses to list them.
-        """
+        """Shards that are being written, or were when their builder died."""
         return [path for path in self._shard_folders() if path.suffix == OPEN_SUFFIX]
 
     def is_ours(self) -> bool:
@@ -163,15 +140,12 @@ class CachePaths:
                 why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
                 fix=f"make one with `latentcache build DATA --out {shlex.quote(str(self.root))}`, or check the path",
             ) from None
-        except NotADirectoryError as error:
-            why = "the path is a file; a cache is a folder" if self.root.is_file() else str(error)
-            raise CacheNotFoundError(
-                f"no cache at {self.root}", where=str(self.root), why=why, fix="check the path"
-            ) from error
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                what, why = "no cache at this path: it is too long", str(error.strerror)
-                raise CacheNotFoundError(what, where=str(self.root), why=why, fix="check the path") from error
+            if isinstance(error, NotADirectoryError) or error.errno == errno.ENAMETOOLONG:
+                is_file = isinstance(error, NotADirectoryError) and self.root.is_file()
+                why = "the path is a file; a cache is a folder" if is_file else str(error.strerror)
+                what, where = f"no cache at {str(self.root)[:200]}", str(self.root)
+                raise CacheNotFoundError(what, where=where, why=why, fix="check the path") from error
             self.check_current()
             raise unreadable(self.current, error) from error
         if not _CURRENT.fullmatch(text) or not int(text):
@@ -185,11 +159,7 @@ class CachePaths:
         return int(text)
 
     def snapshots(self) -> list[int]:
-        """Numbers of the snapshots that were written whole, current or not, upwards.
-
-        Raises:
-            StoreError: The system refuses to list them.
-        """
+        """Numbers of the snapshots that were written whole, current or not, upwards."""
         folders = [path for path in _listed(self.snapshots_folder) if path.name.isdecimal()]
         return sorted(int(path.name) for path in folders if (path / "manifest.json").exists())
 
@@ -209,6 +179,8 @@ def _listed(folder: Path) -> list[Path]:
     """What is in a folder, in the order of the names; ``glob`` would take a folder that may not be read for empty."""
     try:
         return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise_unreadable(error, folder)
-        return []
+        raise unreadable(folder, error) from error

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from latentcache.errors import (
     NotYetEncodedError,
     StoreError,
 )
-from latentcache.fields.protocol import FieldKind, FieldRecipe, Group
+from latentcache.fields.protocol import FieldKind, FieldRecipe
 from latentcache.fields.table import Rejected
 from latentcache.store.atomic_io import make_folder, read_file, remove_durably, sync_folder, writing
 from latentcache.store.index import load_index
@@ -43,31 +43,11 @@ FAILED = "failed.jsonl"
 _WAIT_S = 0.2
 
 
-def pending_field(
-    *,
-    kind: FieldKind,
-    recipe: FieldRecipe,
-    groups: Sequence[Group],
-    sample: NDArray[np.integer],
-    group: NDArray[np.integer],
-    variant: NDArray[np.integer],
-    key: NDArray[np.uint8],
-    provenance: Mapping[str, Any] | None = None,
-) -> FieldDraft:
-    """A field whose items are not there yet; arguments as in :class:`FieldDraft`, ``key`` (R, 32) of items."""
+def pending_field(kind: FieldKind, recipe: FieldRecipe, *, sample: NDArray[np.integer], **columns: Any) -> FieldDraft:
+    """A field whose items are not there yet; columns of rows, ``groups`` and ``key`` (R, 32) of items."""
     nothing = np.zeros(len(sample), dtype=np.int64)
-    return draft_of(
-        kind,
-        recipe,
-        groups=tuple(groups),
-        provenance=provenance or {},
-        key=key,
-        **dict.fromkeys(("shard", "offset", "head", "bytes", "checksum", "start", "length"), nothing),
-        sample=sample,
-        entry=np.arange(len(sample), dtype=np.int32),
-        group=group,
-        variant=variant,
-    )
+    columns |= dict.fromkeys(("shard", "offset", "head", "bytes", "checksum", "start", "length"), nothing)
+    return draft_of(kind, recipe, sample=sample, entry=np.arange(len(sample), dtype=np.int32), **columns)
 
 
 def publish_pending(paths: CachePaths, draft: SnapshotDraft) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Collection
 import numpy as np
 
 from latentcache.failpoint import failpoint
-from latentcache.store.garbage import ShardUse, copy_entries, relocate, to_scratch, tombstone
+from latentcache.store.garbage import ShardUse, relocate, to_scratch
 from latentcache.store.paths import CachePaths
+from latentcache.store.salvage import copy_entries, tombstone
 from latentcache.store.snapshot import Snapshot
 from latentcache.verify.entries import View
 

@@ -114,10 +114,10 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(tmp_path):
 
 def test_shards_that_cannot_be_listed_are_damage_and_none_are_none(tmp_path):
     paths = CachePaths(tmp_path)
-    paths.check_shards()
+    assert paths.sealed_shards() == []
     paths.shards.write_text("x")
     with pytest.raises(CacheDamagedError, match="shards cannot be read"):
-        paths.check_shards()
+        paths.sealed_shards()
 
 
 def test_a_path_that_is_too_long_is_no_damage(tmp_path):

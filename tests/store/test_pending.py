@@ -45,7 +45,7 @@ def building(tmp_path):
 def announce(paths):
     fields = tuple(
         pending_field(
-            kind=KINDS[name], recipe=RECIPES[name], groups=GROUPS[name], sample=np.arange(len(NUMBERS)),
+            KINDS[name], RECIPES[name], groups=GROUPS[name], sample=np.arange(len(NUMBERS)),
             group=np.array([group_of(name, n) for n in NUMBERS]), variant=np.zeros(len(NUMBERS), np.uint8),
             key=keys_of(items_of(name, NUMBERS)),
         )
