@@ -3,7 +3,6 @@
 import ast
 import re
 
-import pytest
 import typer
 from package_source import PACKAGE, ROOT, docstrings, modules
 
@@ -40,26 +39,26 @@ def lines_with(pattern, text):
     return [f"{number}: {line.strip()}" for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
 
 
-@pytest.mark.parametrize("path", texts())
-def test_text_is_portable_and_tidy(path):
-    text = (ROOT / path).read_text("utf-8")
-    assert lines_with(MACHINE, text) == []
-    assert not text or (text.endswith("\n") and not text.endswith("\n\n"))
-    assert lines_with(re.compile(r"[ \t]+$"), text) == []
-    assert "\t" not in text or path == "Makefile"
+def test_text_is_portable_and_tidy():
+    for path in texts():
+        text = (ROOT / path).read_text("utf-8")
+        assert lines_with(MACHINE, text) == [], path
+        assert not text or (text.endswith("\n") and not text.endswith("\n\n")), path
+        assert lines_with(re.compile(r"[ \t]+$"), text) == [], path
+        assert "\t" not in text or path == "Makefile", path
 
 
-@pytest.mark.parametrize("path", list(modules()))
-def test_docstrings_and_names_use_no_retired_word(path):
-    found = [f"{line}: {text[:60]}" for line, text in docstrings(modules()[path]) if retired().search(text)]
-    assert found == []
-    names = [n.name for n in ast.walk(modules()[path]) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    assert [name for name in names if retired().search(name.replace("_", " "))] == []
+def test_docstrings_and_names_use_no_retired_word():
+    words = retired()
+    for path, tree in modules().items():
+        assert [f"{line}: {text[:60]}" for line, text in docstrings(tree) if words.search(text)] == [], path
+        names = [n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        assert [name for name in names if words.search(name.replace("_", " "))] == [], path
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_pages_use_no_retired_word(path):
-    assert lines_with(retired(), path.read_text("utf-8")) == []
+def test_pages_use_no_retired_word():
+    for path in PAGES:
+        assert lines_with(retired(), path.read_text("utf-8")) == [], path
 
 
 def test_helps_use_no_retired_word_and_begin_with_a_verb():

@@ -3,7 +3,7 @@ import json
 import pytest
 from made_templates import CHATML, untagged
 from made_tokenizers import byte_level, save, unigram
-from small_cache import SMALL, counts, draw_four
+from small_cache import counts
 from small_tokens import write_texts
 
 
@@ -64,11 +64,6 @@ def test_rejected_settings(run, data, words, slug):
     assert found.status == 2
     assert found.error["slug"] == slug
     assert not (data.parent / "a.jsonl.latentcache").exists()
-
-
-def test_events_name_every_block(run, data, tmp_path):
-    run("build", data, "--tokenizer", "stub", "--events", tmp_path / "events", "--quiet")
-    assert (tmp_path / "events").read_text().count('"commit"') == 1
 
 
 def test_a_record_that_memory_is_not_enough_for_is_quarantined_and_tried_again(run, tmp_path):
@@ -132,48 +127,6 @@ def test_a_cache_without_a_usable_record_is_called_empty(run, tmp_path):
     assert "complete" not in done.out
     data.write_text("")
     assert run("build", data, "--tokenizer", "stub", "--json").status == 2
-
-
-@pytest.mark.parametrize("name", ["records", "images"])
-def test_parts_are_merged(run, tmp_path, name):
-    """Merged parts give the entries of one build; a part says that it is one; another recipe is rejected by field."""
-    if name == "images":
-        data = draw_four(tmp_path / "data")
-        words = [data, *SMALL]
-    else:
-        data = write_texts(tmp_path / "a.jsonl", [f"text {number}" for number in range(20)])
-        words = [data, "--tokenizer", "stub"]
-    for number in range(2):
-        done = run("build", *words, "--part", f"{number}/2", "--out", tmp_path / f"part{number}")
-        assert (done.status, f"this is part {number}/2 of DATA" in done.out) == (0, True)
-    assert run("info", tmp_path / "part1", "--json").json["part"] == "1/2"
-    assert "part 1/2 of DATA" in run("info", tmp_path / "part1").out
-    merged = run("merge", tmp_path / "part0", tmp_path / "part1", "--out", tmp_path / "merged", "--json").json
-    assert (merged["command"], merged["exit_code"], merged["counts"]["encoded"], merged["part"]) == (
-        "merge",
-        0,
-        0,
-        "",
-    )
-    assert run("build", *words, "--out", tmp_path / "whole").status == 0
-    entries = [run("info", tmp_path / one, "--entries", "--json").json["entries"] for one in ("merged", "whole")]
-    found, wanted = ({(e["key"], e["checksum"], *e["paths"]) for e in some} for some in entries)
-    assert found == wanted
-    assert run("verify", tmp_path / "merged", "--full").status == 0
-    assert run("build", *words, "--out", tmp_path / "merged", "--json").json["counts"]["encoded"] == 0
-    other = ["--storage-dtype", "float32"] if name == "images" else ["--no-add-eos"]
-    assert run("build", *words, *other, "--part", "1/2", "--out", tmp_path / "other").status == 0
-    done = run("merge", tmp_path / "part0", tmp_path / "other", "--out", tmp_path / "no", "--json")
-    assert done.status in (2, 3)
-    assert ("latents" if name == "images" else "input_ids") in str(done.error)
-    assert not (tmp_path / "no").exists()
-
-
-@pytest.mark.parametrize("part", ["2/2", "x", "1/0", "-1/2"])
-def test_a_part_that_does_not_exist(run, data, part):
-    found = run("build", data, "--tokenizer", "stub", "--part", part, "--json")
-    assert (found.status, found.error["slug"]) == (2, "usage")
-    assert not (data.parent / "a.jsonl.latentcache").exists()
 
 
 def test_content_that_the_template_leaves_out_is_counted(run, tmp_path):

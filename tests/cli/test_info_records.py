@@ -69,15 +69,6 @@ def test_info_shows_documents(run, cache):
     assert "rows of" in text
 
 
-def test_info_of_a_build_that_has_not_ended(run, cache):
-    (cache / "CURRENT").unlink()
-    (cache / "BUILDING").write_text('{"format": 1, "samples": 7, "part": "1/2"}')
-    found = run("info", cache, "--json").json
-    assert (found["complete"], found["counts"]["samples"], found["counts"]["entries"]) == (False, 7, 2)
-    assert found["part"] == "1/2"
-    assert "not complete" in run("info", cache).out
-
-
 def test_the_steps_of_documents_depend_on_rows(run, cache):
     found = run("plan", cache, "--batch-size", "2", "--json")
     assert (found.status, found.error["slug"]) == (2, "usage")
@@ -87,15 +78,6 @@ def test_the_steps_of_documents_depend_on_rows(run, cache):
     assert planned["steps_per_epoch"] == len(open_cache(cache).rows(pack=16).loader(batch_size=1))
     words = ["plan", cache, "--batch-size", "1", "--pack", "16", "--pad", "16", "--json"]
     assert run(*words).error["slug"] == "usage"
-
-
-def test_a_file_of_records_is_planned_once_it_is_tokenized(run, cache):
-    data = cache.with_name("a.jsonl")
-    done = run("plan", data, "--batch-size", "2", "--tokenizer", "stub", "--json")
-    assert done.status == 2
-    assert done.error["fix"].startswith(
-        f"latentcache build {data} --tokenizer stub; latentcache plan {cache} --batch-size"
-    )
 
 
 def test_quarantine_names_the_field(run, tmp_path):

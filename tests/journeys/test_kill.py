@@ -92,17 +92,3 @@ def test_a_killed_build_leaves_no_lock_and_says_that_it_is_not_complete(tmp_path
     unfinished = look("verify", cache, "--json")
     assert (unfinished.code, unfinished.json["error"]["slug"]) == (3, "cache-unfinished")
     assert build(data, cache, events=events).json["counts"]["encoded"] == 30 - told["counts"]["entries"]
-
-
-def test_a_line_is_in_the_event_file_only_after_its_commit(tmp_path):
-    """Looked at from outside, in the moment after the line appeared."""
-    data, cache, events = draw_folder(tmp_path / "data", 12), tmp_path / "cache", tmp_path / "events"
-    process = start_build(data, cache, delay_ms=1000, events=events)
-    for wanted in (1, 2):
-        wait_for(lambda wanted=wanted: len(acknowledged(events)) >= wanted, process)
-        keys = acknowledged(events)
-        assert keys
-        assert set(keys) <= set(entries(cache))
-    process.kill()
-    finished(process)
-    assert set(acknowledged(events)) <= set(entries(cache))

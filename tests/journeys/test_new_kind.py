@@ -6,18 +6,16 @@ The toy kind ``edge_map`` is one ragged uint8 tensor per image. The package does
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
-from commands import ROOT, acknowledged, finished, look, state_of, wait_for
+from commands import ROOT, finished, look
 from kinds import KINDS, TOY, begin, forget_kinds, stored
 from small_cache import damage_payload
 
 from latentcache import open_cache
 from latentcache.errors import UsageError
 from latentcache.fields import registry
-from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
 from tests.fields.edge_map import EdgeProducer, EdgeRecipe
 
@@ -122,59 +120,6 @@ def test_it_is_found_by_its_entry_point(data, tmp_path):
     assert command(*words).json["error"]["slug"] == "usage"
 
 
-def test_an_up_to_date_build_starts_no_worker_and_publishes_nothing(data, tmp_path):
-    time.sleep(2.1)  # files that are younger when they are hashed are hashed once more
-    cache = tmp_path / "cache"
-    assert EDGES.build(data, cache).code == 0
-    before = state_of(cache / "shards"), state_of(cache / "snapshots")
-    slow = {"DELAY_MS": "60000"}
-    done = command("build", data, "--out", cache, *FIELD, "--workers", 2, variables=slow, timeout=20)
-    assert (done.json["counts"]["cached"], done.json["published"], done.json["snapshot"]) == (8, False, 1)
-    assert done.json["plan"]["fields"]["edge_map"]["to_make"] == 0
-    assert (state_of(cache / "shards"), state_of(cache / "snapshots")) == before
-
-
-def test_it_is_verified_repaired_and_built_again(data, cache):
-    assert ok(cache) == ok(cache, "--full") == {"ok": 8}
-    assert EDGES.verify(cache, "--reencode", 8).json["checked"]["reencoded"] == 8
-    for number in range(2):
-        EDGES.write(data, number, seed=90 + number)
-    assert ok(cache) == ok(cache, "--full") == {"stale": 2, "ok": 6}
-    assert EDGES.build(data, cache).json["counts"]["encoded"] == 2
-    damage_payload(cache, row=5, field="edge_map")
-    corrupt = ok(cache, "--full")["corrupt"]
-    (finding,) = {(one["category"], one["reason"]) for one in EDGES.verify(cache, "--full").json["items"]}
-    assert finding == ("corrupt", "payload")
-    assert EDGES.verify(cache, "--repair", "--yes").json["repair"]
-    assert EDGES.build(data, cache).json["counts"]["encoded"] == corrupt
-    assert ok(cache, "--full") == {"ok": 8}
-
-
-def test_what_it_no_longer_needs_is_collected(data, cache):
-    for number in range(8):
-        EDGES.write(data, number, seed=90 + number)
-    assert EDGES.build(data, cache).json["counts"]["encoded"] == 8
-    old, wanted = len(CachePaths(cache).sealed_shards()), stored(cache, "edge_map")
-    words = ("gc", cache, "--keep", 1, "--grace", 0, *FIELD, "--json")
-    assert look(*words).json["counts"]["removable"] > 0
-    assert look(*words, "--apply").json["freed_bytes"] > 0
-    look(*words, "--apply")
-    assert len(CachePaths(cache).sealed_shards()) == old - 1
-    assert stored(cache, "edge_map") == wanted
-    assert ok(cache, "--full") == {"ok": 8}
-
-
-def test_parts_merge_into_the_cache_of_one_build(data, cache, tmp_path):
-    parts = [tmp_path / f"part{number}" for number in range(2)]
-    for number, part in enumerate(parts):
-        assert command("build", data, "--out", part, "--part", f"{number}/2", *FIELD).code == 0
-    merged = command("merge", *parts, "--out", tmp_path / "merged", *FIELD)
-    assert (merged.code, merged.json["counts"]["encoded"]) == (0, 0)
-    assert stored(tmp_path / "merged", "edge_map") == stored(cache, "edge_map")
-    assert list(stored(tmp_path / "merged", "edge_map")) == list(stored(cache, "edge_map"))
-    assert ok(tmp_path / "merged", "--full") == {"ok": 8}
-
-
 def test_it_loads_padded_with_a_mask(data, cache, tmp_path):
     from PIL import Image
 
@@ -237,27 +182,6 @@ def test_a_name_that_cannot_be_imported_is_told(data, tmp_path):
     assert not (tmp_path / "cache").exists()
     with pytest.raises(UsageError):
         registry.register(["tests.fields.edge_map:Nothing"])
-
-
-@pytest.mark.slow
-def test_it_is_resumed_after_kills(tmp_path):
-    registry.register([TOY])
-    data, cache, events = EDGES.data(tmp_path / "data"), tmp_path / "cache", tmp_path / "events"
-    for workers in (("--workers", 0), ("--workers", 2)):
-        before = len(acknowledged(events))
-        process = EDGES.start(data, cache, "--events", events, *workers)
-        wait_for(lambda before=before: len(acknowledged(events)) > before, process)
-        process.kill()
-        finished(process)
-    done = acknowledged(events)
-    assert 0 < len(done) < EDGES.many
-    last = EDGES.finish(data, cache, "--events", events, delay_ms=0)
-    assert (last.code, last.json["counts"]["cached"] >= len(done)) == (0, True)
-    assert len(acknowledged(events)) == len(set(acknowledged(events))) <= EDGES.many
-    assert set(done) <= set(stored(cache, "edge_map"))
-    assert EDGES.build(data, tmp_path / "other").code == 0
-    assert stored(cache, "edge_map") == stored(tmp_path / "other", "edge_map")
-    assert ok(cache, "--full") == {"ok": EDGES.many}
 
 
 @pytest.mark.slow

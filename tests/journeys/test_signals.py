@@ -98,7 +98,7 @@ def big_folder(tmp_path_factory):
 
 
 @both
-@pytest.mark.parametrize("later", [0.0, 0.2])
+@pytest.mark.parametrize("later", [0.2])
 def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, later):
     process = start_build(big_folder, tmp_path / "cache", delay_ms=4000)
     wait_for((tmp_path / "cache" / "builder.lock").exists, process)
@@ -110,7 +110,7 @@ def test_a_signal_during_planning_ends_it_at_once(big_folder, tmp_path, number, 
 
 
 @both
-@pytest.mark.parametrize("after", [0.02, 0.06, 0.1, 0.15, 0.4])
+@pytest.mark.parametrize("after", [0.06, 0.4])
 def test_a_signal_right_at_the_start_is_obeyed(tmp_path, number, after):
     """Until Python runs our first line it is the system that ends the process; from then on it is in our words."""
     data = draw_folder(tmp_path / "data", 30)

@@ -1,17 +1,15 @@
 import json
 import shutil
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from small_builds import CASES, Talk, arrays_of, built, draw, reasons, rows_of, settings, tree
 
-from latentcache.errors import CacheLockedError, InterruptedBuildError
+from latentcache.errors import InterruptedBuildError
 from latentcache.fields.registry import field_kind
 from latentcache.pipeline.build import build_cache, plan_build
-from latentcache.store.catalog import load_catalog
 from latentcache.store.lock import builder_lock
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import open_snapshot
@@ -199,15 +197,6 @@ def test_an_interrupted_build_is_continued_and_acknowledged_keys_are_not_encoded
     assert len(keys) == len(set(keys)) == 40
 
 
-def test_a_second_builder_is_refused_at_once_and_told_who_builds(case, data):
-    cache = built(case, data).cache
-    started = time.monotonic()
-    with builder_lock(cache / "builder.lock"), pytest.raises(CacheLockedError) as caught:
-        built(case, data)
-    assert caught.value.holder["pid"]
-    assert time.monotonic() - started < 2
-
-
 def test_events_name_every_encoded_key_once(case, data, tmp_path):
     cache = built(case, data, events=tmp_path / "events", commit_every=1).cache
     lines = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
@@ -328,11 +317,3 @@ def test_threads_of_a_caller_may_build(case, data):
     thread.start()
     thread.join(60)
     assert (failures, thread.is_alive()) == ([], False)
-
-
-def test_the_report_of_a_build_is_that_of_the_plan_it_was_given(case, data):
-    talk = Talk()
-    report = built(case, data, talk=talk)
-    assert talk.plans == [report.plan]
-    assert replace(report, elapsed_s=0.0).data == data
-    assert len(load_catalog(CachePaths(report.cache))) == 4

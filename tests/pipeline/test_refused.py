@@ -144,32 +144,6 @@ def test_something_else_in_the_place_of_the_build_state_is_not_waited_for_and_re
     assert not os.path.lexists(CachePaths(cache).building)
 
 
-@pytest.mark.parametrize("where", ["data", "data/inside"])
-def test_a_cache_inside_its_data_is_refused(case, tmp_path, where):
-    data = case.data(tmp_path / "data", 1)
-    with pytest.raises(UsageError, match="inside the data"):
-        built(case, data, out=tmp_path / where)
-
-
-def test_a_folder_with_other_files_is_refused(case, tmp_path):
-    data = case.data(tmp_path / "data", 1)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "thesis.tex").write_text("x")
-    with pytest.raises(UsageError, match="holds no cache"):
-        built(case, data)
-    with pytest.raises(UsageError, match="a file is there"):
-        built(case, data, out=tmp_path / "cache" / "thesis.tex")
-
-
-def test_a_folder_in_the_place_of_current_is_refused(case, tmp_path):
-    data = case.data(tmp_path / "data", 1)
-    cache = built(case, data).cache
-    (cache / "CURRENT").unlink()
-    (cache / "CURRENT").mkdir()
-    with pytest.raises(CacheDamagedError):
-        built(case, data)
-
-
 def test_a_damaged_manifest_is_replaced_if_the_fields_are_named(case, tmp_path):
     data, talk = case.data(tmp_path / "data", 2), Talk()
     cache = built(case, data).cache

@@ -68,14 +68,6 @@ def test_workers_of_limited_memory_are_not_kept(words):
         assert not warm._waiting
 
 
-def test_a_stopped_run_ends_in_order_and_may_leave_its_workers(squares):
-    with WarmWorker("cpu", needs_torch=False) as warm:
-        stop = lambda now: squares.stop.request() if now.encoded and not squares.stop.requested else None  # noqa: E731
-        result = squares.run([f"w{n} sleep-encode" for n in range(40)], warm=warm, progress=stop)
-        assert result.interrupted
-        assert {key.tobytes() for key in result.keys} == set(squares.stored())
-
-
 @pytest.mark.parametrize("held", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_waiting_worker_ends_when_the_build_is_killed(squares, held):
     """Also if a fork of the build holds its end of the connection."""
@@ -150,15 +142,6 @@ def test_how_a_process_ended_is_told():
     process.line.close()
     assert number in (0, signal.SIGABRT)
     assert "Python" in words or "encodings" in words or "Abort" in words
-
-
-def test_the_build_imports_no_torch(squares):
-    script = (
-        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
-        "from latentcache.fields import registry; registry.register(TOYS)\n"
-        f"print(Toy('squares', Path({str(squares.folder)!r})).run(['a', 'b']).encoded, 'torch' in sys.modules)\n"
-    )
-    assert subprocess.check_output([sys.executable, "-c", script], text=True).split() == ["4", "False"]
 
 
 def test_a_worker_ends_with_its_connection():

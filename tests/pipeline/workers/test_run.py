@@ -18,7 +18,6 @@ import pytest
 from latentcache import failpoint
 from latentcache.errors import DeviceError, DiskFullError, EncoderError, StoreError, WorkerError
 from latentcache.identity.content import content_hash
-from latentcache.pipeline.interrupt import StopSignal
 from latentcache.pipeline.run import make_again
 from latentcache.pipeline.workers.crew import cut, worker_count
 from latentcache.pipeline.workers.events import EventLog
@@ -330,42 +329,6 @@ def test_a_stopped_build_accuses_no_worker(toy):
     assert said.split()[:2] == ["0", "0"], said
 
 
-def test_workers_end_when_the_build_is_killed(words):
-    script = (
-        "import sys; from pathlib import Path; from tests.pipeline.workers.conftest import Toy, TOYS\n"
-        "from latentcache.fields import registry; registry.register(TOYS)\n"
-        f"words = Toy({words.name!r}, Path({str(words.folder)!r}))\n"
-        "words.run([f'w{n} sleep-encode' for n in range(600)], commit_every=4)\n"
-    )
-    build = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
-    while words.times("encode", "w8") == 0:
-        time.sleep(0.05)
-    build.kill()
-    build.wait()
-    until = time.monotonic() + 12
-    while time.monotonic() < until:
-        try:
-            os.killpg(build.pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.1)
-    else:
-        os.killpg(build.pid, signal.SIGKILL)
-        pytest.fail("a worker outlived its build")
-    assert len(words.stored()) >= 8
-
-
-def test_a_noisy_worker_does_not_block(words):
-    assert words.run(["w print-prepare", "v"]).encoded == len(words.stored())
-
-
-def test_streaming_seals_shards_while_it_works(squares, monkeypatch):
-    monkeypatch.setattr("latentcache.pipeline.workers.writer.ROLL_S", 0.05)
-    squares.run([f"{text} sleep-encode" for text in TEXTS], stream=True, commit_every=4, workers=0, device="cpu")
-    assert len(squares.paths.sealed_shards()) > 3
-    assert len(squares.stored()) == 80
-
-
 def test_jobs_are_taken_as_there_is_room(words):
     taken = []
 
@@ -408,16 +371,6 @@ def test_items_are_made_again_without_storing(toy):
     failed = {one.job.sample for one in found if not hasattr(one.made, "array")}
     assert failed == {1, 3}
     assert not toy.stored()
-
-
-def test_runs_outside_the_main_thread(squares):
-    done = []
-    thread = threading.Thread(target=lambda: done.append(squares.run(TEXTS[:4])))
-    thread.start()
-    thread.join(60)
-    assert settled(done[0]) == [0, 1, 2, 3]
-    assert isinstance(squares.stop, StopSignal)
-    assert load_index(Path(squares.paths.sealed_shards()[0])).items
 
 
 @pytest.mark.parametrize("workers", [0, 1])
