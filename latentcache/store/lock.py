@@ -163,7 +163,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _folder_locked(folder: int) -> bool:
-    """Lock the cache folder; True also where folders cannot be locked, as on NFS."""
+    """Lock the cache folder; True also where folders cannot be locked, as on NFS, or could not be opened (-1)."""
+    if folder < 0:
+        return True
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

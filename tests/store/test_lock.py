@@ -244,3 +244,16 @@ def test_a_file_system_that_locks_no_folders_has_the_lock_file(path, monkeypatch
     monkeypatch.setattr(lock_module.fcntl, "flock", refused)
     with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
         pytest.fail("two builders hold one cache")
+
+
+def test_a_folder_that_cannot_be_opened_has_the_lock_file(path, monkeypatch):
+    opened = os.open
+
+    def refused(name, flags, *mode):
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, "no reading of this folder")
+        return opened(name, flags, *mode)
+
+    monkeypatch.setattr(lock_module.os, "open", refused)
+    with builder_lock(path), pytest.raises(CacheLockedError), builder_lock(path):
+        pytest.fail("two builders hold one cache")
