@@ -3,7 +3,8 @@
 Guarantee: the same results in the same order as without threads; an error is raised at the result it belongs to; at
 most ``depth`` results wait or are being made, and one more for each further thread. The threads end when the iterator
 is exhausted, closed or forgotten, and before the interpreter does. A process forked in the middle has no such
-threads: there the iterator goes on without. Nothing here takes a lock that a fork could leave held.
+threads: there the iterator goes on without. Nothing here takes a lock that a fork could leave held. A caller that
+waits longer than it works makes results itself, all of them if they are made faster than they are handed over.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
@@ -27,6 +29,8 @@ _LOOKS, _CALM, _SELDOM = 4, 8, 32
 #: Kernels fetch no more than this for one piece of advice where a disk has the usual setting of 128 KiB.
 _PIECE_BYTES = 128 << 10
 _HAS_ADVICE = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+#: Seconds of making a result below which handing it over costs as much.
+_BRIEF_S = 0.0005
 #: Results that wait while one thread is enough: a second one would take the processor from the caller.
 _ENOUGH = 2
 #: Where a look puts the byte that it finds.
@@ -71,21 +75,44 @@ class _Queue(Generic[Item, Made]):
             self.allowed = position + 1
             self.positions.put(position)
 
-    def take(self, position: int) -> Made:
-        """The result at a position; the caller asks for them in order."""
-        if self.results.qsize() + len(self.early) < _ENOUGH and self.calls.empty():
+    def take(self, position: int, *, helps: bool) -> Made:
+        """The result at a position; the caller asks for them in order.
+
+        Args:
+            position: Which.
+            helps: The caller makes a result itself, in place of the second thread: nothing is handed over, and two
+                threads want the interpreter's lock and not three.
+        """
+        with contextlib.suppress(Empty):
+            while position not in self.early:
+                self._put(self.results.get_nowait())
+        if helps and position not in self.early:
+            self._help()
+        elif not helps and self.results.qsize() + len(self.early) < _ENOUGH and self.calls.empty():
             self.calls.put(None)
-        result = self.early.pop(position, None) or self.results.get()
-        while result[0] != position:  # another thread was quicker with a later one
-            self.early[result[0]] = result
-            result = self.results.get()
-        _, made, error = result
+        while position not in self.early:
+            self._put(self.results.get())
+        _, made, error = self.early.pop(position)
         if error is not None:
             try:
                 raise error
             finally:
-                del error, result  # its traceback refers to this frame
+                del error  # its traceback refers to this frame
         return made  # type: ignore[return-value]  # without an error it was made
+
+    def _put(self, result: tuple[int, Made | None, BaseException | None]) -> None:
+        self.early[result[0]] = result
+
+    def _help(self) -> None:
+        """Make the next result that no thread has begun."""
+        with contextlib.suppress(Empty):
+            position = self.positions.get_nowait()
+            if position is None:
+                return
+            try:
+                self._put((position, self.make(self.items[position]), None))
+            except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
+                self._put((position, None, error))
 
     def close(self, threads: int) -> None:
         """Tell so many threads to end after what they are doing."""
@@ -102,6 +129,34 @@ class _Queue(Generic[Item, Made]):
                 self.results.get_nowait()
 
 
+class _Pace:
+    """How fast the caller asks: seconds between results, and until it had one; the last ones count most."""
+
+    def __init__(self) -> None:
+        self._worked = self._waited = 0.0
+        self._at = time.perf_counter()
+
+    def asked(self) -> None:
+        """The caller wants a result."""
+        begun, self._at = self._at, time.perf_counter()
+        self._worked = self._worked / 2 + self._at - begun
+
+    def served(self) -> None:
+        """It has one."""
+        begun, self._at = self._at, time.perf_counter()
+        self._waited = self._waited / 2 + self._at - begun
+
+    @property
+    def hasty(self) -> bool:
+        """True if it waits longer than it works."""
+        return self._worked < self._waited
+
+    @property
+    def alone(self) -> bool:
+        """True if it is hasty and results are made faster than threads could hand them over."""
+        return self._worked < self._waited < 2 * _BRIEF_S
+
+
 def read_ahead(
     make: Callable[[Item], Made], items: Sequence[Item], depth: int, *, threads: int = 1
 ) -> Generator[Made]:
@@ -116,7 +171,7 @@ def read_ahead(
     if depth < 1 or len(items) < 2:
         yield from map(make, items)
         return
-    queue, forks, threads = _Queue(make, items), _forks, min(threads, depth)
+    queue, forks, threads, pace = _Queue(make, items), _forks, min(threads, depth), _Pace()
     ahead = depth + threads - 1  # so that a thread never waits for the caller to take what another one made
     queue.allow(0, ahead)
     started: list[threading.Thread] = []
@@ -125,8 +180,13 @@ def read_ahead(
             started.append(_started(queue, helps=number > 0))  # noqa: PERF401 -- the second may fail to start
         for position, item in enumerate(items):
             here = forks == _forks
-            ready = [queue.take(position) if here and position < queue.allowed else make(item)]
-            if here:
+            pace.asked()
+            if here and position < queue.allowed:
+                ready = [queue.take(position, helps=threads > 1 and pace.hasty)]
+            else:
+                ready = [make(item)]
+            pace.served()
+            if here and not pace.alone:
                 queue.allow(position + 1, position + 1 + ahead)
             yield ready.pop()  # nothing here holds it meanwhile
     finally:

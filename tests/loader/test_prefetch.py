@@ -93,6 +93,31 @@ def test_a_caller_who_takes_his_time_has_one_thread_beside_him():
     assert len(set(made[4:])) == 1
 
 
+def test_a_caller_in_haste_makes_results_too():
+    """The second thread has nothing to do then; a caller that works again is left alone."""
+    makers = []
+
+    def make(number):
+        makers.append(threading.get_ident())
+        time.sleep(0.002)
+        return number
+
+    assert list(read_ahead(make, range(40), 2, threads=2)) == list(range(40))
+    assert makers.count(threading.get_ident()) > 10
+    assert len(set(makers[10:])) == 2
+    makers.clear()
+    for _ in read_ahead(make, range(12), 2, threads=2):
+        time.sleep(0.02)
+    assert makers.count(threading.get_ident()) < 6
+
+
+def test_what_is_made_faster_than_it_is_handed_over_is_made_by_the_caller():
+    makers = []
+    for _ in read_ahead(lambda _: makers.append(threading.get_ident()), range(300), 2, threads=2):
+        pass
+    assert makers.count(threading.get_ident()) > 200
+
+
 def test_an_error_of_one_of_several_threads_comes_at_its_place():
     def make(number):
         time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
