@@ -47,8 +47,8 @@ class Kind:
     def write(self, folder, number, seed=None, *, size=40):
         """Sample ``number``, a file of its own."""
         path, seed = folder / f"{number:03}{self.suffix}", number if seed is None else seed
-        if self.beside:
-            path.write_bytes(noise(number, 48, 48))
+        if self.beside:  # files of one size are one unit of work: they may be equal
+            path.write_bytes(noise(number, 48, 48 + number % 8))
             path = path.with_name(path.stem + self.beside)
             path.write_bytes(noise(seed, 48 + seed % 31, 48))
         elif self.captions:
