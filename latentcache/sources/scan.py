@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError, SourceError, SourceNotFoundError, UsageError
 from latentcache.fields.table import Rejected, SampleTable
-from latentcache.sources.archives.kinds import kind_of_archive
 from latentcache.sources.archives.members import places
 from latentcache.sources.archives.mixed import scan_images
+from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
 from latentcache.sources.images import NO_CAPTION, Found, holds_images
 from latentcache.sources.known import Scan, Scanned, fold_reads

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from latentcache.errors import SourceAmbiguousError, UnusableSampleError
 from latentcache.fields.table import Rejected
-from latentcache.sources.archives.kinds import ARROW, TAR
 from latentcache.sources.archives.rows import Columns, columns_of, count_rows, spans_of, texts_of
-from latentcache.sources.archives.tars import Member, tar_members
+from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
 from latentcache.sources.causes import as_rejected, rejected
 from latentcache.sources.lines import listed

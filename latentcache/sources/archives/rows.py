@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UnusableSampleError
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.archives.kinds import ARROW, PARQUET
+from latentcache.sources.archives.tars import ARROW, PARQUET
 from latentcache.sources.causes import sniff_cause
 from latentcache.sources.reading import stat_source, unusable
 

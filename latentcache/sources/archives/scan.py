@@ -20,8 +20,8 @@ from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, Rejected, SampleTable
 from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.entries import Entries, Wanted, read_archive
-from latentcache.sources.archives.kinds import EXTENSIONS, TAR, is_packed, kind_of_archive
 from latentcache.sources.archives.members import SPAN, places
+from latentcache.sources.archives.tars import EXTENSIONS, TAR, is_packed, kind_of_archive
 from latentcache.sources.captions import hashes
 from latentcache.sources.causes import as_rejected, rejected
 from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from latentcache.errors import SourceAmbiguousError, SourceError, UnusableSampleError, UsageError
 from latentcache.sources.archives.entries import shows_images
-from latentcache.sources.archives.kinds import ARROW, PARQUET, TAR, is_packed, kind_of_archive
+from latentcache.sources.archives.tars import ARROW, PARQUET, TAR, is_packed, kind_of_archive
 from latentcache.sources.causes import rejected
 from latentcache.sources.corpus import DICT_NAME, INFO_NAME, STATE_NAME, is_saved, saved_files, saved_splits
 from latentcache.sources.layouts.sets import ImageSet, Layout, unfit

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from latentcache.errors import SourceError, UsageError
-from latentcache.sources.archives.kinds import kind_of_archive
+from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.layouts import (
     ai_toolkit,
     archives,

@@ -14,7 +14,6 @@ from made_archives import rows_of, some_images
 
 from latentcache.errors import UnusableSampleError
 from latentcache.sources.archives import rows
-from latentcache.sources.archives.kinds import ARROW, PARQUET
 from latentcache.sources.archives.rows import (
     close_tables,
     columns_of,
@@ -23,6 +22,7 @@ from latentcache.sources.archives.rows import (
     spans_of,
     texts_of,
 )
+from latentcache.sources.archives.tars import ARROW, PARQUET
 from latentcache.sources.scan import SourceOptions, scan
 
 PNG = b"\x89PNG\r\n\x1a\n"
