@@ -27,7 +27,7 @@ from latentcache.sources.images import NO_CAPTION, Found, holds_images
 from latentcache.sources.known import Scan, Scanned, fold_reads
 from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
-from latentcache.sources.layouts.sets import Layout, Said
+from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
 from latentcache.sources.reading import kind_of
 from latentcache.sources.record_scan import RecordScan, files_of, read_records
@@ -81,26 +81,10 @@ class SourceOptions:
 
     def as_json(self) -> dict[str, Any]:
         """JSON values of what differs from the defaults."""
-        said = {
-            "kind": self.kind,
-            "captions": None if self.captions else False,
-            "datasets": list(self.datasets),
-            "text_lines": self.text_lines,
-            "form": self.form and self.form.as_json(),
-            "part": str(self.part) if self.part else "",
-            "layout": self.layout,
-            "caption_ext": self.caption_ext,
-            "default_caption": self.default_caption,
-            "caption_prefix": self.caption_prefix,
-            "caption_suffix": self.caption_suffix,
-            "masks": self.masks,
-            "controls": list(self.controls),
-            "caption_lines": self.caption_lines,
-            "split": self.split,
-            "image_column": self.image_column,
-            "caption_column": self.caption_column,
-            "videos": self.videos,
-        }
+        said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        said |= {"captions": None if self.captions else False, "part": str(self.part or "")}
+        said |= {"form": self.form and self.form.as_json()}
+        said |= {name: list(said[name]) for name in ("datasets", "controls")}
         empty = {"captions": None, "default_caption": None}
         return {name: value for name, value in said.items() if (value is not None if name in empty else value)}
 
@@ -115,14 +99,8 @@ class SourceOptions:
         Raises:
             UsageError: There are too many folders.
         """
-        said = Said(
-            caption_ext=self.caption_ext,
-            default_caption=self.default_caption,
-            caption_prefix=self.caption_prefix,
-            caption_suffix=self.caption_suffix,
-            caption_lines=self.caption_lines,
-        )
-        sets = tuple(replace(one, captions=said.applied(one.captions)) for one in layout.sets)
+        said = {name: getattr(self, name) for name in CAPTION_OPTIONS}
+        sets = tuple(replace(one, captions=one.captions.with_options(**said)) for one in layout.sets)
         return paired_with(replace(layout, sets=sets), {"masks": (self.masks,), "controls": self.controls})
 
     def below(self, layout: Layout, recorded: Collection[str] = ()) -> SourceOptions:

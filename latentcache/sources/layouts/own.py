@@ -18,12 +18,11 @@ from typing import Any
 
 from latentcache.sources.layouts.config import Config, aside, joined
 from latentcache.sources.layouts.partners import ALPHA, INPUTS
-from latentcache.sources.layouts.sets import Layout, Said
+from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 
 WORD = "latentcache"
 NAMES = ("latentcache.toml",)
-_TEXTS = ("masks", "layout", "split", "caption_ext", "default_caption", "caption_prefix", "caption_suffix",
-          "caption_lines", "name")  # fmt: skip
+_TEXTS = ("masks", "layout", "split", *CAPTION_OPTIONS, "name")
 
 
 def fits(value: Any) -> bool:
@@ -47,13 +46,7 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
                 names = ", ".join(("path", "repeats", "controls", *_TEXTS))
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
         layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
-        rule = Said(
-            caption_ext=said.get("caption_ext", ""),
-            default_caption=said.get("default_caption"),
-            caption_prefix=said.get("caption_prefix", ""),
-            caption_suffix=said.get("caption_suffix", ""),
-            caption_lines=said.get("caption_lines", ""),
-        )
+        rule = {name: said[name] for name in CAPTION_OPTIONS if name in said}
         paired = list[tuple[str, str]]()
         for option, values in (("masks", [said.get("masks")]), ("controls", said.get("controls", []))):
             if len(values) > len(INPUTS[option]):
@@ -63,7 +56,7 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
                 parts += [aside(folder, INPUTS[option][0])] if folder else []
                 paired.append((role, str(folder or "")))
         sets = [
-            replace(one, captions=rule.applied(one.captions), repeats=one.repeats * said.get("repeats", 1),
+            replace(one, captions=one.captions.with_options(**rule), repeats=one.repeats * said.get("repeats", 1),
                     name=said.get("name", one.name), paired=tuple(paired) or one.paired)
             for one in layout.sets
         ]  # fmt: skip

@@ -19,6 +19,8 @@ CAPTION_EXTENSIONS = (".txt", ".caption", ".json")
 #: Between the stem of an image and ``.png`` in the names of its mask and of its control image (OneTrainer).
 MASK_ENDING, CONTROL_ENDING = "-masklabel", "-condlabel"
 FOLDER = "folder"
+#: Options of :meth:`CaptionRule.with_options`.
+CAPTION_OPTIONS = ("caption_ext", "default_caption", "caption_prefix", "caption_suffix", "caption_lines")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,24 @@ class CaptionRule:
         said += [self.trigger, self.has_trigger] if self.trigger is not None else []
         return content_hash(json.dumps(said).encode()) if any(said) else bytes(HASH_BYTES)
 
+    def with_options(
+        self,
+        *,
+        caption_ext: str = "",
+        default_caption: str | None = None,
+        caption_prefix: str = "",
+        caption_suffix: str = "",
+        caption_lines: str = "",
+    ) -> CaptionRule:
+        """With what a user says of captions, whatever the layout is."""
+        rule = self
+        if caption_ext and rule.extensions:
+            rule = replace(rule, extensions=("." + caption_ext.lower().removeprefix("."),))
+        if default_caption is not None and not rule.text and rule.from_name is None:
+            rule = replace(rule, text=default_caption, text_source="--default-caption")
+        prefix, suffix = caption_prefix + rule.prefix, rule.suffix + caption_suffix
+        return replace(rule, prefix=prefix, suffix=suffix, lines=caption_lines or rule.lines)
+
     @property
     def is_empty_by_choice(self) -> bool:
         """True if images without any other caption have the empty one: ``--default-caption ""``."""
@@ -94,30 +114,6 @@ class CaptionRule:
             return text
         text = text.replace("[trigger]", self.trigger).replace("[name]", self.trigger)
         return f"{self.trigger} {text}" if self.has_trigger and self.trigger not in text else text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What a user says of captions, whatever the layout is."""
-
-    caption_ext: str = ""
-    default_caption: str | None = None
-    caption_prefix: str = ""
-    caption_suffix: str = ""
-    caption_lines: str = ""
-
-    def applied(self, rule: CaptionRule) -> CaptionRule:
-        """A rule with what is said here."""
-        if self.caption_ext and rule.extensions:
-            rule = replace(rule, extensions=("." + self.caption_ext.lower().removeprefix("."),))
-        if self.default_caption is not None and not rule.text and rule.from_name is None:
-            rule = replace(rule, text=self.default_caption, text_source="--default-caption")
-        return replace(
-            rule,
-            prefix=self.caption_prefix + rule.prefix,
-            suffix=rule.suffix + self.caption_suffix,
-            lines=self.caption_lines or rule.lines,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
