@@ -201,6 +201,11 @@ def rejected(name: str, cause: str, detail: str = "", *, stat: StatMemo | None =
     return Rejected(name=name, reason=cause, detail=detail, hint=hint_for(cause), stat=memo, count=count)
 
 
+def counted(name: str, cause: str, count: int, what: str, *, first: str = "") -> Rejected:
+    """A note on several files: ``what`` is said of ``count`` of them, and the first is ``first``, or ``name``."""
+    return rejected(name, cause, f"{count} {what}, the first is {first or name}", count=count)
+
+
 def as_rejected(name: str, error: UnusableSampleError) -> Rejected:
     """The same, from the exception that a read or a decode raised."""
     detail = "; ".join(part for part in (error.what, error.why) if part)

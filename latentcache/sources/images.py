@@ -24,7 +24,7 @@ from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleT
 from latentcache.identity.content import HASH_BYTES
 from latentcache.identity.stat import StatMemo
 from latentcache.sources.captions import CaptionFiles, Chosen
-from latentcache.sources.causes import rejected
+from latentcache.sources.causes import counted, rejected
 from latentcache.sources.known import Known, Scan, Scanned, memo_row, strings_of, take_rows
 from latentcache.sources.layouts.kohya import balanced
 from latentcache.sources.layouts.listed import Listed, listed_images
@@ -113,8 +113,8 @@ class Found:
         """One note if some images have no caption and others do."""
         if self.first_without and set(self.captions) != {NO_CAPTION}:
             count = self.captions[NO_CAPTION]
-            detail = f"{count} image{'s have' if count > 1 else ' has'} no caption, the first is {self.first_without}"
-            yield rejected(self.first_without, "no-caption", detail, count=count)
+            words = f"image{'s have' if count > 1 else ' has'} no caption"
+            yield counted(self.first_without, "no-caption", count, words)
 
     def caption_word(self, tables: Sequence[str]) -> str:
         """One word for the manifest."""
@@ -153,8 +153,7 @@ class _Files:
         """(n,) place of each among the images of its folder, those of other parts too."""
         if self.found.outside:
             words = "images in folders that the layout does not use"
-            detail = f"{self.found.outside} {words}, the first is {self._first_outside}"
-            walk.notes.add(rejected(self._first_outside, "outside-sets", detail, count=self.found.outside))
+            walk.notes.add(counted(self._first_outside, "outside-sets", self.found.outside, words))
         walk.note_unused()
 
     def places(self) -> dict[str, int]:
@@ -460,27 +459,20 @@ def _of_folders(layout: Layout, files: _Files) -> Chosen:
         other = next((one for one in own if layout.sets[one].captions != layout.sets[own[0]].captions), -1)
         images = files.images[rows] if other >= 0 else files.images[:0]
         if len(images):
-            first, used, left = files.names[int(images[0])], layout.sets[own[0]].label, layout.sets[other].label
-            words = f"{len(images)} images, the first is {first}, have the captions of {used}, not those of {left}"
-            files.walk.notes.add(rejected(first, "in-two-sets", words, count=len(images)))
+            used, left = layout.sets[own[0]].label, layout.sets[other].label
+            words = f"images have the captions of {used}, not those of {left}"
+            files.walk.notes.add(counted(files.names[int(images[0])], "in-two-sets", len(images), words))
     owner = _mapped(files.owner, folder_of)
     chosen = Chosen(image=files.images, caption=files.beside, which=files.which, owner=owner, repeats=repeats)
-    unused = files.images[(owner >= 0) & (repeats == 0)]
-    if len(unused):
-        first = files.names[int(unused[0])]
-        words = (
-            f"{len(unused)} regularization images are left out, as by the trainer: others are as many as the training"
-        )
-        files.walk.notes.add(
-            rejected(first, "reg-unused", f"{words} images; the first is {first}", count=len(unused))
-        )
     required = np.array([one.captions.required for one in layout.sets] or [False], dtype=np.bool_)
     lacking = (owner >= 0) & required[owner] & (files.which < 0)
-    if lacking.any():
-        first = files.names[int(files.images[int(lacking.argmax())])]
-        words = f"{int(lacking.sum())} images without a caption file are left out, as by the trainer"
-        item = rejected(first, "caption-required", f"{words}; the first is {first}", count=int(lacking.sum()))
-        files.walk.notes.add(item)
+    for out, cause, words in (
+        ((owner >= 0) & (repeats == 0), "reg-unused", "regularization images are left out, as by the trainer"),
+        (lacking, "caption-required", "images without a caption file are left out, as by the trainer"),
+    ):
+        if out.any():
+            first = files.names[int(files.images[int(out.argmax())])]
+            files.walk.notes.add(counted(first, cause, int(out.sum()), words))
     kept = (owner >= 0) & (repeats > 0) & ~lacking
     return chosen if kept.all() else chosen.take(kept)
 
@@ -490,11 +482,8 @@ def _wildcards(rules: Sequence[CaptionRule], chosen: Chosen, texts: Strings, nam
     asked = np.flatnonzero(np.isin(chosen.owner, [number for number, rule in enumerate(rules) if rule.has_wildcards]))
     rows = [row for row, text in zip(asked.tolist(), texts.take(asked), strict=True) if _WILDCARD.search(text)]
     if rows:
-        first = names[int(chosen.image[rows[0]])]
-        detail = (
-            f"{len(rows)} captions have words in braces, as {{a|b}}, which stay as they are; the first is {first}"
-        )
-        yield rejected(first, "caption-wildcard", detail, count=len(rows))
+        words = "captions have words in braces, as {a|b}, which stay as they are"
+        yield counted(names[int(chosen.image[rows[0]])], "caption-wildcard", len(rows), words)
 
 
 def _used(images: NDArray[np.int64], further: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -525,31 +514,29 @@ def _with_rows(
         images = [
             image for image, name in zip(images, files.names.take(images), strict=True) if part.holds_name(name)
         ]
-    captions = [int(folders.caption[own[image]]) if image not in rows else -1 for image in images]
+    captions = [-1 if image in rows else int(folders.caption[own[image]]) for image in images]
     kept = np.array(sorted({*images, *(file for file in captions if file >= 0)}), dtype=np.int64)
     names = strings_of([files.names.take(kept), list(listed.tables)])
     memos = [files.memos[kept], *(memo_row((*memo.identity, 0))[None] for _, memo in listed.tables.values())]
     numbers = {table: len(kept) + at for at, table in enumerate(listed.tables)}
-    table_of = {owner: numbers[one.captions.table] for owner, one in enumerate(sets) if one.captions.table}
+    found = list[tuple[Any, ...]]()
+    for image, file in zip(images, captions, strict=True):
+        if image in rows:
+            owner, row, repeats = rows[image]
+            found.append((numbers[sets[owner].captions.table], -1, owner, repeats, row.line, row.focus, row.caption))
+        else:
+            at, caption = own[image], int(np.searchsorted(kept, file)) if file >= 0 else -1
+            found.append((caption, folders.which[at], folders.owner[at], folders.repeats[at], 0, (-1, -1), ""))
+    caption, which, owner, repeats, line, focus, texts = zip(*found, strict=True) if found else ((),) * 7
     chosen = Chosen(
         image=np.searchsorted(kept, images),
-        caption=np.array(
-            [
-                table_of[rows[image][0]] if image in rows else int(np.searchsorted(kept, file)) if file >= 0 else -1
-                for image, file in zip(images, captions, strict=True)
-            ],
-            dtype=np.int64,
-        ),
-        which=np.array([-1 if image in rows else folders.which[own[image]] for image in images], dtype=np.int8),
-        owner=np.array(
-            [rows[image][0] if image in rows else folders.owner[own[image]] for image in images], dtype=np.int64
-        ),
-        repeats=np.array(
-            [rows[image][2] if image in rows else folders.repeats[own[image]] for image in images], dtype=np.int64
-        ),
-        line=np.array([rows[image][1].line if image in rows else 0 for image in images], dtype=np.uint32),
-        focus=np.array([rows[image][1].focus if image in rows else (-1, -1) for image in images], dtype=np.float32),
-        texts=[rows[image][1].caption if image in rows else "" for image in images],
+        caption=np.array(caption, dtype=np.int64),
+        which=np.array(which, dtype=np.int8),
+        owner=np.array(owner, dtype=np.int64),
+        repeats=np.array(repeats, dtype=np.int64),
+        line=np.array(line, dtype=np.uint32),
+        focus=np.array(focus, dtype=np.float32).reshape(-1, 2),
+        texts=texts,
     )
     return names, np.concatenate(memos), chosen
 

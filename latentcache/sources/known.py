@@ -89,18 +89,22 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
-    """What a scan of images or of records found; see ``scan.Listing``."""
+    """What a scan of images or of records found."""
 
     samples: SampleTable
     rejected: tuple[Rejected, ...]
+    """By the source, for every field."""
     notes: tuple[Rejected, ...]
     unread: NDArray[np.bool_]
+    """(F,) files that there was no time for."""
     files_unchanged: bool
+    """True if the files are those of the snapshot, one by one, and every memo is trusted."""
     caption_source: str = "none"
+    """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
     images: Any = None
-    """Of images: an ``images.Found``."""
+    """An ``images.Found``: where captions are from, samples of each set, masks; None: DATA are records."""
     records_read: int = 0
-    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False)
     """File -> its records, for files that are small enough together."""
 
 

@@ -518,29 +518,10 @@ _MAPPERS: Mapping[str, Callable[[Mapping[str, Any], RecordFormat], Iterable[Mess
 
 
 def _place_of_half(record: Mapping[str, Any], form: RecordFormat) -> str:
-    """The first field with half a surrogate pair, else the first with one as an escape in JSON."""
-    columns = {
-        "text": (form.text,),
-        "completion": (form.prompt, form.response, form.tools),
-        "alpaca": (form.system, form.history, form.prompt, form.query, form.response, form.tools),
-    }.get(form.form, (form.system, form.messages, form.tools))
-    texts = [pair for name in columns if name in record for pair in _texts(record[name], name)]
-    halves = (place for place, text in texts if any("\ud800" <= letter <= "\udfff" for letter in text))
-    escaped = (place for place, text in texts if "\\ud" in text.lower())
-    return next(halves, "") or next(escaped, "")
-
-
-def _texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
-    """(place, text) of every text in a value, names of objects included."""
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _texts(item, f"{place}[{number}]")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield place, name
-            yield from _texts(item, f"{place}.{name}")
+    """The first column of a form with half a surrogate pair, as itself or as an escape in JSON."""
+    columns = form.as_json().values()
+    halves = (name for name, value in record.items() if name in columns and "\\ud" in json.dumps(value).lower())
+    return next(halves, "")
 
 
 def _spelled(value: Any, where: str) -> str:

@@ -23,7 +23,7 @@ from latentcache.sources.archives.members import places
 from latentcache.sources.archives.mixed import scan_images
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import NO_CAPTION, Found, holds_images
+from latentcache.sources.images import NO_CAPTION, holds_images
 from latentcache.sources.known import Scan, Scanned, fold_reads
 from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
@@ -129,32 +129,17 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(Scanned):
     """What DATA holds."""
 
     root: Path
     """Absolute; names are below it. Of a single file: its folder."""
-    samples: SampleTable
     data_kind: str
     """``images`` or ``records``."""
-    rejected: tuple[Rejected, ...]
-    """By the source, for every field."""
-    notes: tuple[Rejected, ...]
     options: SourceOptions
     """As given, with the kind that was decided."""
-    unread: NDArray[np.bool_]
-    """(F,) files that there was no time for."""
-    files_unchanged: bool
-    """True if the files are those of the snapshot, one by one, and every memo is trusted."""
-    caption_source: str = "none"
-    """One word: ``sidecar``, the name of the first table, ``class words``, ``none``, ..."""
     layout: Layout | None = None
     """How the images are laid out: its word, why it was chosen, its sets. None: DATA are records."""
-    images: Found | None = None
-    """Where captions are from, samples of each set, masks and other images that are no samples. None: as above."""
-    records_read: int = 0
-    kept: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False)
-    """File -> its records, for some files."""
     _files: RecordFiles | None = field(default=None, repr=False)
 
     @property

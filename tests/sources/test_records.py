@@ -468,15 +468,15 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": '{"x": "\\udf
 @pytest.mark.parametrize(
     ("record", "form", "where"),
     [
-        (said(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "messages[1].content"),
-        (said(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI, "tools[0]"),
+        (said(("user", "\\ud is fine"), ("assistant", HALF)), OPENAI, "messages"),
+        (said(("user", "a"), ("assistant", "b"), tools=[{"name": "f", HALF: 1}]), OPENAI, "tools"),
         (said(("user", "a"), ("assistant", "b"), tools='[{"name": "\\ud800"}]'), OPENAI, "tools"),
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}]},
             OPENAI,
-            "messages[1].tool_calls[0].function.arguments",
+            "messages",
         ),
-        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "history[0][1]"),
+        ({"id": HALF, "instruction": "a", "output": "b", "history": [["q", HALF]]}, ALPACA, "history"),
     ],
 )
 def test_the_field_of_half_a_surrogate_pair(record, form, where):

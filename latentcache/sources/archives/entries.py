@@ -22,7 +22,7 @@ from latentcache.fields.table import Rejected
 from latentcache.sources.archives.rows import Columns, columns_of, count_rows, spans_of, texts_of
 from latentcache.sources.archives.tars import ARROW, TAR, Member, tar_members
 from latentcache.sources.captions import MAX_CAPTION_BYTES, caption_of, captions_in, unusable_caption
-from latentcache.sources.causes import as_rejected, rejected
+from latentcache.sources.causes import as_rejected, counted, rejected
 from latentcache.sources.lines import listed
 from latentcache.sources.reading import MAX_SOURCE_BYTES, open_source, unusable
 from latentcache.sources.table import CAPTION_COLUMNS
@@ -183,12 +183,11 @@ class _Tar:
         """One note for each kind of member that is not used."""
         orphans = [one for texts in self._texts.values() for one in texts.values()]
         if orphans:
-            detail = f"{len(orphans)} caption members have no image of their key, the first is {orphans[0].name}"
-            first = f"{self._name}/{orphans[0].name}"
-            self._notes.append(rejected(first, "caption-unused", detail, count=len(orphans)))
+            words, first = "caption members have no image of their key", orphans[0].name
+            self._notes.append(counted(f"{self._name}/{first}", "caption-unused", len(orphans), words, first=first))
         for words, (count, name) in self._others.items():
-            detail = f"{count} member{'s' * (count > 1)} {words}, the first is {name}"
-            self._notes.append(rejected(f"{self._name}/{name}", "member-unused", detail, count=count))
+            what = f"member{'s' * (count > 1)} {words}"
+            self._notes.append(counted(f"{self._name}/{name}", "member-unused", count, what, first=name))
 
 
 def _ending(name: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from latentcache.fields.table import Rejected
 from latentcache.identity.stat import StatMemo
-from latentcache.sources.causes import rejected
+from latentcache.sources.causes import counted, rejected
 from latentcache.sources.layouts.sets import ImageSet, Layout
 from latentcache.sources.table import Row, image_named, leads_out, plain, read_table
 
@@ -57,8 +57,8 @@ def listed_images(
         _take(found, number, one, matched.samples)
         beside = sorted(text for name, text in inside.items() if text and name not in others)
         if beside:
-            detail = f"{len(beside)} caption files beside images are not used, the first is {beside[0]}"
-            found.notes.append(rejected(table, "sidecar-unused", detail, count=len(beside)))
+            words = "caption files beside images are not used"
+            found.notes.append(counted(table, "sidecar-unused", len(beside), words, first=beside[0]))
     left = {name for names in images.values() for name in names}.difference(found.taken, others)
     found.notes += [item for name, item in unlisted.items() if name in left]
     return found
@@ -74,8 +74,8 @@ def _take(found: Listed, number: int, one: ImageSet, samples: Mapping[str, Row])
         if same.caption != row.caption:
             other.append(name)
     if other:
-        detail = f"{len(other)} images have another caption in a deeper table, which counts, the first is {other[0]}"
-        found.notes.append(rejected(one.captions.table, "in-two-sets", detail, count=len(other)))
+        words = "images have another caption in a deeper table, which counts"
+        found.notes.append(counted(one.captions.table, "in-two-sets", len(other), words, first=other[0]))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.table import Rejected
-from latentcache.sources.causes import rejected
+from latentcache.sources.causes import counted
 from latentcache.sources.layouts.sets import CONTROL_ENDING, MASK_ENDING, ImageSet, Layout
 
 #: Word of ``--masks`` for the transparency of each image, and word that turns masks or control images off.
@@ -75,7 +75,7 @@ class Partners:
             first = next(name for name in left if self.roles[name] == role)
             words = "masks" if role == "mask" else "control images"
             why = "are not wanted" if role in layout.unpaired else "belong to no image"
-            yield rejected(first, role, f"{count} {words} {why}, the first is {first}", count=count)
+            yield counted(first, role, count, f"{words} {why}")
 
 
 def paired_with(layout: Layout, said: Mapping[str, Sequence[str]]) -> Layout:

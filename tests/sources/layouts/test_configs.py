@@ -90,7 +90,7 @@ def test_kohya_dataset_toml(tmp_path):
     assert partners(found, "control") == {"reg/d.jpg": "edges/d.png"}
     said = {note.reason: note.detail for note in reversed(found.notes)}
     assert said["config"] == "subset cats is left out, as by the trainer: it is there twice in one data set"
-    two = "2 images, the first is cats/a.jpg, have the captions of 0:cats, not those of 1:cats"
+    two = "2 images have the captions of 0:cats, not those of 1:cats, the first is cats/a.jpg"
     assert said["in-two-sets"] == two
     assert said["config-ignored"] == "1 settings of dataset.toml have no effect here: batch_size"
     asked = [note for note in found.notes if note.reason == "config-asks"]
@@ -132,7 +132,7 @@ def test_captions_that_kohya_draws(tmp_path):
     fewer = "tags are not dropped; write captions with fewer tags as further lines, and give --caption-lines all"
     assert [(note.reason, note.count, note.line, note.detail) for note in found.notes] == [
         ("caption-wildcard", 1, 0,
-         "1 captions have words in braces, as {a|b}, which stay as they are; the first is a/x.jpg"),
+         "1 captions have words in braces, as {a|b}, which stay as they are, the first is a/x.jpg"),
         ("config-asks", 1, 8, f"caption_dropout_every_n_epochs = 3 ({asked})"),
         ("config-asks", 1, 7, f"caption_tag_dropout_rate = 0.1 ({fewer})"),
     ]  # fmt: skip
