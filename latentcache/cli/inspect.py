@@ -127,7 +127,7 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     aside = {"masks": "mask", "controls": "control image", "outside": "image outside all sets"}
     told = [counted(counts[name], word) for name, word in aside.items() if counts.get(name)]
     if told:
-        yield "aside", f"{', '.join(told)}, which are no samples"
+        yield "aside", f"{', '.join(told)} (no samples)"
     if payload["duplicates"]["known"]:
         found = payload["duplicates"]
         yield "duplicates", f"{found['known']} samples have the content of another one, the first is {found['first']}"

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
-from latentcache.fields.captions import CaptionVariants
+from latentcache.fields.captions import BETWEEN, CaptionVariants
 from latentcache.fields.dtypes import numpy_dtype
 from latentcache.fields.strings import Strings
 from latentcache.loader.buffers import BufferPool
@@ -132,7 +132,7 @@ class SampleReader:
         }
         items[_SAMPLES] = [(number, at, self._joined[number].sample[local]) for number, at, local in split]
         # First: a thread that has the bytes is done soon.
-        described = self._described(items, variants, len(rows), bucket)
+        described = self._described(items, variants, len(rows), bucket, partial(self._captions, split, turn))
         batch: Batch = {}
         for name in self.fields:
             again = self._over(split, self._occurrence) if self._draws[name] else None
@@ -313,14 +313,16 @@ class SampleReader:
         self._readers[number].ready(name, rows)
         return np.asarray(pending.length(name, rows))
 
-    def _described(self, items: Mapping[str, Split], variants: Variants, count: int, bucket: int) -> Batch:
+    def _described(
+        self, items: Mapping[str, Split], variants: Variants, count: int, bucket: int, draw: Callable[[str], Ints]
+    ) -> Batch:
         """Names, keys and other metadata of a batch."""
         batch: Batch = {}
         for name, source, form in self._forms:
             if form == "dims":
                 batch[name] = torch.from_numpy(np.array([self._shapes[bucket].dims[1:]]).repeat(count, axis=0))
             elif form == "texts":
-                batch[name] = self._texts(source, items[_SAMPLES], variants)
+                batch[name] = self._texts(source, items[_SAMPLES], variants, draw)
             elif form == "keys":
                 keys = {field: self._over(items[field], partial(self._keys, field)) for field in self.fields}
                 batch[name] = {field: torch.from_numpy(found) for field, found in keys.items()}
@@ -364,13 +366,22 @@ class SampleReader:
         found: NDArray[Any] = self._column(number, field, source)[rows]
         return found
 
-    def _texts(self, source: str, samples: Split, variants: Variants) -> list[str]:
-        """Names, or texts of an input: what the items that are served were made of."""
+    def _captions(self, split: Split, turn: Turn, source: str) -> Ints:
+        """(B,) a number for each sample, to choose one of its texts."""
+        again = self._over(split, self._occurrence)
+        draws = drawn_of_samples(source, self._over(split, self._sample), turn, occurrence=again)
+        return (draws >> np.uint64(1)).astype(np.int64)
+
+    def _texts(self, source: str, samples: Split, variants: Variants, draw: Callable[[str], Ints]) -> list[str]:
+        """Names, or texts of an input: what the items that are served were made of; of no item, any of several."""
         found = [""] * sum(len(at) for _, at, _ in samples)
         drawn = variants.get(source, np.zeros(len(found), dtype=np.int64))
+        is_free = self._settings.captions and source not in ("names", *variants, *self._leads.values())
         for number, at, rows in samples:
             texts: list[str] = self._strings(number, source).take(rows)
             if source != "names":
+                if is_free and any(BETWEEN in text for text in texts):
+                    drawn, is_free = draw(source), False
                 made = self._text_of(source, number)
                 texts = [made(text, one) for text, one in zip(texts, drawn[at].tolist(), strict=True)]
             if len(samples) == 1:

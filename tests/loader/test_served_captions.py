@@ -16,6 +16,7 @@ from latentcache.errors import UsageError
 from latentcache.fields.captions import CaptionVariants
 from latentcache.fields.latents import LatentsSettings
 from latentcache.fields.prompt_embeds import PromptSettings
+from latentcache.sources.scan import SourceOptions
 
 COUNT = 40
 WORD = 0xFFFF_FFFF_FFFF_FFFF
@@ -215,3 +216,23 @@ def test_fields_with_other_variants_are_not_served_together(tmp_path):
         len(cache)
     with cache.loader(batch_size=4, fields=["prompt_embeds", "captions"]) as loader:
         assert len(loader) == COUNT // 4
+
+
+def test_one_of_several_captions_without_embeddings(tmp_path):
+    data = written(tmp_path / "data")
+    for number in range(COUNT):
+        (data / f"{number:02}.txt").write_text(f"one {number}\ntwo {number}")
+    latents = {"latents": LatentsSettings(model="stub", resolutions=(64,))}
+    build_cache(
+        BuildSettings(data=data, out=tmp_path / "c", fields=latents, source=SourceOptions(caption_lines="all"))
+    )
+    loader = open_cache(tmp_path / "c").loader(batch_size=8, seed=3)
+    loader.set_epoch(2)
+    found = {
+        int(name[:2]): text for batch in loader for name, text in zip(batch["names"], batch["captions"], strict=True)
+    }
+    drawn = {number: (draw("caption", 3, 2, number) >> 1) % 2 for number in range(COUNT)}
+    assert found == {number: f"{('one', 'two')[which]} {number}" for number, which in drawn.items()}
+    assert set(drawn.values()) == {0, 1}
+    first = open_cache(tmp_path / "c").read(captions=False).loader(batch_size=8)
+    assert all(text.startswith("one") for batch in first for text in batch["captions"])

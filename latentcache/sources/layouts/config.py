@@ -240,8 +240,8 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
     moved = [_below(part, root) for part in parts]
     folders = {folder for part in moved for folder in part.folders} | {relative(place, root) for place in places}
     used = {name for part in moved for name in part.used}
-    if config.path.is_relative_to(root):
-        used.add(relative(Path(os.path.abspath(config.path)), root))  # noqa: PTH100
+    own = Path(os.path.abspath(config.path))  # noqa: PTH100
+    used |= {relative(own, root)} if own.is_relative_to(root) else set()
     return Layout(
         word=word,
         why=why,

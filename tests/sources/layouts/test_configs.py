@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 from made_archives import as_parquet, some_images
@@ -415,6 +416,12 @@ def test_several_data_sets_in_one_file(tmp_path):
     put(tmp_path, {"latentcache.toml": '[[sets]]\npath = "new"\nrepaets = 2\n'})
     with pytest.raises(SourceError, match="repaets = 2 is no setting of a set"):
         scan(tmp_path)
+
+
+def test_a_configuration_in_a_folder_with_a_relative_path_is_used(tmp_path, monkeypatch):
+    put(tmp_path, {"d/a/x.jpg": "x", "d/concepts.json": [{"path": "a", "text": {"prompt_source": "filename"}}]})
+    monkeypatch.chdir(tmp_path)
+    assert reasons(scan(Path("d"))) == []
 
 
 def test_paths_of_a_configuration(tmp_path, monkeypatch):
