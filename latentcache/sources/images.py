@@ -522,11 +522,12 @@ def _with_rows(
     found = list[tuple[Any, ...]]()
     for image, file in zip(images, captions, strict=True):
         if image in rows:
-            owner, row, repeats = rows[image]
-            found.append((numbers[sets[owner].captions.table], -1, owner, repeats, row.line, row.focus, row.caption))
+            one, row, times = rows[image]
+            table = numbers[sets[one].captions.table]
+            found.append((table, -1, one, times, row.line, row.focus, row.caption))
         else:
-            at, caption = own[image], int(np.searchsorted(kept, file)) if file >= 0 else -1
-            found.append((caption, folders.which[at], folders.owner[at], folders.repeats[at], 0, (-1, -1), ""))
+            at, beside = own[image], int(np.searchsorted(kept, file)) if file >= 0 else -1
+            found.append((beside, folders.which[at], folders.owner[at], folders.repeats[at], 0, (-1, -1), ""))
     caption, which, owner, repeats, line, focus, texts = zip(*found, strict=True) if found else ((),) * 7
     chosen = Chosen(
         image=np.searchsorted(kept, images),

@@ -146,7 +146,7 @@ class Listing(Scanned):
     def no_caption(self) -> int:
         """Samples without a caption, or with an empty one; 0 if samples are not images."""
         if self.images is not None:
-            return self.images.captions.get(NO_CAPTION, 0)
+            return int(self.images.captions.get(NO_CAPTION, 0))
         caption = self.samples.inputs.get("caption")
         if caption is None or caption.text is None or self.options.default_caption is not None:
             return 0

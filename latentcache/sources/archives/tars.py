@@ -69,7 +69,7 @@ def tar_members(file: BinaryIO) -> Iterator[Member]:
             headers.seek(0)
             tar = tarfile.TarFile(fileobj=headers, errors="surrogateescape", encoding="utf-8")
             while (one := tar.next()) is not None:
-                tar.members = []  # it keeps all
+                vars(tar)["members"] = []  # it keeps all
                 number, last = number + 1, one.offset_data + one.size
                 if not one.isreg() or one.issparse():
                     continue
