@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +20,12 @@ if TYPE_CHECKING:
     from latentcache.fields.protocol import FieldSpec
     from latentcache.fields.table import Rejected
     from latentcache.plan.batching import BatchPlan, PlanReport
-    from latentcache.plan.samples import SampleIndex
 
 HELP = "Count the steps of an epoch by bucket or row length."
 
 
 def plan(
-    paths: list[Path] = argument("CACHE|DATA...", "Caches, or folders of images; several are planned as one."),
+    paths: list[Path] = argument("CACHE|DATA...", "Caches (several are planned as one), or a folder of images."),
     *,
     batch_size: int = option(..., "--batch-size N", "Samples per rank and step.", min=1),
     world_size: int = option(1, "--world-size N", "Number of ranks. [default: 1]", min=1),
@@ -134,9 +132,14 @@ def _planned(
     held = [_is_cache(path) for path in paths]
     if all(held):
         return _of_caches(paths, batches, seed, rows, mixing, repeats)
-    if any(held):
-        raise UsageError("caches and DATA folders cannot be planned together", fix="build the folders first")
-    planned = _of_data(paths, batches, seed, asked, mixing, repeats)
+    if len(paths) > 1 or mixing:
+        raise UsageError(
+            "several sources and --weight are for caches",
+            where=str(paths[held.index(False)]),
+            why="a folder that is not built is planned alone",
+            fix=f"latentcache build {shlex.quote(str(paths[held.index(False)]))}",
+        )
+    planned = _of_data(paths[0], batches, seed, asked, repeats)
     if rows:
         raise _no_documents(paths[0], rows)
     return planned
@@ -233,69 +236,22 @@ def _require_samples(path: Path, cache: Any) -> None:
 
 
 def _of_data(
-    paths: Sequence[Path],
-    batches: BatchPlan,
-    seed: int,
-    asked: tuple[flags.Requested, flags.Source],
-    mixing: Mapping[str, Any],
-    repeats: bool,
+    path: Path, batches: BatchPlan, seed: int, asked: tuple[flags.Requested, flags.Source], repeats: bool
 ) -> _Planned:
-    """The plan that the caches of these folders would have; nothing is written."""
-    from latentcache.plan.mixing import deduplicate_names, mixture, source_name
-    from latentcache.plan.samples import plan_report
-
-    found = [_index(path, *asked, repeats) for path in paths]
-    mix = None
-    if mixing:
-        given = {name: value for name, value in mixing.items() if name != "weights"}
-        counts = [len(one.index.bucket) for one in found]
-        mix = mixture(
-            counts, mixing["weights"], names=deduplicate_names([source_name(path) for path in paths]), **given
-        )
-    index = _joined(found, mix)
-    return _Planned(
-        report=plan_report(index, batches, seed=seed),
-        rejected=sum(one.rejected for one in found),
-        notes=[note for one in found for note in one.notes],
-        repeats=_summed([one.repeats for one in found]),
-        items=_added(one.items for one in found),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
-    """The samples of DATA in their buckets."""
-
-    index: SampleIndex
-    """With ``names_of``."""
-    rejected: int
-    notes: Sequence[Rejected]
-    repeats: Mapping[int, int]
-    items: Mapping[str, tuple[int, int]]
-
-
-def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats: bool) -> _Folder:
-    """The samples of DATA in their buckets."""
+    """The plan that the cache of this folder would have; nothing is written."""
     import numpy as np
 
     from latentcache.pipeline.build import plan_build
     from latentcache.pipeline.settings import BuildSettings
-    from latentcache.plan.batching import Bucket
-    from latentcache.plan.samples import SampleIndex, times_counted
+    from latentcache.pipeline.stream import sample_index
+    from latentcache.plan.samples import plan_report, times_counted
 
+    requested, source = asked
     given = {"fields": requested.fields, "related": not requested.exact, "source": source}
     planned = plan_build(BuildSettings(data=path, **given))
     field = next(iter(planned.fields.values()))
     if field.recipe.spec.collate == "pack":
-        cache = shlex.quote(f"{path}.latentcache")
-        common = f" {requested.common}" if requested.common else ""
-        words = "".join(f" {one}" for one in (flags.source_words(source), requested.words, requested.common) if one)
-        raise UsageError(
-            f"{path}: the rows of documents are known after tokenization",
-            where=str(path),
-            fix=f"latentcache build {shlex.quote(str(path))}{words}; latentcache plan {cache}{common} --batch-size 8"
-            " --pack 4096",
-        )
+        raise _no_lengths(path, requested, source)
     assert planned.dry is not None  # of a dry run
     items, samples = planned.dry.works[field.name].plan, planned.dry.samples
     first = np.flatnonzero(field.recipe.spec.variant_of(items.variant) == 0)
@@ -303,16 +259,12 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
     served, column = np.unique(items.sample), samples.columns.get("repeats") if repeats else None
     if column is not None:
         order = np.repeat(order, column[items.sample[order]])
-    buckets = tuple(Bucket.sized(g.label, g.dims) for g in items.groups)
-    sample, names = items.sample[order], samples.names
-    index = SampleIndex(
-        bucket=items.group[order].astype(np.int32),
-        buckets=buckets,
-        identify=lambda: str(path),
-        names_of=lambda rows: names.take(sample[rows]),
+    sample = items.sample[order]
+    index = sample_index(
+        items, order, identify=lambda: str(path), names_of=lambda rows: samples.names.take(sample[rows])
     )
-    return _Folder(
-        index=index,
+    return _Planned(
+        report=plan_report(index, batches, seed=seed),
         rejected=len(planned.rejected),
         notes=planned.notes,
         repeats=times_counted(None if column is None else column[served], len(served)),
@@ -322,37 +274,15 @@ def _index(path: Path, requested: flags.Requested, source: flags.Source, repeats
     )
 
 
-def _joined(folders: Sequence[_Folder], mix: Any) -> SampleIndex:
-    """Several folders as one; buckets of one size become one bucket, in the order of a loader."""
-    import numpy as np
-
-    from latentcache.plan.samples import SampleIndex
-
-    indexes = [one.index for one in folders]
-    starts = np.concatenate(([0], np.cumsum([len(index.bucket) for index in indexes])))
-
-    def names_of(rows: Any) -> list[str]:
-        owner = np.searchsorted(starts, rows, side="right") - 1
-        return [
-            indexes[at].names_of(np.array([row - starts[at]]))[0]
-            for at, row in zip(owner.tolist(), rows.tolist(), strict=True)
-        ]
-
-    met = {bucket.label: bucket for index in indexes for bucket in index.buckets}
-    used = {index.buckets[int(i)].label for index in indexes for i in np.unique(index.bucket)}
-    buckets = sorted(
-        (met[label] for label in used), key=lambda b: (-math.prod(b.dims.values()), b.dims.get("height", 0))
-    )
-    number = {bucket.label: position for position, bucket in enumerate(buckets)}
-    moved = [
-        np.array([number.get(b.label, -1) for b in index.buckets], dtype=np.int32)[index.bucket] for index in indexes
-    ]
-    return SampleIndex(
-        bucket=np.concatenate(moved),
-        buckets=tuple(buckets),
-        identify=lambda: " ".join(index.identify() for index in indexes),
-        mixture=mix,
-        names_of=names_of,
+def _no_lengths(path: Path, requested: flags.Requested, source: flags.Source) -> UsageError:
+    cache = shlex.quote(f"{path}.latentcache")
+    common = f" {requested.common}" if requested.common else ""
+    words = "".join(f" {one}" for one in (flags.source_words(source), requested.words, requested.common) if one)
+    return UsageError(
+        f"{path}: the rows of documents are known after tokenization",
+        where=str(path),
+        fix=f"latentcache build {shlex.quote(str(path))}{words}; latentcache plan {cache}{common} --batch-size 8"
+        " --pack 4096",
     )
 
 

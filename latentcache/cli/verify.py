@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,19 +157,18 @@ def _checked(asked: _Asked, depth: Any, allow_failed: str | None) -> tuple[Verif
         run="" if asked.device == "auto" else f"--device {asked.device}",
         allow_failed=allow_failed,
     )
-    with _encoder(asked) as encoder:
-        look: dict[str, Any] = {
-            "data": asked.data,
-            "requested": _recipes(asked, depth),
-            "depth": depth,
-            "reencode": encoder,
-            "commands": commands,
-        }
-        if not asked.repair:
-            return verify_cache(asked.cache, **look, same_image=None if depth.untrusted else _same_input), None
-        repaired = repair_cache(
-            asked.cache, **look, drop_stale=asked.drop_stale, confirm=lambda plan: _confirmed(plan, yes=asked.yes)
-        )
+    look: dict[str, Any] = {
+        "data": asked.data,
+        "requested": _recipes(asked, depth),
+        "depth": depth,
+        "reencode": _encoder(asked),
+        "commands": commands,
+    }
+    if not asked.repair:
+        return verify_cache(asked.cache, **look, same_image=None if depth.untrusted else _same_input), None
+    repaired = repair_cache(
+        asked.cache, **look, drop_stale=asked.drop_stale, confirm=lambda plan: _confirmed(plan, yes=asked.yes)
+    )
     _show_repair(repaired)
     report = repaired.plan.report
     if repaired.done:
@@ -211,9 +209,9 @@ def _same_hash(snapshot: Snapshot, rows: FieldRows, row: int) -> bytes:
 
 
 def _encoder(asked: _Asked) -> Any:
-    """The encoder of ``--reencode``; loaded by its first use."""
+    """The encoder of ``--reencode``, loaded by its first use."""
     if asked.reencode is None:
-        return nullcontext()
+        return None
     from latentcache.pipeline.reencode import Reencode
 
     return Reencode(settings=asked.requested.fields, device=asked.device)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.errors import ExportError, UsageError
+from latentcache.errors import ExportError
 from latentcache.export.fixed_rows import FixedRows, checked, in_batches
 from latentcache.export.whole_folder import put, seal, whole_folder
 from latentcache.store.atomic_io import make_folder
@@ -32,8 +32,6 @@ SHARD_BYTES = 1 << 26
 COLUMN = "tokens"
 #: Type in the cache -> in the shards. For wide ids that of llm-foundry's converter: torch does little with uint32.
 DTYPES = {"uint16": "uint16", "uint32": "int32"}
-#: Layouts of rows that a shard can hold; a reader could not separate the documents of a packed row.
-LAYOUTS = ("chunk", "pad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +39,12 @@ class MdsSettings:
     """One export."""
 
     out: Path
-    layout: str = "chunk"
     dtype: str
     """Type of the ids in the cache."""
     num_ids: int
     """One more than the largest id."""
     facts: Mapping[str, Any]
     """Metadata of the cache: fingerprint, layout, policy. Written beside the files."""
-
-    def __post_init__(self) -> None:
-        check_layout(self.layout)
-
-
-def check_layout(layout: str) -> None:
-    """Reject packed rows.
-
-    Raises:
-        UsageError: Another layout than those of ``LAYOUTS``.
-    """
-    if layout not in LAYOUTS:
-        why = "a shard does not keep the documents of a row apart"
-        raise UsageError(f"--{layout}: not available for mds", why=why, fix="--chunk N or --pad N")
 
 
 def export_mds(

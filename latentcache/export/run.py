@@ -157,9 +157,7 @@ def _mds(
     about = _about(splits, settings)
     train = documents["train"]
     facts = {**facts, **about, "overflow": settings.overflow}
-    wanted = MdsSettings(
-        out=settings.out, layout=settings.layout, dtype=train.dtype.name, num_ids=vocabulary(train), facts=facts
-    )
+    wanted = MdsSettings(out=settings.out, dtype=train.dtype.name, num_ids=vocabulary(train), facts=facts)
     return {"rows": export_mds(splits, wanted, advanced), "dtype": DTYPES[train.dtype.name], **about}
 
 

@@ -41,11 +41,11 @@ def parse_devices(text: str) -> list[tuple[str, int | None]]:
     for word in text.split(","):
         match = _ONE.fullmatch(word)
         if match is None or (match[2] and match[1] in ("auto", "cpu")) or (match[1] == "auto" and text != "auto"):
-            raise UsageError(f"--device {text!r}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
+            raise UsageError(f"--device={text}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2")
         found += [(match[1], int(match[2]) if match[2] else None)] * int(match[3] or 1)
     if len({kind for kind, _ in found}) > 1:
         raise UsageError(
-            f"--device {text!r}: devices of several kinds",
+            f"--device={text}: devices of several kinds",
             why="they compute in different precisions, and one cache has one",
             fix="name devices of one kind",
         )
@@ -78,7 +78,7 @@ def _check_numbers(numbers: list[int]) -> None:
     missing = [number for number in numbers if number >= count]
     if missing:
         raise DeviceError(
-            f"--device cuda:{missing[0]}: there is no such device",
+            f"--device=cuda:{missing[0]}: there is no such device",
             why=f"this machine has {count} CUDA devices"
             if count
             else "this machine has no CUDA device, or no driver",

@@ -37,8 +37,9 @@ from latentcache.pipeline.report import (
     field_planned,
     quarantined,
 )
-from latentcache.pipeline.settings import check_part
+from latentcache.pipeline.settings import WHOLE
 from latentcache.sources.corpus import possible_ways
+from latentcache.sources.part import Part
 from latentcache.sources.scan import SourceOptions, names_root
 from latentcache.store.atomic_io import make_folder
 from latentcache.store.catalog import Catalog, load_catalog
@@ -168,7 +169,7 @@ def _recipe(rows: FieldRows) -> FieldRecipe:
 
 def _check_parts(parts: Sequence[Path], snapshots: Sequence[Snapshot], out: Path) -> None:
     """Refuse parts of one data set that are not all there."""
-    numbers = [check_part(snapshot.part) if snapshot.part else (0, 1) for snapshot in snapshots]
+    numbers = [(part.index, part.of) for part in (Part.parse(one.part or WHOLE) for one in snapshots)]
     counts = {of for _, of in numbers}
     if counts == {1}:
         return

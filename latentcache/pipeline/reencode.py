@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from latentcache.fields.protocol import (
     Described,
     Failure,
     FieldKind,
-    FieldRecipe,
     Job,
     Made,
     Output,
@@ -41,7 +40,7 @@ BATCH = 4
 
 
 class Reencode:
-    """Opens the encoders of a snapshot and encodes with them. May be used as a context manager.
+    """Opens the encoders of a snapshot and encodes with them; :meth:`encode` closes what it opens.
 
     Args:
         settings: Field name -> settings of its kind, if the encoder is not at the recorded place.
@@ -63,12 +62,6 @@ class Reencode:
         self._settings, self._asked = dict(settings or {}), device
         self._batch_size, self._max_pixels = batch_size, max_pixels
         self._described: dict[str, Described] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: :meth:`encode` closes what it opens."""
 
     def described(self, snapshot: Snapshot, field: str) -> Described:
         """The encoder of a field as it is now; files are read, nothing is loaded.
@@ -145,27 +138,6 @@ class Reencode:
                 facts={name: np.asarray(column[sample]).tolist() for name, column in samples.columns.items()},
                 outputs=tuple(_output(held, row, reader.header(field, row)) for row in items),
             )
-
-
-def requested(
-    snapshot: Snapshot, settings: Mapping[str, Any], *, device: str = "auto"
-) -> tuple[dict[str, FieldRecipe], frozenset[str]]:
-    """The recipes that a build with these settings would ask for, and the fields whose encoder was looked at.
-
-    Args:
-        snapshot: Its recipes are followed in what is not given.
-        settings: Field name -> settings of its kind.
-        device: As given to the command.
-
-    Raises:
-        UsageError: The settings are invalid, or a field is not in the snapshot.
-        EncoderError: An encoder that was named cannot be used.
-    """
-    context = DescribeContext(device=device, check=True)
-    held = {name: snapshot.fields[name] for name in settings if name in snapshot.fields}
-    found = {name: _describe(rows, settings[name], context) for name, rows in held.items()}
-    looked = frozenset(name for name, one in found.items() if one.producer)
-    return {name: one.recipe for name, one in found.items()}, looked
 
 
 def _describe(held: FieldRows, settings: Any, context: DescribeContext) -> Described:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latentcache.errors import UsageError, python_words
+from latentcache.pipeline.devices import parse_devices
+from latentcache.sources.part import Part
 
 if TYPE_CHECKING:
     from latentcache.sources.scan import SourceOptions
 
-_DEVICE = r"(cpu|(cuda|mps|xpu)(:[0-9]+)?)(\*[1-9][0-9]{0,2})?"
-_DEVICES = re.compile(rf"auto|{_DEVICE}(,{_DEVICE})*")
 _ALLOWED = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)(%?)")
-_PART = re.compile(r"([0-9]{1,4})/([0-9]{1,4})")
 #: The part that is all of the data.
 WHOLE = "0/1"
 #: Images with more pixels are rejected before a pixel is decoded: 178 of 10^6 cost 8 s and 2 GB.
@@ -89,16 +88,13 @@ class BuildSettings:
         for name in ("data", "out", "events"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        if not _DEVICES.fullmatch(self.device):
-            raise UsageError(
-                f"--device={self.device}: unknown device", fix="--device auto|cpu|cuda|cuda:0,cuda:1|cpu*2"
-            )
+        parse_devices(self.device)
         tolerated(self.allow_failed or "0", 0)
         names = ("batch_size", "decode_threads", "host_memory", "max_pixels", "commit_every", "stream_batch")
         at_least(1, **{name: getattr(self, name) for name in names})
         at_least(0, workers=self.workers)
         if self.part is not None:
-            check_part(self.part)
+            Part.parse(self.part)
         object.__setattr__(self, "fields", {name: _settings_of(name, said) for name, said in self.fields.items()})
 
     @property
@@ -156,23 +152,6 @@ def at_least(least: int, **given: int | None) -> None:
             raise UsageError(
                 f"{option}={value}: must be {least} or more", fix=f"leave {option} out, or give {least} or more"
             )
-
-
-def check_part(text: str) -> tuple[int, int]:
-    """Index and number of the parts in ``i/n``.
-
-    Raises:
-        UsageError: No such part.
-    """
-    found = _PART.fullmatch(text)
-    index, of = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not index < of:
-        raise UsageError(
-            f"--part={text}: there is no such part",
-            why="expected i/n; parts are counted from 0",
-            fix="--part 0/4 on the first of four nodes, 1/4, 2/4 and 3/4 on the others",
-        )
-    return index, of
 
 
 def tolerated(allow_failed: str, samples: int) -> int:

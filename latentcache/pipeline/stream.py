@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latentcache.fields.protocol import Failure, Group, Job
+from latentcache.fields.protocol import Failure, FieldPlan, Job
 from latentcache.fields.table import SampleTable
 from latentcache.pipeline.diff import FieldWork
 from latentcache.pipeline.publish import groups_in_use, rejection, select_samples
@@ -133,16 +134,18 @@ def first_asked(works: Sequence[FieldWork], samples: SampleTable, seed: int, bat
         first = first[np.isin(plan.sample[first], work.plan.sample)]
     if not len(first):
         return rank
-    groups, used = groups_in_use(plan, plan.group[first])
-    order = sorted(range(len(groups)), key=lambda number: size_rank(_size(groups[number])))
-    bucket = np.argsort(order).astype(np.int32)[used]
-    buckets = tuple(Bucket(label=groups[number].label) for number in order)
-    index = SampleIndex(bucket=bucket, buckets=buckets, identify=lambda: "")
+    index = sample_index(plan, first)
     served = plan.sample[first[plan_epoch(index, BatchPlan(batch_size=batch), seed=seed, epoch=0).rows]]
     rank[served[::-1]] = np.arange(len(served))[::-1]
     return rank
 
 
-def _size(group: Group) -> tuple[int, int, int]:
-    """Frames, height and width of the bucket of a group; ragged groups share one."""
-    return (1, 1, 1) if -1 in group.shape else group.dims
+def sample_index(plan: FieldPlan, items: NDArray[np.intp], **more: Any) -> SampleIndex:
+    """Planned items as the samples of a loader, in its buckets; ``more`` are further arguments of the index."""
+    groups, used = groups_in_use(plan, plan.group[items])
+    sizes = [(1, 1, 1) if -1 in group.shape else group.dims for group in groups]  # ragged groups share one
+    order = sorted(range(len(groups)), key=lambda number: size_rank(sizes[number]))
+    buckets = tuple(Bucket.sized(groups[number].label, sizes[number]) for number in order)
+    return SampleIndex(
+        bucket=np.argsort(order).astype(np.int32)[used], buckets=buckets, **{"identify": lambda: "", **more}
+    )

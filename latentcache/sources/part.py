@@ -28,7 +28,7 @@ class Part:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
             why = "parts are counted from 0, and each is below their count"
-            raise UsageError(f"--part {self.index}/{self.of}: there is no such part", why=why, fix=_FIX)
+            raise UsageError(f"--part={self.index}/{self.of}: there is no such part", why=why, fix=_FIX)
 
     def __str__(self) -> str:
         return f"{self.index}/{self.of}"
@@ -42,7 +42,7 @@ class Part:
         """
         found = _FORM.fullmatch(words)
         if found is None:
-            raise UsageError(f"--part {words!r}: expected two integers", why="such as 0/4", fix=_FIX)
+            raise UsageError(f"--part={words}: expected two integers", why="such as 0/4", fix=_FIX)
         return cls(index=int(found[1]), of=int(found[2]))
 
     def holds(self, content: bytes) -> bool:

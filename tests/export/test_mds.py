@@ -9,7 +9,7 @@ from read_formats import read_mds
 from small_tokens import build, texts, write_texts
 
 from latentcache import open_cache
-from latentcache.errors import ExportError, UsageError
+from latentcache.errors import ExportError
 from latentcache.export import fixed_rows, mds
 from latentcache.export.mds import MdsSettings, bare, export_mds, sample, sample_sizes
 
@@ -127,8 +127,3 @@ def test_an_id_of_another_tokenizer(tmp_path):
     with pytest.raises(ExportError, match="token id 300 is outside"):
         export({"train": Rows([[1, 300]], 4)}, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-def test_packed_rows_are_rejected(tmp_path):
-    with pytest.raises(UsageError, match="--pack: not available for mds"):
-        MdsSettings(out=tmp_path, layout="pack", dtype="uint16", num_ids=300, facts={})

@@ -94,6 +94,6 @@ if READERS:  # without them there is nothing to skip
     def test_rows_are_read_and_written_as_by_the_library(tmp_path, ids):
         rows, num_ids = [document for document in ids if len(document) > 1], 300 if ids is DOCUMENTS else 100_000
         dtype = cache_of(rows, num_ids).recipe.dtype
-        settings = MdsSettings(out=tmp_path / "out", layout="pad", dtype=dtype, num_ids=num_ids, facts=FACTS)
+        settings = MdsSettings(out=tmp_path / "out", dtype=dtype, num_ids=num_ids, facts=FACTS)
         export_mds({"train": Rows(rows, 16)}, settings)
         assert read("mds", tmp_path / "out", 0) == rows

@@ -255,8 +255,7 @@ class AnyOrder(RuleBasedStateMachine):
     def encode_again(self, number, seed):
         """The encoder that built it finds no drift, and nothing else than a check without it."""
         depth = Depth(reencode=number, seed=seed)
-        with Reencode(device="cpu") as encoder:
-            report = verify_cache(self.cache, depth=depth, reencode=encoder)
+        report = verify_cache(self.cache, depth=depth, reencode=Reencode(device="cpu"))
         found = {finding.path: finding.category for finding in report.findings if finding.path}
         truth = self.truth(full=False)
         corrupt = {name for name, category in self.truth(full=True).items() if category == "corrupt"}

@@ -5,7 +5,7 @@ from small_builds import CASES, arrays_of, built
 from latentcache.errors import EncoderError
 from latentcache.fields.protocol import Failure, Made
 from latentcache.fields.registry import field_kind
-from latentcache.pipeline.reencode import Reencode, requested
+from latentcache.pipeline.reencode import Reencode
 from latentcache.store.snapshot import open_snapshot
 
 
@@ -45,19 +45,6 @@ def test_flips_and_draws_are_made_again_as_they_were(tmp_path):
     made = dict(Reencode(device="cpu").encode(snapshot, data, "latents", [0, 1, 2, 3]))
     kept = [array for arrays in stored.values() for array in arrays]
     assert all(np.array_equal(made[row].array, kept[row]) for row in range(4))
-
-
-def test_requested_recipes_follow_the_snapshot_in_what_is_not_given(tmp_path):
-    case = CASES["latents"]
-    snapshot = open_snapshot(built(case, case.data(tmp_path / "data", 2)).cache)
-    kind = field_kind("latents")
-    recipes, looked = requested(snapshot, {"latents": kind.settings()})
-    assert recipes["latents"].as_json() == snapshot.fields["latents"].recipe_json
-    recipes, looked = requested(snapshot, {"latents": kind.settings(storage_dtype="float32", model="stub")})
-    assert [name for name, _, _ in kind.differences(snapshot.fields["latents"].recipe, recipes["latents"])] == [
-        "encoder.storage_dtype"
-    ]
-    assert looked == {"latents"}
 
 
 def test_an_encoder_that_is_gone_is_an_error_that_names_the_flag(tmp_path):
