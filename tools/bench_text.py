@@ -3,9 +3,10 @@
 Three pipelines with random text encoders of medium size: PixArt-Sigma (T5 gets a mask, captions are sorted by
 length), Flux (T5 without a mask, every caption has 512 tokens) and Stable Diffusion XL (two CLIPs, 77 tokens).
 Lengths of captions are log-normal. A build runs in its own processes and writes a cache; its rate is that of its
-report, from the open encoder to the end. Candidates take turns in every round. Prints a Markdown table.
+report, from the open encoder to the end. ``whole`` counts its whole time: the start of a process, imports, weights.
+Candidates take turns in every round. Prints a Markdown table.
 
-    python tools/bench_text.py [--rounds 5] [--captions 96] [--json FILE]
+    python tools/bench_text.py [--rounds 5] [--captions 96] [--pipelines NAME ...] [--json FILE]
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ from latentcache.fields.prompt_embeds import PromptSettings
 BATCH = 8
 #: Tokens of captions: median, spread of the logarithm, most.
 MEDIAN, SIGMA, MOST = 40, 0.8, 250
+PIPELINES = ("PixArtSigmaPipeline", "FluxPipeline", "StableDiffusionXLPipeline")
 WORDS = [f"{first}{second}{third}" for first in "bdfglm" for second in "aeiou" for third in "nrst"]
 Size = dict[str, int]
 MEDIUM = {"width": 512, "inner": 2048, "layers": 6, "heads": 8}
@@ -118,13 +121,15 @@ def plain_loop(pipe: Any, texts: Sequence[str]) -> float:
     return len(texts) / (time.perf_counter() - started)
 
 
-def built(data: Path, pipeline: Path, out: Path) -> float:
-    """Captions a second of a build, which also writes them."""
+def built(data: Path, pipeline: Path, out: Path) -> tuple[float, float]:
+    """Captions a second of a build, which also writes them: of its encoding, and of all of its time."""
     fields = {"prompt_embeds": PromptSettings(text_encoder=str(pipeline), text_storage_dtype="bfloat16")}
+    started = time.perf_counter()
     report = build_cache(BuildSettings(data=data, out=out, fields=fields, device="cpu"))
+    whole = time.perf_counter() - started
     shutil.rmtree(out)
     done = report.fields["prompt_embeds"]
-    return done.encoded / done.encode_s
+    return done.encoded / done.encode_s, done.encoded / whole
 
 
 def make_data(folder: Path, texts: Sequence[str]) -> Path:
@@ -138,32 +143,36 @@ def make_data(folder: Path, texts: Sequence[str]) -> Path:
     return folder
 
 
-def measure(folder: Path, count: int, rounds: int, size: Size) -> Times:
+def measure(folder: Path, count: int, rounds: int, size: Size, names: Sequence[str] = PIPELINES) -> Times:
     """Captions a second: pipeline -> candidate -> rounds. The first round is not counted."""
     texts, times = captions(count), Times()
     data = make_data(folder / "data", texts)
-    for name in ("PixArtSigmaPipeline", "FluxPipeline", "StableDiffusionXLPipeline"):
+    for name in names:
         pipe = make_pipeline(name, folder / name, size)
-        ways: dict[str, Callable[[], float]] = {
+        ways: dict[str, Callable[[], tuple[float, ...]]] = {
             "build": lambda name=name: built(data, folder / name, folder / "cache"),  # type: ignore[misc]
-            "loop": lambda pipe=pipe: plain_loop(pipe, texts),  # type: ignore[misc]
+            "loop": lambda pipe=pipe: (plain_loop(pipe, texts),),  # type: ignore[misc]
         }
-        times[name] = {way: [] for way in ways}
+        times[name] = {"build": [], "whole": [], "loop": []}
         for number in range(rounds + 1):
             for way in list(ways) if number % 2 else reversed(list(ways)):
-                rate = ways[way]()
-                if number:
-                    times[name][way].append(rate)
+                for one, rate in zip((way, "whole"), ways[way](), strict=False):
+                    print(f"{name}, round {number}: {one} {rate:.2f}", file=sys.stderr, flush=True)
+                    if number:
+                        times[name][one].append(rate)
     return times
 
 
 def table(times: Times) -> str:
     """Medians, and the median and range of the ratios of rounds."""
-    lines = ["| pipeline | build, captions/s | loop, captions/s | build / loop |", "|---|---:|---:|---:|"]
+    heads = "| pipeline | build, captions/s | whole build, captions/s | loop, captions/s | build / loop |"
+    lines = [heads, "|---|---:|---:|---:|---:|"]
     for name, rates in times.items():
         ratios = sorted(build / loop for build, loop in zip(rates["build"], rates["loop"], strict=True))
-        build, loop, ratio = (statistics.median(one) for one in (rates["build"], rates["loop"], ratios))
-        lines.append(f"| {name} | {build:.1f} | {loop:.1f} | {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) |")
+        kinds = (rates["build"], rates["whole"], rates["loop"], ratios)
+        build, whole, loop, ratio = (statistics.median(one) for one in kinds)
+        spread = f"{ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        lines.append(f"| {name} | {build:.2f} | {whole:.2f} | {loop:.2f} | {spread} |")
     return "\n".join(lines)
 
 
@@ -171,12 +180,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how quickly captions are encoded.")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--captions", type=int, default=96, help="distinct captions (default: 96)")
+    parser.add_argument("--pipelines", nargs="+", choices=PIPELINES, default=PIPELINES, help="default: all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rates")
     options = parser.parse_args()
     for library in (diffusers, transformers):
         library.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        times = measure(Path(folder), options.captions, options.rounds, MEDIUM)
+        times = measure(Path(folder), options.captions, options.rounds, MEDIUM, options.pipelines)
     print(table(times))
     if options.json:
         options.json.write_text(json.dumps(times, indent=1) + "\n", "utf-8")

@@ -28,7 +28,7 @@ from token_peers import Epoch, token_peers
 from latentcache import BuildSettings, build_cache, open_cache
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
-from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.input_ids import InputIdsSettings
 from latentcache.plan.documents import Corpus
 from latentcache.plan.rows import packed_rows

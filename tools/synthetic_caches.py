@@ -59,7 +59,8 @@ def described(*sizes: Size, normalization: Normalization | None = None) -> Descr
     assert isinstance(found.recipe, LatentsRecipe)
     if normalization is None:
         return found
-    return replace(found, recipe=found.recipe.with_encoder(normalization=normalization, channels=CHANNELS))
+    encoder = replace(found.recipe.encoder, normalization=normalization, channels=CHANNELS)
+    return replace(found, recipe=replace(found.recipe, encoder=encoder))
 
 
 def table_of(names: Strings, size: NDArray[np.uint32], *, seed: int = 0, stat: Any = None) -> SampleTable:

@@ -261,10 +261,6 @@ class LatentsRecipe:
             encoder=EncoderSpec.from_json(data["encoder"]),
         )
 
-    def with_encoder(self, **changes: Any) -> LatentsRecipe:
-        """A copy with some encoder fields replaced."""
-        return replace(self, encoder=replace(self.encoder, **changes))
-
     def group(self, bucket: Size, frames: int = 1) -> Group:
         """The items of one bucket: images, or clips of so many frames."""
         cells, clips = latent_size(bucket, self.encoder.factor), self.geometry.clips

@@ -10,8 +10,8 @@ def test_a_word_is_a_token():
 
 
 def test_ratios_are_taken_round_by_round():
-    assert "| P | 2.0 | 1.0 | 2.00 (1.00 to 4.00) |" in table(
-        {"P": {"build": [1.0, 2.0, 4.0], "loop": [1.0, 1.0, 1.0]}}
+    assert "| P | 2.00 | 1.00 | 1.00 | 2.00 (1.00 to 4.00) |" in table(
+        {"P": {"build": [1.0, 2.0, 4.0], "whole": [1.0], "loop": [1.0, 1.0, 1.0]}}
     )
 
 

@@ -6,7 +6,6 @@ from the table of pipelines and from transformers, never from the folder. No tor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 
 from latentcache.encoders.hub import expanded, hub_folder, is_hub_id, revision_of
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
+from latentcache.encoders.vae.locate import read_json, without_weights
 from latentcache.encoders.vae.weights import shards_of
-from latentcache.errors import ModelNotFoundError, UnsupportedModelError
+from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError
 from latentcache.fields.prompt_embeds import PromptSettings
 
 INDEX = "model_index.json"
@@ -120,7 +120,7 @@ def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
         UnsupportedModelError: A class without a row, or a part is missing or has no safetensors weights.
     """
     folder, commit = pipeline_folder(model, revision=revision)
-    index, row = _read(folder / INDEX), _row(folder)
+    index, row = read_json(folder / INDEX), _row(folder)
     if name not in row:
         raise UnsupportedModelError(
             f"{index['_class_name']} has no {name}", where=str(folder), fix=f"leave {name} out of --fields"
@@ -131,7 +131,7 @@ def locate_pipeline(model: str, name: str, *, revision: str = "") -> Pipeline:
 
 def _row(folder: Path) -> Mapping[str, Output]:
     """The outputs of the class of a pipeline."""
-    index = _read(folder / INDEX)
+    index = read_json(folder / INDEX)
     name = index.get("_class_name")
     if not isinstance(name, str) or name not in PIPELINES:
         raise UnsupportedModelError(
@@ -159,7 +159,7 @@ def _part(folder: Path, index: Mapping[str, Any], name: str) -> Part:
         name=name,
         folder=folder / name,
         cls=index[name][1],
-        config=_read(folder / name / "config.json"),
+        config=read_json(folder / name / "config.json"),
         weights=_weights(folder / name),
         tokenizer=folder / tokenizer,
         tokenizer_cls=index[tokenizer][1],
@@ -171,26 +171,7 @@ def _weights(folder: Path) -> tuple[Path, ...]:
         return (folder / _WEIGHTS,)
     if (folder / f"{_WEIGHTS}.index.json").is_file():
         return shards_of(folder / f"{_WEIGHTS}.index.json")
-    found = sorted(path.name for path in folder.iterdir())
-    pickles = any(name.endswith((".bin", ".ckpt", ".pt", ".pth")) for name in found)
-    raise UnsupportedModelError(
-        f"{folder} has {'only pickle weights' if pickles else f'no {_WEIGHTS}'}",
-        where=str(folder),
-        why="pickle files can run code when they are opened" if pickles else f"found {', '.join(found[:5])}",
-        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
-    )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModelError(
-            f"{path.name} cannot be read", where=str(path), why=str(error), fix="download the pipeline again"
-        ) from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path.name} is not a JSON object", where=str(path), fix="download it again")
-    return value
+    raise without_weights(folder, _WEIGHTS)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -198,7 +179,7 @@ def _is_complete(folder: Path) -> bool:
     try:
         for output in _row(folder).values():
             for part in output.parts:
-                _part(folder, _read(folder / INDEX), part)
-    except UnsupportedModelError:
+                _part(folder, read_json(folder / INDEX), part)
+    except EncoderError:
         return False
     return True

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from latentcache.encoders.text.opening import open_tokenizer
-from latentcache.encoders.text.protocol import TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.protocol import RecordTokenizer, TokenizedDocument, TokenizerDescription
+from latentcache.encoders.text.stub import StubTokenizer
 from latentcache.fields.input_ids import InputIdsRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
 from latentcache.sources.records import Record, record_from_json, record_size
@@ -15,6 +15,21 @@ from latentcache.sources.records import Record, record_from_json, record_size
 #: Text of one worker that is worth a trial of the fast engine: the trial costs 2 s of processor time, which 6 MB of
 #: text save again.
 FAST_CHARACTERS = 8 << 20
+
+
+def open_tokenizer(description: TokenizerDescription) -> RecordTokenizer:
+    """A tokenizer that follows the description; the stub needs no library.
+
+    Raises:
+        UnsupportedModelError: Special tokens are indistinguishable from text in this tokenizer.
+        UsageError: The chat template is not valid Jinja.
+    """
+    if not description.tokenizer:
+        return StubTokenizer(description)
+    # Chat templates and tokenizers cost a second.
+    from latentcache.encoders.text.tokenizer import TextTokenizer
+
+    return TextTokenizer(description)
 
 
 class TokenProducer(Producer):

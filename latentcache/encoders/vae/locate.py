@@ -70,7 +70,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: Not a JSON object, or not of a diffusers model.
     """
-    config = _read_json(path)
+    config = read_json(path)
     if not isinstance(config.get("_class_name"), str):
         kind = config.get("model_type") or "unknown"
         raise UnsupportedModelError(
@@ -136,7 +136,7 @@ def _encoder_folder(folder: Path) -> Path:
     if not index.is_file():
         return vae if not (folder / "config.json").exists() and (vae / "config.json").is_file() else folder
     if not vae.is_dir():
-        parts = sorted(name for name in _read_json(index) if not name.startswith("_"))
+        parts = sorted(name for name in read_json(index) if not name.startswith("_"))
         raise UnsupportedModelError(
             f"the pipeline in {folder} has no vae/",
             where=str(index),
@@ -163,18 +163,19 @@ def _weights_in(folder: Path) -> tuple[Path, ...]:
             why=f"found {', '.join(path.name for path in found[:5])}",
             fix=f"give one of them: --model {found[0]}",
         )
-    raise _without_weights(folder)
+    raise without_weights(folder, WEIGHTS_NAME)
 
 
-def _without_weights(folder: Path) -> UnsupportedModelError:
+def without_weights(folder: Path, expected: str) -> UnsupportedModelError:
+    """The error for a folder without weights that can be used."""
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_WEIGHTS)
     pickles = [name for name in others if name.endswith(_PICKLES)]
     kind = "only pickle weights" if pickles else "no safetensors weights"
     return UnsupportedModelError(
         f"{folder} has {kind}" + (f" ({', '.join(others[:3])})" if others else ""),
         where=str(folder),
-        why="pickle files can run code when they are opened" if pickles else f"expected {WEIGHTS_NAME}",
-        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER",
+        why="pickle files can run code when they are opened" if pickles else f"expected {expected}",
+        fix="save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
     )
 
 
@@ -190,7 +191,13 @@ def _given_config(config: str) -> Path:
     return path
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A parsed JSON object.
+
+    Raises:
+        EncoderError: An unreadable file.
+        UnsupportedModelError: Other contents.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:

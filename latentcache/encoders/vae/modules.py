@@ -1,14 +1,12 @@
 """Load the encoder half of an autoencoder with torch and diffusers.
 
-Folders that diffusers saved go through its own ``from_pretrained``, single files tensor by tensor (only the encoder
-half of a full checkpoint is read).
+Weights are read tensor by tensor, the encoder half alone, into a module of the class of diffusers.
 Guarantee: names and shapes are compared with the class before a weight is read, so no tensor keeps its
 random start; values are finite; no pickle, no remote code, no network.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +22,6 @@ from torch import Tensor, nn
 
 from latentcache.encoders.vae.describe import ModelDescription, no_tiling
 from latentcache.encoders.vae.families import FAMILIES, GENERIC
-from latentcache.encoders.vae.locate import WEIGHTS_NAME
 from latentcache.encoders.vae.weights import TensorInfo, encoder_names, encoder_shape, is_encoder, read_headers
 from latentcache.errors import EncoderError
 
@@ -40,15 +37,14 @@ def load_module(description: ModelDescription, dtype: torch.dtype) -> nn.Module:
         EncoderError: The class is not in the installed diffusers, or a tensor is missing, unexpected, of
             another shape or not finite.
     """
-    model_class = _class(description)
     tensors = read_headers(description.weights)
     names = encoder_names(tensors, ldm=FAMILIES.get(description.spec.family, GENERIC).ldm)
     with _quiet():
-        _check_names(_skeleton(model_class, description), names, tensors, description)
-        if _is_saved_by_diffusers(description, names):
-            module = _from_folder(model_class, _config_path(description).parent, dtype)
-        else:
-            module = _from_files(_skeleton(model_class, description), names, tensors, dtype)
+        module = _skeleton(_class(description), description)
+        _check_names(module, names, tensors, description)
+        if dict(module.named_buffers()).keys() - module.state_dict().keys():  # the class computes them
+            module = _skeleton(_class(description), description, "cpu")
+        module = _filled(module, names, tensors, dtype)
     _check_finite(module, description)
     module = module.eval().requires_grad_(False)
     exact_norms(module)
@@ -99,15 +95,15 @@ def _class(description: ModelDescription) -> Any:
     return found
 
 
-def _skeleton(model_class: Any, description: ModelDescription) -> nn.Module:
-    """The encoder half with the right shapes and no values.
+def _skeleton(model_class: Any, description: ModelDescription, device: str = "meta") -> nn.Module:
+    """The encoder half with the right shapes; on ``meta`` without values.
 
     Raises:
         EncoderError: The class does not accept the configuration.
     """
     config = json.loads(_config_path(description).read_bytes())
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             module: nn.Module = model_class.from_config(config)
     except (ValueError, TypeError, KeyError, IndexError, RuntimeError, NotImplementedError) as error:
         raise EncoderError(
@@ -139,32 +135,7 @@ def _check_names(
             raise EncoderError(what, where=where, fix=_AGAIN)
 
 
-def _is_saved_by_diffusers(description: ModelDescription, names: Mapping[str, str]) -> bool:
-    """True if files and tensors are named as ``save_pretrained`` names them."""
-    config_path = _config_path(description)
-    folder, stem = config_path.parent, WEIGHTS_NAME.removesuffix(".safetensors")
-    if config_path.name != "config.json" or {p.parent for p in description.weights} != {folder}:
-        return False
-    if any(name != full for name, full in names.items()):
-        return False
-    sharded = (folder / f"{WEIGHTS_NAME}.index.json").is_file()
-    files = [path.name for path in description.weights]
-    return files == [WEIGHTS_NAME] or (sharded and all(file.startswith(f"{stem}-") for file in files))
-
-
-def _from_folder(model_class: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    lean = importlib.util.find_spec("accelerate") is not None
-    try:
-        module: nn.Module = model_class.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, torch_dtype=dtype, low_cpu_mem_usage=lean
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        what = f"diffusers cannot load {model_class.__name__} from {folder}"
-        raise EncoderError(what, where=str(folder), why=str(error), fix=_AGAIN) from error
-    return drop_decoder(module)
-
-
-def _from_files(
+def _filled(
     skeleton: nn.Module, names: Mapping[str, str], tensors: Mapping[str, TensorInfo], dtype: torch.dtype
 ) -> nn.Module:
     """Fill a skeleton with the encoder half of the files, whatever layout they have."""

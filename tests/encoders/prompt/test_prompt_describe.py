@@ -9,7 +9,7 @@ from latentcache.encoders.prompt.describe import describe_sequence, describe_vec
 from latentcache.encoders.prompt.locate import locate_pipeline, text_settings
 from latentcache.encoders.prompt.producer import call_default
 from latentcache.errors import ModelNotFoundError, UnsupportedModelError, UsageError
-from latentcache.fields.prompt_embeds import PromptSettings
+from latentcache.fields.prompt_embeds import PromptEmbeds, PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext
 
 CONTEXT = DescribeContext(ask=lambda _, **given: call_default(**given))
@@ -127,7 +127,7 @@ def custom_encoder(folder):
         (other_class, "MyPipeline"),
         (custom_encoder, "my_module.MyEncoder"),
         (lambda folder: (folder / "text_encoder_2" / "model.safetensors").write_bytes(b"GGUF" * 9), "GGUF"),
-        (lambda folder: (folder / "text_encoder_2" / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda folder: (folder / "text_encoder_2" / "config.json").write_text("{"), "config.json is not JSON"),
     ],
 )
 def test_what_makes_a_pipeline_unusable_is_named(flux, break_it, words):
@@ -165,3 +165,22 @@ def test_weights_in_shards_are_found(pipelines, tmp_path):
 def test_unknown_options_of_the_stub_are_refused(word):
     with pytest.raises(UsageError, match="unknown option of the stub"):
         recipe_of(word)
+
+
+def test_libraries_that_clean_captions_are_in_the_recipe_and_a_missing_one_is_said(pipelines, monkeypatch):
+    """The text of a caption that is encoded depends on them."""
+    folder, there = pipelines("PixArtSigmaPipeline")[1], {"ftfy": "6.3", "beautifulsoup4": "4.13"}
+    found = []
+    for has in (there, {**there, "ftfy": ""}):
+        monkeypatch.setattr(
+            "latentcache.encoders.prompt.describe.installed",
+            lambda names, has=has: {one: has.get(one, "") for one in names},
+        )
+        found.append(describe_sequence(PromptSettings(text_encoder=str(folder)), Cached(), CONTEXT))
+    assert found[0].notes == ()
+    assert [one for one in found[1].notes if "pip install ftfy" in one]
+    assert found[0].recipe.recipe_id != found[1].recipe.recipe_id
+    cached = Cached(recipe=found[0].recipe, provenance=found[0].provenance)
+    again = describe_sequence(PromptSettings(), cached, CONTEXT).recipe
+    differing = [name for name, *_ in PromptEmbeds().differences(found[0].recipe, again)]
+    assert differing == ["arguments"], "another machine without the library encodes the captions anew, and says so"

@@ -7,7 +7,7 @@ from made_tokenizers import byte_level, save
 from latentcache.encoders.text import bpe, fastcheck
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
-from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.encoders.text.stub import stub_description
 from latentcache.sources.records import Message, chat_record, text_record
 

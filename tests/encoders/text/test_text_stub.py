@@ -1,6 +1,9 @@
+import subprocess
+import sys
+
 import numpy as np
 
-from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.encoders.text.stub import stub_description
 from latentcache.sources.records import Message, chat_record, text_record
 
@@ -36,3 +39,14 @@ def test_all_of_a_conversation_carries_loss_where_asked():
 def test_a_delay_is_no_part_of_the_recipe():
     assert stub_description(delay_ms=5).recipe == stub_description().recipe
     assert stub_description(chat=True).recipe != stub_description().recipe
+
+
+def test_the_stub_needs_no_library():
+    code = (
+        "import sys\n"
+        "from latentcache.encoders.text.producer import open_tokenizer\n"
+        "from latentcache.encoders.text.stub import stub_description\n"
+        "open_tokenizer(stub_description())\n"
+        "assert not {'torch', 'transformers', 'tokenizers', 'tiktoken', 'jinja2'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from latentcache.encoders.text.bpe import TiktokenEngine, byte_ranks
 from latentcache.encoders.text.describe import describe_tokenizer
 from latentcache.encoders.text.fastcheck import fast_tokenizer
-from latentcache.encoders.text.opening import open_tokenizer
+from latentcache.encoders.text.producer import open_tokenizer
 from latentcache.fields.protocol import Failure
 from latentcache.sources.records import Message, chat_record, text_record
 
@@ -224,7 +224,7 @@ def test_a_fork_after_tokenizing_says_nothing(folder):
     code = (
         "import os, sys\n"
         "from latentcache.encoders.text.describe import describe_tokenizer\n"
-        "from latentcache.encoders.text.opening import open_tokenizer\n"
+        "from latentcache.encoders.text.producer import open_tokenizer\n"
         "from latentcache.sources.records import text_record\n"
         "tokenizer = open_tokenizer(describe_tokenizer(sys.argv[1], chat=False))\n"
         "records = [text_record('a', n, 'words') for n in range(99)]\n"
