@@ -3,8 +3,7 @@
 Guarantee: a row is in the smallest allowed length that holds it or, if that length would have an incomplete batch, in
 a longer one: incomplete batches move up, the longest rows first, so only the longest length in use has a remainder
 and no row is skipped (report R1). A remainder is never repeated from fewer rows than a batch unless there are no
-more. With weights an epoch serves some rows more often than others, so lengths are decided for the occurrences of
-each epoch; every epoch then has the steps that it would have at one length. Cost: one sort by length.
+more. Each row counts once: with weights every length may have an incomplete batch. Cost: one sort by length.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Catalog:
     def forgotten(self) -> tuple[Sequence[str], int]:
         """Give the memory back: its shards and the number of its items, for :meth:`moved`, are all that is kept."""
         count = len(self)
-        self._columns = {name: column[:0] for name, column in self._columns.items()}
+        self._columns = {name: column[:0].copy() for name, column in self._columns.items()}  # views keep memory
         self._indexes, self._lengths = {}, {}
         return self.shards, count
 
