@@ -262,7 +262,7 @@ def _requested(
     wanted = None if names is None else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted or ():
         if name not in known:
-            raise UsageError(f"--fields {name}: unknown field", fix=f"--fields {'|'.join(known)}")
+            raise UsageError(f"--fields={name}: unknown field", fix=f"--fields {'|'.join(known)}")
     settings: dict[str, dict[str, Any]] = {name: {} for name in wanted or ()}
     if wanted is None:
         settings = {name: {} for name, kind in known.items() if _target(kind) in kinds}

@@ -64,16 +64,18 @@ class ExportSettings:
         layouts = [name for name in LAYOUTS if getattr(self, name) is not None]
         if "pad" in takes and len(layouts) != 1:
             problem = (
-                f"--{layouts[1]}: give one layout" if layouts else f"--to {self.format}: needs the length of rows"
+                f"--{layouts[1]}: give one layout" if layouts else f"--to={self.format}: needs the length of rows"
             )
             raise UsageError(problem, fix=" or ".join(f"--{name} N" for name in LAYOUTS if name in takes))
         if self.padding_side is not None and self.layout != "pad":
-            raise UsageError(f"--padding-side with --{self.layout}: full rows have no padding", fix="leave it out")
+            raise UsageError(
+                f"--padding-side={self.padding_side}: rows of --{self.layout} have no padding", fix="leave it out"
+            )
         if self.overflow is not None and self.layout == "chunk":
-            raise UsageError("--overflow with --chunk: chunks cut documents anyway", fix="leave it out")
+            raise UsageError(f"--overflow={self.overflow}: --chunk cuts documents anyway", fix="leave it out")
         if self.format == "hf-disk" and find_spec("pyarrow") is None:
             fix = "python -m pip install 'latentcache[hf]'"
-            raise UsageError("--to hf-disk: needs pyarrow", why="it is not installed", fix=fix, slug="extra-missing")
+            raise UsageError("--to=hf-disk: needs pyarrow", why="it is not installed", fix=fix, slug="extra-missing")
 
     def flags(self) -> dict[str, Any]:
         """Flag -> value."""

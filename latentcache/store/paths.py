@@ -122,6 +122,15 @@ class CachePaths:
         """
         return any(path.exists() for path in (self.current, self.building, self.lock))
 
+    def _instead(self) -> str:
+        """What to do where no cache is: people often give DATA, whose cache is beside it."""
+        given = shlex.quote(str(self.root))
+        if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
+            return f"give the cache of this data: {shlex.quote(str(beside))}"
+        if self.root.is_dir() and any(self.root.iterdir()):
+            return f"if this is DATA, make its cache with `latentcache build {given}`; else check the path"
+        return f"make one with `latentcache build DATA --out {given}`, or check the path"
+
     def current_snapshot(self) -> int:
         """Number of the snapshot readers open, 0 when no build has ended yet.
 
@@ -138,7 +147,7 @@ class CachePaths:
                 f"no cache at {self.root}",
                 where=str(self.root),
                 why="the folder has neither CURRENT nor shards/" if self.root.is_dir() else "no such folder",
-                fix=f"make one with `latentcache build DATA --out {shlex.quote(str(self.root))}`, or check the path",
+                fix=self._instead(),
             ) from None
         except OSError as error:
             if isinstance(error, NotADirectoryError) or error.errno == errno.ENAMETOOLONG:

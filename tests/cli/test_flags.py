@@ -108,7 +108,7 @@ def test_a_flag_of_two_kinds_reaches_the_requested_kinds(seen):
 def test_fields_by_name(seen):
     assert set(seen("--fields", "latents,toy").fields) == {"latents", "toy"}
     assert not seen("--fields", "toy").given
-    with pytest.raises(UsageError, match="--fields no: unknown field"):
+    with pytest.raises(UsageError, match="--fields=no: unknown field"):
         seen("--fields", "no")
     with pytest.raises(UsageError, match="--switch: belongs to the field toy"):
         seen("--fields", "latents", "--switch")

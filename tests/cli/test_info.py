@@ -96,6 +96,11 @@ def test_no_cache(run, tmp_path):
     done = run("info", tmp_path / "none", "--json")
     assert (done.status, done.error["slug"]) == (3, "cache-not-found")
     assert "no such folder" in done.error["why"]
+    draw_four(tmp_path / "data")
+    assert run("info", tmp_path / "data", "--json").error["fix"].startswith("if this is DATA, make its cache with ")
+    run("build", tmp_path / "data", *SMALL)
+    fix = run("info", tmp_path / "data", "--json").error["fix"]
+    assert fix == f"give the cache of this data: {tmp_path / 'data.latentcache'}"
 
 
 def test_files_that_vanish_while_they_are_counted(run, cache, monkeypatch):

@@ -72,7 +72,7 @@ class EventLog:
         if error.errno in DISK_FULL:
             return _full(self._path, str(error))
         return UsageError(
-            f"--events {self._path}: cannot be written",
+            f"--events={self._path}: cannot be written",
             where=str(self._path),
             why=str(error),
             fix="give another --events FILE",
