@@ -39,7 +39,7 @@ def test_without_a_path_nothing_happens(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_before_the_build(tmp_path):
-    with pytest.raises(UsageError, match=r"--events .*folder") as caught:
+    with pytest.raises(UsageError, match=r"--events=.*folder") as caught:
         EventLog(tmp_path / "no" / "such" / "folder")
     assert caught.value.where.endswith("folder")
 
