@@ -97,7 +97,7 @@ NATIVE := latentcache/store/gather/_gather.so
 native: $(NATIVE)  ## build the optional compiled library (needs a C compiler)
 
 $(NATIVE): latentcache/store/gather/gather.c
-	@$(CC) -O3 -shared -fPIC -o $@.new $< -lm && mv $@.new $@
+	@$(CC) -O3 -shared -fPIC -pthread -o $@.new $< -lm && mv $@.new $@
 
 clean:  ## delete generated files except .venv
 	@rm -rf demo dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis

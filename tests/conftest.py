@@ -53,9 +53,8 @@ def library(tmp_path_factory):
 @pytest.fixture(params=["python", "compiled"])
 def each_way(request, monkeypatch):
     """Reading without and with the compiled library."""
-    found = gather.compiled(request.getfixturevalue("library")) if request.param == "compiled" else None
+    found = gather.Library(request.getfixturevalue("library")) if request.param == "compiled" else None
     monkeypatch.setattr(gather, "LIBRARY", found)
-    monkeypatch.setattr(gather, "_HASH", gather._hash_address() if found else None)
     return request.param
 
 

@@ -53,7 +53,7 @@ from read_peers import peers
 from latentcache import open_cache
 from latentcache.loader.sample_reader import SampleReader
 from latentcache.loader.values import Affine
-from latentcache.store import reader
+from latentcache.store import gather
 
 COMPUTE_S = 0.004
 STEPS_TIMED = 64
@@ -227,7 +227,7 @@ def step_waits(iterator: Iterator[Any], step: Callable[[], None]) -> list[float]
 
 #: What a batch's time goes to -> where it is in the package.
 STAGES: dict[str, tuple[Any, str]] = {
-    "read: the kernel copies from the page cache": (reader, "read_together"),
+    "read: the kernel copies from the page cache": (gather.Reading, "finish"),
     "scale and shift": (Affine, "apply"),
     "names, captions, sizes, keys": (SampleReader, "_described"),
 }

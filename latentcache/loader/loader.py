@@ -16,7 +16,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -27,7 +27,7 @@ from torch.utils.data import Sampler as TorchSampler
 
 from latentcache.errors import UsageError
 from latentcache.loader.device import Batch, Sent, Transfer
-from latentcache.loader.prefetch import Readahead, read_ahead
+from latentcache.loader.prefetch import Readahead, begin_ahead, read_ahead
 from latentcache.loader.ranks import find_ranks, refuse_double_sharding
 from latentcache.loader.substitute import Substitutes
 from latentcache.loader.values import without_team
@@ -52,8 +52,15 @@ class Reader(Protocol):
     tokens: NDArray[np.int64] | None
     """(N,) tokens of each row; None for samples."""
 
-    def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
-        """A batch on the CPU; for another device with values as they are stored."""
+    @property
+    def begins(self) -> bool:
+        """True if a batch can be read while something else is done: nothing is left to do afterwards."""
+
+    def read(self, rows: Ints, bucket: int, turn: Turn, later: list[Callable[[], None]] | None = None) -> Batch:
+        """A batch on the CPU; for another device with values as they are stored.
+
+        ``later`` is given what has to be called before the values are used, if ``begins``.
+        """
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
         """The batch, with its padding rows marked so that nothing is learned of them."""
@@ -294,12 +301,19 @@ class Loader:
             blind=not self._fetched,
         )
 
+        threads = 1 if self._substitutes.active else self._reader.threads  # a bad sample is said and counted once
+        begins = threads > 1 and self._prefetch > 0 and self._reader.begins
+
         def send(step: int) -> Sent:
             ahead.before(step)
-            return self._send(index_of(step))
+            return self._send(index_of(step), begins=begins)
 
-        threads = 1 if self._substitutes.active else self._reader.threads  # a bad sample is said and counted once
-        batches = read_ahead(send, range(len(plan)), self._prefetch, threads=threads)
+        steps = range(len(plan))
+        batches = (
+            begin_ahead(send, steps, self._prefetch)
+            if begins
+            else read_ahead(send, steps, self._prefetch, threads=threads)
+        )
         self._passes.add(batches)
         for batch in batches:
             position.advance(iteration)  # before it is handed out: a checkpoint made then has this batch
@@ -362,15 +376,17 @@ class Loader:
         """The batch of a BatchIndex."""
         return self._transfer.receive(self._send(index))
 
-    def _send(self, index: BatchIndex) -> Sent:
-        """A batch on its way to the device."""
+    def _send(self, index: BatchIndex, *, begins: bool = False) -> Sent:
+        """A batch on its way to the device; ``begins``: it is read meanwhile."""
+        if begins:
+            return self._made(index, [])
         with without_team():
             return self._made(index)
 
-    def _made(self, index: BatchIndex) -> Sent:
+    def _made(self, index: BatchIndex, later: list[Callable[[], None]] | None = None) -> Sent:
         reader, turn = self._reader, (index.seed, index.epoch)
         _, batch = self._substitutes.read(
-            index.rows, lambda rows: reader.read(rows, index.bucket, turn), seed=index.seed, epoch=index.epoch
+            index.rows, lambda rows: reader.read(rows, index.bucket, turn, later), seed=index.seed, epoch=index.epoch
         )
         if self.report.batches.remainder == "pad":
             none = np.zeros(len(index.rows), dtype=np.bool_)
@@ -378,7 +394,8 @@ class Loader:
         meta = {"epoch": index.epoch, "step_in_epoch": index.step if index.step >= 0 else None} if self._meta else {}
         meta |= reader.meta(batch, index.is_pad) if self._meta else {}
         batch = reader.formatted(batch, self.format)
-        return self._transfer.send(batch | {"meta": meta} if meta else batch, reader.finish)
+        sent = self._transfer.send(batch | {"meta": meta} if meta else batch, reader.finish)
+        return replace(sent, later=later) if later else sent
 
     def iterable(self, *, rows: bool = False) -> LoaderIterable:
         """This loader as a torch ``IterableDataset`` with a length, for trainers that take nothing else.

@@ -17,6 +17,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -195,6 +196,24 @@ def read_ahead(
             queue.clear()  # not left to a thread: no join here, which may be anywhere that garbage is collected
     for thread in started if forks == _forks else ():
         thread.join()  # nothing reads any more once the last result was taken
+
+
+def begin_ahead(begin: Callable[[Item], Made], items: Sequence[Item], depth: int) -> Generator[Made]:
+    """``map(begin, items)`` by the caller, called ``depth`` items ahead; what it begins goes on meanwhile.
+
+    An error is raised at the result it belongs to.
+    """
+    waiting: deque[tuple[Made | None, Exception | None]] = deque()
+    for position in range(len(items)):
+        while len(waiting) <= depth and position + len(waiting) < len(items):
+            try:
+                waiting.append((begin(items[position + len(waiting)]), None))
+            except Exception as error:  # noqa: BLE001 -- raised when the caller comes to it
+                waiting.append((None, error))
+        ready: list[Any] = list(waiting.popleft())
+        if ready[1] is not None:
+            raise ready[1]
+        yield ready.pop(0)  # nothing here holds it meanwhile
 
 
 def _started(queue: _Queue[Any, Any], *, helps: bool) -> threading.Thread:

@@ -421,6 +421,7 @@ class RowsReader:
     """
 
     threads, excluded = 1, 0
+    begins = False
 
     def __init__(self, rows: Rows, *, names: bool = False) -> None:
         self._rows, self._names = rows, names
@@ -428,7 +429,7 @@ class RowsReader:
         pending = any(one.pending for one in rows.documents)
         self.tokens: NDArray[np.int64] | None = None if pending else rows.row_lengths
 
-    def read(self, rows: Ints, bucket: int, turn: tuple[int, int]) -> Batch:
+    def read(self, rows: Ints, bucket: int, turn: tuple[int, int], later: Any = None) -> Batch:
         """(B, L) tensors."""
         batch = self._rows._batch(rows.astype(np.int64, copy=False), self._rows.lengths[bucket])
         return batch | {"names": [self._rows.where(row) for row in rows.tolist()]} if self._names else batch

@@ -28,6 +28,7 @@ from latentcache.loader.values import TORCH, Affine, posterior, restored
 from latentcache.plan.mixing import Mixture
 from latentcache.plan.samples import Ints
 from latentcache.plan.variants import drawn_of_samples, drawn_variants
+from latentcache.store import gather
 from latentcache.store.gather import Scaling
 from latentcache.store.reader import Checksum, EntryReader, Place
 from latentcache.store.snapshot import Snapshot
@@ -35,6 +36,7 @@ from latentcache.store.snapshot import Snapshot
 Turn = tuple[int, int]
 """Seed and epoch: what decides draws and flips."""
 Batch = dict[str, Any]
+Later = list[Callable[[], None]]
 #: The samples themselves, beside the names of fields.
 _SAMPLES = ""
 Variants = Mapping[str, Ints]
@@ -111,13 +113,26 @@ class SampleReader:
         """The batch with a trainer's names."""
         return sample_format(batch, name)
 
-    def read(self, rows: Ints, bucket: int, turn: Turn) -> Batch:
+    @property
+    def begins(self) -> bool:
+        """True if nothing but the reading is left to do once a batch has begun."""
+        plain = all(self._as_read(name) for name in self.fields)
+        return plain and not self._on_device and gather.LIBRARY is not None
+
+    def _as_read(self, name: str) -> bool:
+        """True if the values of a field are ready when they are read."""
+        affine, dtype = self._values.get(name, (Affine(), None))
+        same = not affine.changes and dtype in (None, TORCH[self._specs[name].dtype])
+        return not self._draws[name] and (same or name in self._scaled)
+
+    def read(self, rows: Ints, bucket: int, turn: Turn, later: Later | None = None) -> Batch:
         """A batch, drawn where a posterior is stored; for a device as it is stored, else scaled and cast.
 
         Args:
             rows: (B,) samples of one bucket.
             bucket: Which.
             turn: Seed and epoch, for draws and flips.
+            later: Is given what has to be called before the values are used, if ``begins``.
 
         Raises:
             CorruptEntryError: An entry fails its check; it is named with its shard and the fix.
@@ -136,7 +151,7 @@ class SampleReader:
         batch: Batch = {}
         for name in self.fields:
             again = self._over(split, self._occurrence) if self._draws[name] else None
-            batch |= self._field(name, items[name], (len(rows), *shapes.get(name, ())), turn, again)
+            batch |= self._field(name, items[name], (len(rows), *shapes.get(name, ())), turn, again, later)
         return batch | described
 
     def padded(self, batch: Batch, is_pad: NDArray[np.bool_]) -> Batch:
@@ -254,27 +269,39 @@ class SampleReader:
         return held
 
     def _field(
-        self, name: str, items: Split, shape: tuple[int, ...], turn: Turn, again: NDArray[np.integer] | None = None
+        self,
+        name: str,
+        items: Split,
+        shape: tuple[int, ...],
+        turn: Turn,
+        again: NDArray[np.integer] | None = None,
+        later: Later | None = None,
     ) -> Batch:
         """The tensor of a field, and its mask if items differ in length."""
         mask = {}
         if self._specs[name].ragged:
-            found, mask[f"{name}_mask"] = self._padded(name, items, shape[0])
+            found, mask[f"{name}_mask"] = self._padded(name, items, shape[0], later)
         else:
-            found = self._stacked(name, items, shape, turn, again)
+            found = self._stacked(name, items, shape, turn, again, later)
         if name in self._values and not self._on_device and name not in self._scaled:
             found = self._valued(name, found)
         return {name: found, **mask}
 
     def _stacked(
-        self, name: str, items: Split, shape: tuple[int, ...], turn: Turn, again: NDArray[np.integer] | None
+        self,
+        name: str,
+        items: Split,
+        shape: tuple[int, ...],
+        turn: Turn,
+        again: NDArray[np.integer] | None,
+        later: Later | None,
     ) -> torch.Tensor:
         """(B, ...) of one field, raw or drawn, or scaled as it is read."""
         spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
         size = math.prod(shape[1:]) * kind.itemsize
         memory = self._pool.take(shape[0] * size)
         for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size, scaling=self._scaled.get(name))
+            self._readers[number].gather(name, rows, memory, at * size, scaling=self._scaled.get(name), later=later)
         stored = torch.from_numpy(memory.view(kind).reshape(shape))
         if stored.dtype != TORCH[spec.dtype]:  # numpy has no bfloat16
             stored = stored.view(TORCH[spec.dtype])
@@ -286,7 +313,7 @@ class SampleReader:
         posterior(stored, self._over(items, partial(self._keys, name)), drawn, draw, turn, again)
         return drawn
 
-    def _padded(self, name: str, items: Split, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, name: str, items: Split, count: int, later: Later | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, L, ...) of a ragged field, and (B, L) bool where an element is."""
         spec, kind = self._specs[name], numpy_dtype(self._specs[name].dtype)
         lengths = np.empty(count, dtype=np.int64)
@@ -300,7 +327,7 @@ class SampleReader:
         for item, length in zip(values, lengths.tolist(), strict=True):
             item[length:] = spec.pad_value
         for number, at, rows in items:
-            self._readers[number].gather(name, rows, memory, at * size)
+            self._readers[number].gather(name, rows, memory, at * size, later=later)
         mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
         return torch.from_numpy(values).view(TORCH[spec.dtype]), mask
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from latentcache.fields.dtypes import numpy_dtype
 from latentcache.identity.content import checksum
 from latentcache.store.atomic_io import open_file
 from latentcache.store.entry import EntryHeader, read_header
-from latentcache.store.gather import Scaling, hashes_of, read_together
+from latentcache.store.gather import Reading, Scaling
 from latentcache.store.paths import CachePaths
 from latentcache.store.snapshot import FieldRows, Snapshot
 
@@ -148,6 +148,7 @@ class EntryReader:
         start: Ints | None = None,
         length: Ints | None = None,
         scaling: Scaling | None = None,
+        later: list[Callable[[], None]] | None = None,
     ) -> None:
         """Read items straight into their places in the caller's memory, and prove them.
 
@@ -159,6 +160,7 @@ class EntryReader:
             start: (n,) first element of each item that is wanted, along the ragged axis; by default 0.
             length: (n,) number of elements; by default up to the item's end.
             scaling: Of whole items, done as they are read.
+            later: Is given what ends the reading, if it can go on meanwhile; errors come there.
 
         Raises:
             CorruptEntryError: An entry fails its check.
@@ -175,21 +177,34 @@ class EntryReader:
         if len(rows) and not 0 <= int(at.min()) <= int(ends.max()) <= len(out):
             raise IndexError(f"items of {field} do not fit into {len(out)} bytes")
         files, new = self._descriptors(where.shard), self._unproven(one, rows) if whole else _NO_ROWS
-        hashes = hashes_of(len(rows)) if len(new) else None
-        if not read_together(files, where.offset, where.bytes, out, at, hashes=hashes, scaling=scaling):
-            self._read_each(one, rows, where, out, at, files)
-            hashes = None
-            if scaling is not None:
-                raise CacheDamagedError("a read failed, and worked when it was repeated", where=str(self.paths.root))
-        if not len(new):
-            return
+        reading = Reading(files, where.offset, where.bytes, out, at, hashed=bool(len(new)), scaling=scaling)
+
+        def end() -> None:
+            hashes = reading.hashes
+            if not reading.finish():
+                self._read_each(one, rows, where, out, at, files)
+                hashes = None
+                if scaling is not None:
+                    raise CacheDamagedError("a read failed, and worked when repeated", where=str(self.paths.root))
+            if len(new):
+                self._prove_read(one, rows, new, out, at, where, hashes)
+
+        if later is not None and reading.begin():
+            later.append(end)
+        else:
+            end()
+
+    def _prove_read(
+        self, one: _Field, rows: Ints, new: Ints, out: Any, at: Ints, where: Segments, hashes: Any
+    ) -> None:
+        """Hold items that were just read against their checksums; ``hashes`` were made while they were read."""
         entries = one.entries_of(rows[new])
         if hashes is not None:
             for entry in entries[hashes[new] != one.checksum[entries]].tolist():
                 raise self._wrong(one, entry)
         else:
-            memory, spans = out.data, zip(entries.tolist(), at[new].tolist(), ends[new].tolist(), strict=True)
-            for entry, begin, end in spans:
+            begins, ends, memory = at[new], at[new] + where.bytes[new], out.data
+            for entry, begin, end in zip(entries.tolist(), begins.tolist(), ends.tolist(), strict=True):
                 self._hold(one, entry, memory[begin:end])
         self._remember(one, entries)
 

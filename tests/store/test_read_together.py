@@ -1,6 +1,8 @@
 """Many pieces of files with one system call: all of them, or False."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -8,7 +10,6 @@ import pytest
 import xxhash
 
 from latentcache.store import gather
-from latentcache.store.gather import read_together
 
 pytestmark = pytest.mark.usefixtures("each_way")
 DATA = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
@@ -20,6 +21,10 @@ def file(tmp_path):
     descriptor = os.open(tmp_path / "f", os.O_RDONLY)
     yield descriptor
     os.close(descriptor)
+
+
+def read_together(*pieces):
+    return gather.Reading(*pieces).finish()
 
 
 def pieces(count, seed):
@@ -95,22 +100,101 @@ def test_a_system_that_has_none_says_so(file, monkeypatch):
 
 
 def test_checksums_are_of_the_bytes_in_the_file(file, each_way):
-    hashes, scaling = gather.hashes_of(40), gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
-    assert (hashes is None) == (scaling is None) == (each_way == "python")
-    if hashes is None:
-        return
+    scaling = gather.scaling("float32", np.float32([2, 3]), np.float32([1, 0]))
     offset, size = np.arange(40) * 4096, np.full(40, 800)
     out = np.zeros(40 * 800, np.uint8)
-    assert read_together([file] * 40, offset, size, out, np.arange(40) * 800, hashes=hashes, scaling=scaling)
-    assert hashes.tolist() == [xxhash.xxh3_64_intdigest(DATA[start : start + 800]) for start in offset]
+    reading = gather.Reading([file] * 40, offset, size, out, np.arange(40) * 800, hashed=True, scaling=scaling)
+    assert reading.finish()
+    assert (reading.hashes is None) == (scaling is None) == (each_way == "python")
+    if reading.hashes is None:
+        return
+    assert reading.hashes.tolist() == [xxhash.xxh3_64_intdigest(DATA[start : start + 800]) for start in offset]
     stored = np.stack([DATA[start : start + 800].view(np.float32) for start in offset])
     with np.errstate(all="ignore"):  # some are not numbers
         expected = np.concatenate([stored[:, :100] * 2 + 1, stored[:, 100:] * 3], axis=1)
     assert np.allclose(out.view(np.float32).reshape(40, 200), expected, rtol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("turned_off", [True, False])
-def test_the_environment_turns_the_library_off(library, monkeypatch, turned_off):
-    monkeypatch.setenv("LATENTCACHE_NATIVE", "0" if turned_off else "1")
-    assert (gather.compiled(library) is None) == turned_off
-    assert gather.compiled(library.with_name("gone.so")) is None
+def begun(file, number):
+    """40 pieces of one part of the file, on their way."""
+    size, out = np.full(40, 900), np.zeros(36000, np.uint8)
+    reading = gather.Reading([file] * 40, number * 40000 + np.arange(40) * 900, size, out, np.arange(40) * 900)
+    reading.begin()
+    return reading, out, DATA[number * 40000 : number * 40000 + 36000]
+
+
+def test_many_are_under_way_and_end_in_any_order(file):
+    random = np.random.default_rng(1)
+    for _ in range(30):
+        waiting = [begun(file, number) for number in range(8)]
+        for place in random.permutation(8)[: random.integers(9)].tolist():
+            reading, out, expected = waiting[place]
+            assert reading.finish()
+            assert np.array_equal(out, expected)
+        del waiting  # the others are not wanted
+
+
+def test_threads_that_wait_for_their_own(file):
+    failed = []
+
+    def work():
+        for number in [*range(8)] * 20:
+            reading, out, expected = begun(file, number)
+            if not reading.finish() or not np.array_equal(out, expected):
+                failed.append(number)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_forked_child_ends_what_its_parent_began(file):
+    waiting = [begun(file, number) for number in range(8)]
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            for reading, out, expected in [*waiting, begun(file, 3)]:
+                assert reading.finish()
+                assert np.array_equal(out, expected)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert all(reading.finish() and np.array_equal(out, expected) for reading, out, expected in waiting)
+
+
+def test_what_is_begun_and_does_not_come_is_an_error_at_the_end(file):
+    out = np.zeros(200, np.uint8)
+    reading = gather.Reading([file] * 2, np.array([0, len(DATA) - 50]), np.array([100, 100]), out, np.array([0, 100]))
+    reading.begin()
+    assert not reading.finish()
+
+
+def test_the_environment_turns_the_library_off(library, monkeypatch):
+    for value, there in ((str(library), True), ("0", False), (str(library.with_name("gone.so")), False)):
+        monkeypatch.setenv("LATENTCACHE_NATIVE", value)
+        assert (gather.compiled() is not None) == there
+
+
+@pytest.mark.parametrize("way", ["end", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 15)"])
+def test_the_interpreter_ends_while_much_is_under_way(tmp_path, library, way):
+    (tmp_path / "f").write_bytes(DATA.tobytes())
+    code = f"""
+import os, sys, numpy as np
+from latentcache.store import gather
+assert gather.LIBRARY
+file, all_of_it = os.open({str(tmp_path / "f")!r}, os.O_RDONLY), []
+for number in range(40):
+    out = np.empty(8 << 20, np.uint8)
+    pieces = [file] * 8, np.zeros(8, int), np.full(8, 1 << 20), out, np.arange(8) << 20
+    all_of_it.append(gather.Reading(*pieces, scaling=gather.scaling('float32', np.ones(1, 'f4'), np.ones(1, 'f4'))))
+    all_of_it[-1].begin()
+{"" if way == "end" else way}
+"""
+    environment = os.environ | {"LATENTCACHE_NATIVE": str(library)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (-15 if "kill" in way else 0, "")

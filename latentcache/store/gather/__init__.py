@@ -1,12 +1,14 @@
 """Read many pieces of files into memory with one release of the interpreter's lock, and hash and scale them there.
 
 The compiled library (``gather.c``, built by ``make native``) reads, hashes and scales a piece while the processor's
-cache holds it. Without it Linux AIO reads all pieces with one system call, and the caller hashes and scales. Both
-give the same bytes. ``LATENTCACHE_NATIVE=0`` in the environment turns the library off.
+cache holds it, also ahead, by a thread of its own that never wants the interpreter's lock. Without it Linux AIO reads
+all pieces with one system call, and the caller hashes and scales. Both give the same bytes. ``LATENTCACHE_NATIVE=0``
+in the environment turns the library off; a path there is another build of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import os
@@ -15,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xxhash
@@ -36,18 +38,38 @@ class Scaling:
     term: NDArray[np.float32]
 
 
-def compiled(path: Path | None = None) -> ctypes.CDLL | None:
+class _Job(ctypes.Structure):
+    """``struct job`` of the library."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_int64)
+        for name in (*("count", "places", "hash", "hashes", "kind", "factor", "term", "channels"),
+                     *("next", "running", "failed", "later"))
+    ]  # fmt: skip
+
+
+class Library:
+    """The compiled library."""
+
+    def __init__(self, path: Path) -> None:
+        loaded, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        if not loaded.can_scale():
+            raise OSError("this processor is too old")
+        self.begin, self.finish, self.stop = quick.begin, loaded.finish, loaded.stop
+        self.begin.argtypes = [ctypes.c_void_p]  # keeps the interpreter's lock: it is soon back
+        self.finish.argtypes, self.finish.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int64
+        self.hash = _hash_address()
+
+
+def compiled() -> Library | None:
     """The compiled library; None: it was not built, is turned off, or does not suit this processor."""
-    if os.environ.get("LATENTCACHE_NATIVE") == "0":
+    wanted = os.environ.get("LATENTCACHE_NATIVE", "")
+    if wanted == "0":
         return None
     try:
-        found = ctypes.CDLL(str(path or Path(__file__).with_name("_gather.so")))
-    except OSError:
+        return Library(Path(wanted) if os.sep in wanted else Path(__file__).with_name("_gather.so"))
+    except (OSError, AttributeError):  # an older build has other functions
         return None
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    found.gather.argtypes = [number, pointer, pointer, pointer, ctypes.c_int, pointer, pointer, number]
-    found.gather.restype = number
-    return found if found.can_scale() else None
 
 
 def _hash_address() -> int | None:
@@ -59,55 +81,83 @@ def _hash_address() -> int | None:
 
 
 LIBRARY = compiled()
-_HASH = _hash_address() if LIBRARY else None
+if LIBRARY is not None:
+    atexit.register(LIBRARY.stop)
 
 
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
-    """What :func:`read_together` can do to values of a type; None: the caller has to."""
-    kind = _KINDS.get(dtype, 0) if LIBRARY else 0
+    """What a :class:`Reading` can do to values of a type; None: the caller has to."""
+    kind = _KINDS.get(dtype, 0) if LIBRARY and LIBRARY.hash else 0
     return Scaling(kind, np.ascontiguousarray(factor), np.ascontiguousarray(term)) if kind else None
 
 
-def hashes_of(count: int) -> NDArray[np.uint64] | None:
-    """(count,) memory for checksums that :func:`read_together` can make; None: the caller has to."""
-    return np.empty(count, dtype=np.uint64) if LIBRARY and _HASH else None
-
-
-def read_together(
-    files: Sequence[int],
-    offset: Ints,
-    size: Ints,
-    out: NDArray[np.uint8],
-    at: Ints,
-    *,
-    hashes: NDArray[np.uint64] | None = None,
-    scaling: Scaling | None = None,
-) -> bool:
-    """Read n pieces of files into memory.
+class Reading:
+    """n pieces of files on their way into memory.
 
     Args:
-        files: (n,) descriptors.
+        files: (n,) descriptors, open until the end.
         offset: (n,) first byte of each in its file.
         size: (n,) bytes of each.
         out: (m,) of memory.
         at: (n,) where each belongs in ``out``; all of it must be inside.
-        hashes: From :func:`hashes_of`: is given xxh3-64 of the bytes as they are in the file.
+        hashed: True to make :attr:`hashes`.
         scaling: From :func:`scaling`: done to the values of each piece.
-
-    Returns:
-        False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
     """
-    base = _address(out)
-    if LIBRARY is None:
-        return _read_queued(files, offset, size, at + base)
-    places = np.empty((4, len(files)), dtype=np.int64)
-    places[0], places[1], places[2] = files, offset, size
-    np.add(at, base, out=places[3])
-    hashing = (None, None) if hashes is None else (_HASH, _address(hashes))
-    values: tuple[int, int | None, int | None, int] = (0, None, None, 1)
-    if scaling is not None:
-        values = scaling.kind, _address(scaling.factor), _address(scaling.term), len(scaling.factor)
-    return bool(LIBRARY.gather(len(files), _address(places), *hashing, *values) == len(files))
+
+    hashes: NDArray[np.uint64] | None = None
+    """(n,) xxh3-64 of the bytes as they are in the file; None: the caller has to make them."""
+
+    def __init__(
+        self,
+        files: Sequence[int],
+        offset: Ints,
+        size: Ints,
+        out: NDArray[np.uint8],
+        at: Ints,
+        *,
+        hashed: bool = False,
+        scaling: Scaling | None = None,
+    ) -> None:
+        self._library, self._begun = LIBRARY, 0
+        self._places = np.empty((4, len(files)), dtype=np.int64)
+        self._places[0], self._places[1], self._places[2] = files, offset, size
+        np.add(at, _address(out), out=self._places[3])
+        self._kept = out, scaling
+        if self._library is None:
+            return
+        self._job = _Job(count=len(files), places=_address(self._places))
+        if hashed and self._library.hash:
+            self.hashes = np.empty(len(files), dtype=np.uint64)
+            self._job.hash, self._job.hashes = self._library.hash, _address(self.hashes)
+        if scaling is not None:
+            self._job.kind, self._job.channels = scaling.kind, len(scaling.factor)
+            self._job.factor, self._job.term = _address(scaling.factor), _address(scaling.term)
+
+    def begin(self) -> bool:
+        """Begin, and return at once; False: nothing here can do that."""
+        if self._library is not None:
+            self._begun = os.getpid()
+            self._library.begin(ctypes.addressof(self._job))
+        return self._library is not None
+
+    def finish(self) -> bool:
+        """Read what is left, and wait for the rest.
+
+        Returns:
+            False if the system has no such call, or a piece did not come whole: the caller reads them one by one.
+        """
+        if self._library is None:
+            files, offset, size, address = self._places
+            return _read_queued(files, offset, size, address)
+        if self._begun not in (0, os.getpid()):  # the thread that has begun is in the parent of this process
+            self._job.next = self._job.running = self._job.failed = 0
+        self._begun = 0
+        failed: int = self._library.finish(ctypes.addressof(self._job), 1)
+        return failed == 0
+
+    def __del__(self) -> None:
+        if self._begun == os.getpid() and self._library is not None:  # memory and files are not free before
+            self._library.finish(ctypes.addressof(self._job), 0)
 
 
 def _address(array: NDArray[Any]) -> int:
@@ -149,7 +199,7 @@ class _Queue:
         self._pointers = self._requests.ctypes.data + 64 * np.arange(_MOST, dtype=np.uint64)
         self._first, self._found = ctypes.c_void_p(self._pointers.ctypes.data), self._results.ctypes.data
 
-    def read(self, files: Sequence[int], offset: Ints, size: Ints, address: Ints) -> bool:
+    def read(self, files: Ints, offset: Ints, size: Ints, address: Ints) -> bool:
         """True if all of up to ``_MOST`` pieces came whole."""
         count, ended = len(files), 0
         for column, values in zip(self._columns, (size, files, address, size, offset), strict=True):
@@ -175,7 +225,7 @@ _idle: list[_Queue] = []
 os.register_at_fork(after_in_child=_idle.clear)  # a queue belongs to the process that made it
 
 
-def _read_queued(files: Sequence[int], offset: Ints, size: Ints, address: Ints) -> bool:
+def _read_queued(files: Ints, offset: Ints, size: Ints, address: Ints) -> bool:
     """256 pieces with one system call."""
     try:
         queue, whole = _idle.pop() if _idle else _Queue(), True

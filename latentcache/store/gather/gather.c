@@ -1,9 +1,12 @@
 /* Read the items of a batch into memory, hash them and scale them, each while it is in the processor's cache.
  *
- * One call is one release of Python's lock for a batch. Built by `make native`; without it Python does the same.
+ * A thread of this library reads ahead without Python's lock, and the thread that wants a batch helps. Built by
+ * `make native`; without it Python does the same.
  * Values are computed in float32 with one fused multiply-add and rounded once, to the nearest, ties to even.
  */
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
@@ -76,29 +79,134 @@ int can_scale(void)
     return READY != 0;
 }
 
-/* Read `count` items; the rows of `places` are descriptor, first byte, bytes and address of each.
- *
- * hash, hashes: hash of the bytes as they are stored, or null.
- * kind: type of the values if they are scaled; factor, term: (channels,); items are (channels, ...).
- * Returns how many came whole: `count`, or the number of the item that did not.
- */
-int64_t gather(int64_t count, const int64_t *places, hash_function hash, uint64_t *hashes, int kind,
-               const float *factor, const float *term, int64_t channels)
+/* Items to read; the caller's memory until `finish` has returned. */
+struct job {
+    int64_t count;
+    const int64_t *places; /* descriptor, first byte, bytes and address of each item, row by row */
+    hash_function hash;
+    uint64_t *hashes; /* of the bytes as they are stored; or null */
+    int64_t kind;     /* type of the values if they are scaled */
+    const float *factor, *term; /* (channels,); items are (channels, ...) */
+    int64_t channels;
+    int64_t next, running, failed; /* under the lock: next item, items under way, items that did not come whole */
+    struct job *later;
+};
+
+static int read_item(const struct job *job, int64_t item)
 {
-    const int64_t *file = places, *first = file + count, *bytes = first + count, *address = bytes + count;
-    for (int64_t item = 0; item < count; item++) {
-        char *out = (char *)(intptr_t)address[item];
-        for (int64_t done = 0; done < bytes[item];) {
-            ssize_t found = pread((int)file[item], out + done, bytes[item] - done, first[item] + done);
-            if (found > 0)
-                done += found;
-            else if (found == 0 || errno != EINTR)
-                return item;
-        }
-        if (hash)
-            hashes[item] = hash(out, bytes[item]);
-        if (kind != NONE)
-            scale(out, bytes[item], kind, factor, term, channels);
+    const int64_t *file = job->places + item, count = job->count;
+    const int64_t first = file[count], bytes = file[2 * count];
+    char *out = (char *)(intptr_t)file[3 * count];
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t found = pread((int)*file, out + done, bytes - done, first + done);
+        if (found > 0)
+            done += found;
+        else if (found == 0 || errno != EINTR)
+            return 1;
     }
-    return count;
+    if (job->hash)
+        job->hashes[item] = job->hash(out, bytes);
+    if (job->kind != NONE)
+        scale(out, bytes, job->kind, job->factor, job->term, job->channels);
+    return 0;
+}
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER, ended = PTHREAD_COND_INITIALIZER;
+static struct job *first_job;
+static int started;
+
+/* One item of a job, if one is left; called and left with the lock held. */
+static int step(struct job *job)
+{
+    if (job->next >= job->count)
+        return 0;
+    int64_t item = job->next++;
+    job->running++;
+    pthread_mutex_unlock(&lock);
+    int failed = read_item(job, item);
+    pthread_mutex_lock(&lock);
+    job->failed += failed;
+    if (--job->running == 0 && job->next >= job->count)
+        pthread_cond_broadcast(&ended);
+    return 1;
+}
+
+static void *work(void *unused)
+{
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (first_job && first_job->next >= first_job->count)
+            first_job = first_job->later;
+        if (first_job)
+            step(first_job);
+        else
+            pthread_cond_wait(&more, &lock);
+    }
+    return unused;
+}
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+static void in_child(void) /* no thread is here */
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    more = ended = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    first_job = NULL;
+    started = 0;
+}
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(before_fork, after_fork, in_child); }
+
+/* Have a thread begin with a job; without one `finish` does all of it. */
+void begin(struct job *job)
+{
+    pthread_mutex_lock(&lock);
+    pthread_t thread;
+    sigset_t all, kept;
+    if (!started) {
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &kept); /* signals are for Python's threads */
+        started = pthread_create(&thread, NULL, work, NULL) == 0 && pthread_detach(thread) == 0;
+        pthread_sigmask(SIG_SETMASK, &kept, NULL);
+    }
+    struct job **last = &first_job;
+    while (*last)
+        last = &(*last)->later;
+    *last = job;
+    pthread_cond_signal(&more);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Wait for a job, and help; what nobody has begun is left out if it is not wanted. Returns items that failed. */
+int64_t finish(struct job *job, int wanted)
+{
+    pthread_mutex_lock(&lock);
+    while (wanted && step(job))
+        ;
+    job->next = job->count;
+    for (struct job **one = &first_job; *one; one = &(*one)->later)
+        if (*one == job) {
+            *one = job->later;
+            break;
+        }
+    while (job->running)
+        pthread_cond_wait(&ended, &lock);
+    pthread_mutex_unlock(&lock);
+    return job->failed;
+}
+
+/* Leave out everything that is not begun, and wait for the rest: before the interpreter frees memory. */
+void stop(void)
+{
+    pthread_mutex_lock(&lock);
+    while (first_job) {
+        struct job *job = first_job;
+        job->failed += job->count - job->next;
+        job->next = job->count;
+        while (job->running)
+            pthread_cond_wait(&ended, &lock);
+        if (first_job == job)
+            first_job = job->later;
+    }
+    pthread_mutex_unlock(&lock);
 }
