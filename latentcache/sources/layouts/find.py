@@ -19,7 +19,6 @@ from latentcache.sources.layouts import (
     imagefolder,
     kohya,
     kohya_config,
-    kohya_metadata,
     musubi,
     onetrainer,
     own,
@@ -48,7 +47,7 @@ FOLDERS: dict[str, Callable[[Tree], Layout | None]] = {
 }
 #: Conventions of configuration files by their word. Our own one decides alone.
 CONFIGS: dict[str, Any] = {
-    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_metadata, ai_toolkit)
+    one.WORD: one for one in (own, kohya_config, musubi, simpletuner, onetrainer, kohya_config.METADATA, ai_toolkit)
 }
 #: Words of ``--layout``.
 WORDS = (*FOLDERS, *CONFIGS)

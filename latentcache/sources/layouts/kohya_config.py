@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
 from latentcache.sources.layouts.kohya import caption_rule
-from latentcache.sources.layouts.sets import CaptionRule, Layout
+from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 
 WORD = "kohya-config"
 NAMES = ("dataset.toml", "dataset_config.toml")
@@ -90,3 +91,33 @@ def _of_metadata(config: Config, said: Mapping[str, Any], rule: CaptionRule, **m
     table = config.place(said["metadata_file"], "metadata_file")
     folder = config.place(said["image_dir"], "image_dir") if said.get("image_dir") else table.parent
     return of_table(folder, table, replace(rule, tag_separator=str(said.get("caption_separator") or ",")), **more)
+
+
+# metadata for fine-tuning: an object of images with ``caption`` and ``tags``, as kohya's scripts merge them. Rule
+# (``library/train_util.py``, ``FineTuningDataset``): names are paths, relative to the folder of images or absolute; a
+# caption is ``caption``, the separator (``,``) and ``tags``, the first line of it.
+
+_OF_IMAGES = frozenset(("caption", "tags", "train_resolution", "image_size"))
+
+
+def _fits_metadata(value: Any) -> bool:
+    """True if a parsed file has this form."""
+    first = next(iter(value.values()), None) if isinstance(value, dict) else None
+    return isinstance(first, dict) and bool(_OF_IMAGES & set(first))
+
+
+def _read_metadata(config: Config, base: Path | None) -> Layout:
+    config.take({name: True for one in config.value.values() for name in one}, ("caption", "tags"))
+    rule = CaptionRule(table=config.path.name, tag_separator=",", lines="first")
+    part = Layout(word="", why="", root=config.path.parent, sets=(ImageSet(folder="", captions=rule),))
+    why = f"{config.path.name} lists {len(config.value)} images of kohya"
+    return joined(config, METADATA.WORD, why, [part], base)
+
+
+#: Names of the files: those that kohya's scripts and their documentation use, the last step first.
+METADATA = SimpleNamespace(
+    WORD="kohya-metadata",
+    NAMES=("meta_lat.json", "meta_clean.json", "meta_cap_dd.json", "meta_cap.json"),
+    fits=_fits_metadata,
+    read=_read_metadata,
+)
