@@ -470,35 +470,24 @@ class _Records:
             taken.add(row)
             return row
 
-        def is_same(item: Rejected) -> bool:
+        left = list[Rejected]()
+        for item in self._rejected:
             row = take((item.name, item.content)) if item.content else -1
-            if row >= 0:
-                others.append(_quarantined(item, line=now.samples.where(row)[1]))
-            return row >= 0
-
-        def is_still(item: Rejected) -> bool:
-            there = not item.content and lines[item.name, item.line, item.reason] > 0
-            lines[item.name, item.line, item.reason] -= there
-            files[item.name, item.reason] -= there
-            if item.name in unread and not there:
-                others.append(_quarantined(item))
-            return there or item.name in unread
-
-        def is_other(item: Rejected) -> bool:
+            still = not item.content and lines[item.name, item.line, item.reason] > 0
+            lines[item.name, item.line, item.reason] -= still
+            files[item.name, item.reason] -= still
+            if row >= 0 or (item.name in unread and not still):
+                others.append(_quarantined(item, line=now.samples.where(row)[1] if row >= 0 else 0))
+            elif not still:
+                left.append(item)
+        for item in left:
             row = take((item.name, item.line))
             if row >= 0:
                 others.append(_stale(item, "source-changed", self._new.content[row].tobytes().hex()[:8]))
-            return row >= 0
-
-        def is_elsewhere(item: Rejected) -> bool:
-            there = not item.content and files[item.name, item.reason] > 0
-            files[item.name, item.reason] -= there
-            return there
-
-        left = list(self._rejected)
-        for step in (is_same, is_still, is_other, is_elsewhere):
-            left = [item for item in left if not step(item)]
-        others += [_stale(item, "source-removed", "no such record") for item in left]
+            elif not item.content and files[item.name, item.reason] > 0:  # on another line
+                files[item.name, item.reason] -= 1
+            else:
+                others.append(_stale(item, "source-removed", "no such record"))
         self.found.new = self.found.new[~np.isin(self.found.new, list(taken))]
         self.found.others = tuple(others)
 

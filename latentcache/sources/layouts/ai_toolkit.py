@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
-from latentcache.sources.layouts.partners import INPUTS
+from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table, partners
+from latentcache.sources.layouts.partners import ALPHA
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.layouts.tree import Tree
 
@@ -79,23 +79,18 @@ def _parts(config: Config, one: Mapping[str, Any]) -> list[Layout]:
     """A data set and the folders of its masks and control images."""
     config.take({name: said for name, said in one.items() if _DEFAULTS.get(name) != said}, _USED)
     name = "dataset_path" if one.get("dataset_path") else "folder_path"
-    place, further = config.place(one[name], name), list[Layout]()
+    place = config.place(one[name], name)
     own = place if place.is_dir() else place.parent
-    paired = [("mask", "")] if one.get("alpha_mask") else []
-    said = [(key, path) for key in _CONTROLS for path in _listed(one.get(key))]
-    if len(said) > len(INPUTS["controls"]):
-        raise config.error(f"{len(said)} folders of control images", f"name {len(INPUTS['controls'])} at most")
     masks = [("mask_path", path) for path in _listed(one.get("mask_path"))]
-    for role, (key, path) in [*zip(INPUTS["controls"], said, strict=False), *(("mask", mask) for mask in masks)]:
-        folder = config.place(path, key)
-        further.append(aside(folder, "mask" if role == "mask" else "control"))
-        paired.append((role, str(folder)))
+    masks = [("alpha_mask", ALPHA)] if one.get("alpha_mask") else masks
+    controls = [(key, path) for key in _CONTROLS for path in _listed(one.get(key))]
+    further, paired = partners(config, {"masks": masks, "controls": controls})
     if (own / "_controls").is_dir():
         further.append(aside(own / "_controls", "control"))
     more: dict[str, Any] = {
         "repeats": max(int(one.get("num_repeats", 1)), 1),
         "is_reg": bool(one.get("is_reg")),
-        "paired": tuple(paired),
+        "paired": paired,
     }
     rule = _rule(one)
     if place.is_dir():

@@ -22,10 +22,12 @@ from latentcache.errors import SourceError, SourceNotFoundError, UnusableSampleE
 from latentcache.fields.protocol import flat_settings
 from latentcache.fields.table import Rejected
 from latentcache.sources.causes import rejected
+from latentcache.sources.layouts.partners import ALPHA, INPUTS
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 from latentcache.sources.lines import decode, parse_json
 from latentcache.sources.reading import read_source
 
+Pair = tuple[str, str]
 #: Larger files are no configuration.
 MAX_BYTES = 1 << 24
 YAML = (".yaml", ".yml")
@@ -257,6 +259,29 @@ def joined(config: Config, word: str, why: str, parts: Sequence[Layout], base: P
 def aside(folder: Path, role: str) -> Layout:
     """A layout of a folder of masks or control images."""
     return Layout(word="", why="", root=folder, sets=(), aside={"": role})
+
+
+def partners(config: Config, said: Mapping[str, Sequence[tuple[str, Any]]]) -> tuple[list[Layout], tuple[Pair, ...]]:
+    """Folders of masks and control images, and (input, folder) of each; a mask ``alpha`` is the image's own.
+
+    Args:
+        config: The file that names them.
+        said: ``masks`` and ``controls`` -> (setting, path) of each.
+
+    Raises:
+        SourceNotFoundError: One is not there.
+        SourceError: There are too many.
+    """
+    parts, paired = list[Layout](), list[Pair]()
+    for option, named in said.items():
+        inputs = INPUTS[option]
+        if len(named) > len(inputs):
+            raise config.error(f"{option} names {len(named)} folders", f"name {len(inputs)} at most")
+        for role, (setting, path) in zip(inputs, named, strict=False):
+            folder = None if (option, path) == ("masks", ALPHA) else config.place(path, setting)
+            parts += [aside(folder, inputs[0])] if folder else []
+            paired.append((role, str(folder or "")))
+    return parts, tuple(paired)
 
 
 def of_folder(folder: Path, rule: CaptionRule, **more: Any) -> Layout:

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
+from latentcache.sources.layouts.config import Config, joined, of_folder, of_table, partners
 from latentcache.sources.layouts.kohya import caption_rule
+from latentcache.sources.layouts.partners import ALPHA
 from latentcache.sources.layouts.sets import CaptionRule, ImageSet, Layout
 
 WORD = "kohya-config"
@@ -58,10 +59,10 @@ def read(config: Config, base: Path | None) -> Layout:
                 config.note(f"subset {own} is left out, as by the trainer: {why}")
                 continue
             seen.add(own)
-            if control := said.get("conditioning_data_dir"):
-                parts.append(aside(config.place(control, "conditioning_data_dir"), "control"))
-            pairs = [("control", str(parts[-1].root))] if control else []
-            paired = (*pairs, *([("mask", "")] if said.get("alpha_mask") else []))
+            named = [("conditioning_data_dir", path)] if (path := said.get("conditioning_data_dir")) else []
+            masks = [("alpha_mask", ALPHA)] if said.get("alpha_mask") else []
+            further, paired = partners(config, {"controls": named, "masks": masks})
+            parts += further
             parts.append(_part(config, said, name=f"{number}:{own}", repeats=repeats, settings=kept, paired=paired,
                                balance=f"{number}:{config.path}"))  # fmt: skip
     subsets = sum(len(part.sets) for part in parts)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined, of_folder, of_table
+from latentcache.sources.layouts.config import Config, joined, of_folder, of_table, partners
 from latentcache.sources.layouts.sets import CaptionRule, Layout
 
 WORD = "musubi"
@@ -38,11 +38,9 @@ def read(config: Config, base: Path | None) -> Layout:
     for one in config.value["datasets"]:
         said = {**general, **one}
         config.take(said, _USED)
-        pairs: tuple[tuple[str, str], ...] = ()
-        if control := said.get("control_directory"):
-            parts.append(aside(config.place(control, "control_directory"), "control"))
-            pairs = (("control", str(parts[-1].root)),)
-        parts.append(_part(config, said, pairs))
+        named = [("control_directory", path)] if (path := said.get("control_directory")) else []
+        further, paired = partners(config, {"controls": named})
+        parts += [*further, _part(config, said, paired)]
     sets = sum(len(part.sets) for part in parts)
     return joined(config, WORD, f"{config.path.name} has {sets} data sets of musubi-tuner", parts, base)
 

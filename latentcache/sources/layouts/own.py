@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from latentcache.sources.layouts.config import Config, aside, joined
-from latentcache.sources.layouts.partners import ALPHA, INPUTS
+from latentcache.sources.layouts.config import Config, joined, partners
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 
 WORD = "latentcache"
@@ -47,18 +46,13 @@ def read(config: Config, base: Path | None, find: Callable[[Path, str, str], Lay
                 raise config.error(f"{name} = {value!r} is no setting of a set", f"expected {names}")
         layout = find(config.place(said.get("path"), "path"), said.get("layout", ""), said.get("split", ""))
         rule = {name: said[name] for name in CAPTION_OPTIONS if name in said}
-        paired = list[tuple[str, str]]()
-        for option, values in (("masks", [said.get("masks")]), ("controls", said.get("controls", []))):
-            if len(values) > len(INPUTS[option]):
-                raise config.error(f"{option} names {len(values)} folders", f"name {len(INPUTS[option])} at most")
-            for role, value in zip(INPUTS[option], filter(None, values), strict=False):
-                folder = None if (option, value) == ("masks", ALPHA) else config.place(value, option)
-                parts += [aside(folder, INPUTS[option][0])] if folder else []
-                paired.append((role, str(folder or "")))
+        masks = [("masks", said["masks"])] if said.get("masks") else []
+        controls = [("controls", one) for one in said.get("controls", []) if one]
+        further, paired = partners(config, {"masks": masks, "controls": controls})
         sets = [
             replace(one, captions=one.captions.with_options(**rule), repeats=one.repeats * said.get("repeats", 1),
-                    name=said.get("name", one.name), paired=tuple(paired) or one.paired)
+                    name=said.get("name", one.name), paired=paired or one.paired)
             for one in layout.sets
         ]  # fmt: skip
-        parts.append(replace(layout, sets=tuple(sets)))
+        parts += [*further, replace(layout, sets=tuple(sets))]
     return joined(config, WORD, f"{config.path.name} has {len(config.value['sets'])} sets", parts, base)
