@@ -394,11 +394,6 @@ class ImageScan(Scan):
         return unread
 
 
-def holds_images(root: Path) -> bool:
-    """True if any file below a folder is an image by its name."""
-    return any(stop > start for _, start, stop in Walk(root, IMAGE_EXTENSIONS))
-
-
 def _beside(
     names: Sequence[str],
     is_image: NDArray[np.bool_],

@@ -23,9 +23,9 @@ from latentcache.sources.archives.members import places
 from latentcache.sources.archives.mixed import scan_images
 from latentcache.sources.archives.tars import kind_of_archive
 from latentcache.sources.corpus import RecordFiles, find_records, is_records_file, possible_ways
-from latentcache.sources.images import NO_CAPTION, holds_images
+from latentcache.sources.images import NO_CAPTION
 from latentcache.sources.known import Scan, Scanned, fold_reads
-from latentcache.sources.layouts.find import find_layout, has_images, holds_archives, is_config
+from latentcache.sources.layouts.find import find_layout, holds_archives, holds_images, is_config
 from latentcache.sources.layouts.partners import folders_below, paired_with
 from latentcache.sources.layouts.sets import CAPTION_OPTIONS, Layout
 from latentcache.sources.part import Part
@@ -334,7 +334,7 @@ def _kind(data: Path) -> str:
     if is_records_file(data):
         return RECORDS
     _check_folder(data)
-    if has_images(data) or holds_images(data):
+    if holds_images(data):
         return IMAGES
     try:
         files = find_records(data, datasets=(), text_lines=False, form=None)

@@ -7,7 +7,6 @@ member if that is asked for, so that images are found again that are as they wer
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +21,7 @@ from latentcache.identity.content import HASH_BYTES, content_hash
 from latentcache.sources.archives.entries import Entries, Wanted, read_archive
 from latentcache.sources.archives.members import SPAN, places
 from latentcache.sources.archives.tars import EXTENSIONS, TAR, is_packed, kind_of_archive
-from latentcache.sources.captions import hashes
+from latentcache.sources.captions import Chosen, hashes
 from latentcache.sources.causes import as_rejected, rejected
 from latentcache.sources.images import CLOSED_RULE, MAX_REPEATS, NO_CAPTION, Found
 from latentcache.sources.known import (
@@ -280,24 +279,22 @@ def _of_archives(items: Sequence[Rejected], names: Sequence[str]) -> list[Reject
 
 def _found(layout: Layout, owner: Sequence[int], samples: SampleTable) -> Found:
     """Where captions are from, and the samples of each set."""
-    caption = samples.inputs["caption"]
+    caption, found = samples.inputs["caption"], Found()
     assert caption.text is not None
-    own = np.array(owner, dtype=np.intp)[np.asarray(samples.inputs["image"].file)]
-    has_text, empty = np.asarray(caption.file) >= 0, np.diff(caption.text.ends, prepend=0) == 0
-    words = Counter[str]()
-    for number, one in enumerate(layout.sets):
-        mine = own == number
-        words["tar members" if one.archives == TAR else "column"] += int((mine & has_text).sum())
-        words[one.captions.text_source] += int((mine & ~has_text & ~empty).sum())
-        if one.captions.is_empty_by_choice:
-            words[one.captions.text_source] += int((mine & empty).sum())
-            empty &= ~mine
-    words[NO_CAPTION] = int(empty.sum())
-    return Found(
-        captions={word: count for word, count in words.items() if count},
-        first_without=samples.names[int(empty.argmax())] if empty.any() else "",
-        set_samples=tuple(np.bincount(own, minlength=len(layout.sets)).tolist()),
+    file, own = np.asarray(caption.file), np.array(owner, dtype=np.int64)[np.asarray(samples.inputs["image"].file)]
+    words = ["tar members" if one.archives == TAR else "column" for one in layout.sets]
+    rules = [
+        replace(one.captions, extensions=(), shared=(word,)) for one, word in zip(layout.sets, words, strict=True)
+    ]
+    chosen = Chosen(
+        image=np.arange(len(samples)),
+        caption=file,
+        which=np.where(file >= 0, 0, -1).astype(np.int8),
+        owner=own,
+        repeats=own,
     )
+    found.count(rules, chosen, caption.text, samples.names)
+    return found
 
 
 def _nothing(layout: Layout, archives: _Archives, walk: Walk) -> EmptySourceError:

@@ -28,7 +28,7 @@ from latentcache.sources.layouts.config import MAX_BYTES, YAML, Config, read_con
 from latentcache.sources.layouts.sets import FOLDER, ImageSet, Layout, ambiguous, unfit
 from latentcache.sources.layouts.tree import Tree
 from latentcache.sources.reading import open_source
-from latentcache.sources.walk import TABLE_NAMES
+from latentcache.sources.walk import IMAGE_EXTENSIONS, TABLE_NAMES, Walk
 
 
 def _plain(tree: Tree) -> Layout:
@@ -123,13 +123,12 @@ def is_config(data: Path) -> bool:
         return False  # whoever reads it as something else says why
 
 
-def has_images(data: Path) -> bool:
-    """True if any folder of the first levels holds an image or a metadata table, or DATA a configuration."""
-    tree = Tree(data)
-    names = {name for one in CONFIGS.values() for name in one.NAMES}
-    if tree.top.others & names:
+def holds_images(data: Path) -> bool:
+    """True if a folder holds a configuration, a metadata table, or any file that is an image by its name."""
+    tree, configs = Tree(data), {name for one in CONFIGS.values() for name in one.NAMES}
+    if any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below()):
         return True
-    return any(folder.images or folder.others.intersection(TABLE_NAMES) for folder in tree.below())
+    return bool(tree.top.others & configs) or any(stop > start for _, start, stop in Walk(data, IMAGE_EXTENSIONS))
 
 
 def holds_archives(data: Path) -> bool:
