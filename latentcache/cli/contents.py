@@ -206,6 +206,7 @@ def data_contents(listing: Listing, samples: SampleTable) -> dict[str, Any]:
         }
         found["captions"] = dict(listing.images.captions)
         found["first_without_caption"] = listing.images.first_without
+        found["several_captions"] = listing.images.several
         counts |= {name: getattr(listing.images, name) for name in ("masks", "controls", "orphans", "outside")}
     sizes = samples.columns.get("original_size")
     if sizes is not None:
@@ -283,9 +284,10 @@ def set_text(one: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def captions_text(captions: Mapping[str, int], first_without: str) -> str:
-    """Where captions are from, and the first image without one."""
+def captions_text(captions: Mapping[str, int], first_without: str, several: int) -> str:
+    """Where captions are from, how many images have several, and the first image without one."""
     told = ", ".join(f"{word} {count}" for word, count in captions.items()) or "none"
+    told += f", {counted(several, 'sample')} with several" if several else ""
     return f"{told} (the first without a caption is {first_without})" if first_without else told
 
 
@@ -295,7 +297,7 @@ def data_lines(listing: Listing, notes: Sequence[Rejected]) -> list[tuple[str, s
     read = f"{listing.data_kind}, layout {layout.word}: {layout.why}" if layout else listing.data_kind
     lines = [("data", read)]
     if images is not None:
-        lines.append(("captions", captions_text(images.captions, images.first_without)))
+        lines.append(("captions", captions_text(images.captions, images.first_without, images.several)))
         lines += further_lines(listing)
     for note in notes:
         counts[note.reason] += note.count

@@ -114,7 +114,10 @@ def _lines(payload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if len(sets) > SHOWN:
         yield "", f"and {len(sets) - SHOWN} more sets (all of them with --json)"
     if "captions" in payload:
-        yield "captions", captions_text(payload["captions"], payload["first_without_caption"])
+        yield (
+            "captions",
+            captions_text(payload["captions"], payload["first_without_caption"], payload["several_captions"]),
+        )
     if "records" in payload:
         yield from _record_lines(payload["records"])
     if payload.get("sizes", {}).get("read"):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latentcache.errors import UsageError
 from latentcache.fields.strings import Strings
@@ -88,9 +89,18 @@ class CaptionVariants:
 
 def captions_at_most(texts: Strings) -> int:
     """Most captions of one of these texts."""
+    return int(np.bincount(_owners(texts), minlength=1).max()) + 1
+
+
+def samples_with_several(texts: Strings) -> int:
+    """How many of these texts hold more than one caption."""
+    return len(np.unique(_owners(texts)))
+
+
+def _owners(texts: Strings) -> NDArray[np.intp]:
+    """The text of each mark between two captions."""
     between = np.flatnonzero(np.asarray(texts.data) == ord(BETWEEN))
-    owners = np.searchsorted(np.asarray(texts.ends), between, side="right")
-    return int(np.bincount(owners, minlength=1).max()) + 1
+    return np.searchsorted(np.asarray(texts.ends), between, side="right")
 
 
 def _orders(tags: int, most: int) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.errors import EmptySourceError
+from latentcache.fields.captions import samples_with_several
 from latentcache.fields.focus import FOCUS
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import STAT_WIDTH, Files, Input, Rejected, SampleTable
@@ -64,6 +65,8 @@ class Found:
     """Where captions are from -> how many: ``sidecar .txt``, ``class words``, ``none``."""
     first_without: str = ""
     """Name of the first image without a caption."""
+    several: int = 0
+    """Samples with more than one caption."""
     set_samples: tuple[int, ...] = ()
     """Samples of each set."""
     orphans: int = 0
@@ -107,6 +110,7 @@ class Found:
         words[NO_CAPTION] = int(without.sum())
         self.captions = {word: many for word, many in words.items() if many}
         self.first_without = names[int(chosen.image[int(without.argmax())])] if words[NO_CAPTION] else ""
+        self.several = samples_with_several(texts)
         self.set_samples = tuple(np.bincount(chosen.owner, minlength=len(rules)).tolist())
 
     def notes(self) -> Iterator[Rejected]:

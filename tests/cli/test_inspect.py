@@ -6,7 +6,7 @@ from small_cache import SMALL, draw
 
 KEYS = {
     "schema", "command", "exit_code", "error", "cache", "data", "data_kind", "part", "plan", "counts", "layout",
-    "captions", "first_without_caption", "sizes", "duplicates", "items", "causes",
+    "captions", "first_without_caption", "several_captions", "sizes", "duplicates", "items", "causes",
 }  # fmt: skip
 
 
@@ -58,6 +58,13 @@ def test_one_screen_of_text(run, kohya):
     assert 'set        10_sks dog: 3 samples, 10 repeats, class words "sks dog"' in lines
     assert "captions   class words 4, sidecar .txt 1" in done.out or "sidecar .txt 1, class words 4" in done.out
     assert lines[-1].startswith("build      4 entries to make, 0 reused, 1 duplicate sharing an entry, ")
+
+
+def test_images_with_several_captions_are_counted(run, data):
+    for image in sorted(data.glob("*.png"))[:2]:
+        image.with_suffix(".txt").write_text("one\ntwo")
+    done = run("inspect", data, *SMALL, "--caption-lines", "all")
+    assert "captions   sidecar .txt 2, none 2, 2 samples with several (the first without" in done.out
 
 
 def test_images_without_captions_name_the_first(run, data):

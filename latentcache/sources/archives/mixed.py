@@ -71,6 +71,7 @@ def _joined(one: Scanned, other: Scanned) -> Scanned:
         images=replace(
             found[0],
             captions=dict(captions),
+            several=found[0].several + found[1].several,
             first_without=found[0].first_without or found[1].first_without,
             set_samples=tuple(map(sum, zip(found[0].set_samples, found[1].set_samples, strict=True))),
         ),

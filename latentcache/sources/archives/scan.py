@@ -281,7 +281,8 @@ def _found(layout: Layout, owner: Sequence[int], samples: SampleTable) -> Found:
     """Where captions are from, and the samples of each set."""
     caption, found = samples.inputs["caption"], Found()
     assert caption.text is not None
-    file, own = np.asarray(caption.file), np.array(owner, dtype=np.int64)[np.asarray(samples.inputs["image"].file)]
+    file = np.asarray(caption.file).astype(np.int64)
+    own = np.array(owner, dtype=np.int64)[np.asarray(samples.inputs["image"].file)]
     words = ["tar members" if one.archives == TAR else "column" for one in layout.sets]
     rules = [
         replace(one.captions, extensions=(), shared=(word,)) for one, word in zip(layout.sets, words, strict=True)
