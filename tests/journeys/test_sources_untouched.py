@@ -60,28 +60,6 @@ def test_a_file_deleted_during_the_build_is_named_and_the_others_are_there(tmp_p
     assert done.json["counts"]["quarantined"] + done.json["counts"]["encoded"] == 30
 
 
-def test_the_number_of_threads_and_the_batch_change_nothing(tmp_path):
-    data = draw_folder(tmp_path / "data", 30)
-    for name, words in {"one": (1, 1), "four": (4, 7)}.items():
-        words = ["--decode-threads", words[0], "--batch-size", words[1]]
-        assert build(data, tmp_path / name, *words).code == 0
-    assert entries(tmp_path / "one") == entries(tmp_path / "four")
-
-
-def test_a_cache_and_its_data_may_move(tmp_path):
-    data, cache = draw_folder(tmp_path / "a" / "data", 6), tmp_path / "a" / "cache"
-    assert build(data, cache).code == 0
-    cache.rename(tmp_path / "cache")
-    assert build(data, tmp_path / "cache").json["counts"] == counts(6, cached=6)
-    data.rename(tmp_path / "images")
-    assert build(tmp_path / "images", tmp_path / "cache").json["counts"] == counts(6, cached=6)
-    assert look("verify", tmp_path / "cache", "--json").code == 0
-    (tmp_path / "b").mkdir()
-    (tmp_path / "images").rename(tmp_path / "b" / "images")
-    (tmp_path / "cache").rename(tmp_path / "b" / "cache")
-    assert look("verify", tmp_path / "b" / "cache", "--json").code == 0  # both moved together
-
-
 def counts(samples, encoded=0, cached=0, quarantined=0, no_caption=0):
     made = {"samples": samples, "encoded": encoded, "cached": cached, "duplicates": 0}
     return made | {"quarantined": quarantined, "no_caption": no_caption}
