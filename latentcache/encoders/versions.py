@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
@@ -23,6 +24,11 @@ def cuda_count() -> int:
     except (OSError, AttributeError):
         pass
     return 0
+
+
+def on_cuda(device: str) -> bool:
+    """True if ``--device`` means CUDA: by name, or ``auto`` on a machine that seems to have a usable device."""
+    return device.startswith("cuda") or (device == "auto" and (Path("/dev/nvidia0").exists() or cuda_count() > 0))
 
 
 def cuda_version() -> str:

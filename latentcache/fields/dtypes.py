@@ -1,4 +1,4 @@
-"""Storage types of field values."""
+"""Storage types of field values. bfloat16, which NumPy lacks, travels as uint16: the upper half of a float32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 #: Name -> (code in the entry header, bytes per value).
 DTYPES: Mapping[str, tuple[int, int]] = {
@@ -24,5 +25,28 @@ _NUMPY = {"bfloat16": "<u2"}
 
 @cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy type that carries a storage type; bfloat16 travels as uint16."""
+    """The numpy type that carries a storage type."""
     return np.dtype(_NUMPY.get(name, name)).newbyteorder("<")
+
+
+def stored(values: NDArray[np.float32], name: str) -> NDArray[Any]:
+    """In a storage type of floats, rounded once, to nearest even; NaN stays NaN."""
+    if name != "bfloat16":
+        with np.errstate(over="ignore"):
+            return values.astype(numpy_dtype(name))
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def as_floats(values: NDArray[Any]) -> NDArray[np.float32]:
+    """Stored values as float32, exact."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def finite(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where stored values are finite: in infinity and NaN all bits of the exponent are set."""
+    found: NDArray[np.bool_] = (values & 0x7F80) != 0x7F80 if values.dtype == np.uint16 else np.isfinite(values)
+    return found

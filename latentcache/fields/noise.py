@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.protocol import Difference
 
 #: Allowed parts of a build's own noise: of the largest difference, and of the mean one.
@@ -95,20 +96,6 @@ def measured(one: NDArray[np.float32], other: NDArray[np.float32]) -> dict[str, 
     """``largest`` and ``mean`` difference of two encodings in standard deviations, and ``scale``: that deviation."""
     apart, scale = np.abs(one - other), float(one.std()) or 1.0
     return {"largest": float(apart.max()) / scale, "mean": float(apart.mean()) / scale, "scale": scale}
-
-
-def as_floats(values: NDArray[Any]) -> NDArray[np.float32]:
-    """Stored values as float32; bfloat16 (as uint16) is the upper half of a float32."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
-
-
-def is_finite(payload: NDArray[Any]) -> bool:
-    """Also of bfloat16, which travels as uint16: all bits of the exponent mean infinity or NaN."""
-    if payload.dtype == np.uint16:
-        return not ((payload & 0x7F80) == 0x7F80).any()
-    return bool(np.isfinite(payload).all())
 
 
 def _apart(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.clips import ClipSettings
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -20,7 +21,6 @@ from latentcache.fields.latents import (
     geometry_of,
     parse_size,
 )
-from latentcache.fields.noise import as_floats
 from latentcache.fields.protocol import flat_settings
 from latentcache.fields.strings import Strings
 from latentcache.fields.table import Files, Input, SampleTable

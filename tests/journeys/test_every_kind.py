@@ -208,6 +208,8 @@ def order_of(cache, seed):
 
 
 def test_a_batch_of_a_streaming_build_is_waited_for_as_long_as_was_said(kind, tmp_path):
+    if not kind.delay_ms:
+        pytest.skip("it cannot be made slowly")
     data, cache = kind.data(tmp_path / "data", 4), tmp_path / "cache"
     process = kind.start(data, cache, "--stream", delay_ms=60_000)
     wait_for((CachePaths(cache).pending / "manifest.json").exists, process, timeout=60)

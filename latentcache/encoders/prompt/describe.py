@@ -16,8 +16,8 @@ from typing import Any
 from latentcache.encoders.prompt.locate import STUB, Part, Pipeline, locate_pipeline
 from latentcache.encoders.prompt.pipelines import FROM_CALL
 from latentcache.encoders.vae import weights
-from latentcache.encoders.vae.describe import cuda_available, fingerprint_memo
-from latentcache.encoders.versions import installed
+from latentcache.encoders.vae.describe import fingerprint_memo
+from latentcache.encoders.versions import installed, on_cuda
 from latentcache.errors import UsageError
 from latentcache.fields.captions import DEFAULT_VARIANTS, MOST_VARIANTS, CaptionVariants, captions_at_most
 from latentcache.fields.prompt_embeds import PromptRecipe, PromptSettings
@@ -153,8 +153,8 @@ def _recipe(
     same_model = before is not None and {one: getattr(before, one) for one in identity} == identity
     compute = settings.text_compute_dtype or "auto"
     if compute == "auto":
-        on_cuda = context.device.startswith("cuda") or (context.device == "auto" and cuda_available())
-        best = ("float16" if output.clip else "bfloat16") if on_cuda and not context.check else "float32"
+        half = "float16" if output.clip else "bfloat16"
+        best = half if not context.check and on_cuda(context.device) else "float32"
         compute = before.compute_dtype if before is not None and same_model else best
     storage = settings.text_storage_dtype or (before.storage_dtype if before is not None and same else "")
     length = settings.text_length or (before.length if before is not None and same else output.length)

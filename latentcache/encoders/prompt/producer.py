@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.fields import float8
-from latentcache.fields.dtypes import numpy_dtype
-from latentcache.fields.noise import as_floats, is_finite, measured
+from latentcache.fields.dtypes import as_floats, finite, numpy_dtype, stored
+from latentcache.fields.noise import measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
 
@@ -94,7 +94,7 @@ class PromptProducer(Producer):
             self._encoder = None
 
     def _made(self, array: NDArray[Any], columns: dict[str, Any]) -> Made | Failure:
-        if is_finite(array):
+        if finite(array).all():
             if self._recipe.is_float8:
                 values = as_floats(array)
                 array = float8.quantized(values)
@@ -125,7 +125,7 @@ class _Stub:
         kept = words[: recipe.length]
         rows = np.stack([_word(word, recipe.width) for word in kept])
         array = np.ascontiguousarray(rows if recipe.is_sequence else rows[0])
-        return _stored(array, _computed(recipe)), {"cut": len(words) - len(kept)}
+        return stored(array, _computed(recipe)), {"cut": len(words) - len(kept)}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -140,13 +140,6 @@ def _word(word: str, width: int) -> NDArray[np.float32]:
 def _computed(recipe: PromptRecipe) -> str:
     """Type in which an encoder gives values: the storage type, or exact if float8 is made of them."""
     return "float32" if recipe.is_float8 else recipe.storage_dtype
-
-
-def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
-    """In the storage type; bfloat16 as uint16, for values that it holds exactly."""
-    if dtype == "bfloat16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(numpy_dtype(dtype))
 
 
 class _Stop(Exception):  # noqa: N818 - not an error

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latentcache.encoders.protocol import Computed, EncodedBatch, Pixels
-from latentcache.encoders.vae.storage import encoded_dtype, from_bfloat16, stored
+from latentcache.encoders.vae.storage import encoded, encoded_dtype
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.latents import EncoderSpec
 from latentcache.identity.content import content_hash, json_hash
 
@@ -104,7 +105,7 @@ class StubEncoder(_Builtin):
         values = np.ascontiguousarray(means.transpose(0, 3, 1, 2), dtype=np.float32)
         if self.spec.posterior != "mode":
             values = np.concatenate([values, values - 2], axis=1)
-        return stored(values, encoded_dtype(self.spec))
+        return encoded(values, encoded_dtype(self.spec))
 
 
 def _block_sums(pixels: Pixels) -> NDArray[np.int64]:
@@ -171,12 +172,12 @@ class DemoEncoder(_Builtin):
         whole = blocks.reshape(-1, _BLOCK * _BLOCK * 3).astype(np.float64) * 2 - 255
         sums = whole @ _basis().reshape(_CHANNELS, -1).T
         latents = (sums / (255.0 * _BLOCK * _UNIT)).reshape(batch, rows, columns, _CHANNELS)
-        return stored(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self.spec.storage_dtype)
+        return encoded(np.ascontiguousarray(latents.transpose(0, 3, 1, 2), dtype=np.float32), self.spec.storage_dtype)
 
 
 def decode(latents: NDArray[Any]) -> Pixels:
     """Images (B, H, W, 3), uint8, from latents (B, 16, H/8, W/8) of any storage type; for previews."""
-    floats = from_bfloat16(latents) if latents.dtype == np.uint16 else latents.astype(np.float32)
+    floats = as_floats(latents)
     batch, channels, rows, columns = floats.shape
     flat = floats.transpose(0, 2, 3, 1).reshape(-1, channels)
     basis = (_basis() * (_BLOCK / _UNIT)).astype(np.float32).reshape(_CHANNELS, -1)

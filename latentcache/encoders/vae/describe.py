@@ -23,7 +23,7 @@ from latentcache.encoders.vae.config_fields import config_hash, normalization_of
 from latentcache.encoders.vae.families import Family, family_of
 from latentcache.encoders.vae.locate import Located, locate
 from latentcache.encoders.vae.storage import require_posterior
-from latentcache.encoders.versions import cuda_count, installed
+from latentcache.encoders.versions import installed, on_cuda
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import (
     EncoderSpec,
@@ -195,11 +195,6 @@ def describe_mask(settings: LatentsSettings, cached: Cached, context: DescribeCo
     return Described(recipe=recipe, label="mask", provenance={"decoders": installed(_DECODERS)})
 
 
-def cuda_available() -> bool:
-    """True if this machine seems to have a usable CUDA device, without asking torch. Never raises."""
-    return Path("/dev/nvidia0").exists() or cuda_count() > 0
-
-
 def no_tiling(family: str) -> UnsupportedModelError:
     """The error for an encoder that cannot encode in tiles."""
     return UnsupportedModelError(
@@ -215,8 +210,7 @@ def _described(
 ) -> ModelDescription:
     """The model, with the precision of the cache or the best one of this machine."""
     made, old = cached.provenance, before.encoder if before else None
-    device = context.device
-    on_cuda = not context.check and (device.startswith("cuda") or (device == "auto" and cuda_available()))
+    here = not context.check and on_cuda(context.device)
     try:
         description = describe_model(
             settings.model or str(made.get("model") or DEFAULT_MODEL),
@@ -225,7 +219,7 @@ def _described(
             posterior=settings.latents or (old.posterior if old else "mode"),
             tiling=_tiling(settings, old),
             config=settings.model_config or (made.get("model_config") if settings.model is None else None),
-            on_cuda=on_cuda,
+            on_cuda=here,
             known=made,
         )
     except ModelNotFoundError as error:
@@ -237,7 +231,7 @@ def _described(
     compute = description.spec.compute_dtype
     if old is not None and (context.check or _same_weights(description.spec, old)):
         compute = old.compute_dtype
-    elif on_cuda and description.needs_torch and context.ask is not None:
+    elif here and description.needs_torch and context.ask is not None:
         found = context.ask(f"{_PROBE}:find_precision", model=description.as_json(), fold=context.fold)
         compute = str(found["compute_dtype"])
         if found["why"]:

@@ -14,7 +14,8 @@ from latentcache.encoders.protocol import Encoder, Pixels, encode
 from latentcache.encoders.vae.builtin import DemoEncoder, StubEncoder
 from latentcache.encoders.vae.describe import ModelDescription
 from latentcache.errors import DeviceMemoryError, EncoderError
-from latentcache.fields.noise import as_floats, measured
+from latentcache.fields.dtypes import as_floats
+from latentcache.fields.noise import measured
 
 _STEP = 64
 #: Noise of encoders that compute with integers: the same bits everywhere.

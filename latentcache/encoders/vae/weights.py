@@ -23,8 +23,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from latentcache.encoders.vae.storage import from_bfloat16
 from latentcache.errors import EncoderError, UnsupportedModelError
+from latentcache.fields.dtypes import as_floats, finite
 from latentcache.identity.content import canonical_json
 
 #: Longest header accepted, the limit of the safetensors library.
@@ -202,9 +202,7 @@ def not_finite(names: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> s
     for name in names.values():
         kind = _FLOATS.get(tensors[name].dtype)
         for chunk in _chunks(tensors[name]) if kind else ():
-            values = np.frombuffer(chunk, kind)
-            bad = (values & 0x7F80) == 0x7F80 if values.dtype == np.uint16 else ~np.isfinite(values)
-            if bad.any():
+            if not finite(np.frombuffer(chunk, kind)).all():
                 return name
     return ""
 
@@ -220,8 +218,7 @@ def read_tensor(info: TensorInfo) -> NDArray[np.float32]:
     with info.path.open("rb") as file:
         file.seek(info.start)
         values = np.frombuffer(file.read(info.num_bytes), _FLOATS[info.dtype])
-    floats = from_bfloat16(values) if info.dtype == "BF16" else values.astype(np.float32)
-    return floats.reshape(info.shape)
+    return as_floats(values).reshape(info.shape)
 
 
 def _fact(name: str, info: TensorInfo) -> tuple[str, list[int], str]:

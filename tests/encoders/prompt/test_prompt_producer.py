@@ -9,7 +9,7 @@ import torch
 from latentcache.encoders.prompt.describe import describe_sequence, describe_vector
 from latentcache.encoders.prompt.pipelines import PIPELINES, outputs
 from latentcache.encoders.prompt.producer import PromptProducer, _parts, call_default
-from latentcache.fields.noise import as_floats
+from latentcache.fields.dtypes import as_floats
 from latentcache.fields.prompt_embeds import PromptSettings
 from latentcache.fields.protocol import Cached, DescribeContext, Failure, Job, Output, ProducerContext
 

@@ -12,7 +12,8 @@ from made_weights import edit, rewrite
 from safetensors.torch import load_file, save_file
 
 from latentcache.encoders.vae import weights
-from latentcache.encoders.vae.describe import ModelDescription, cuda_available, describe, describe_model
+from latentcache.encoders.vae.describe import ModelDescription, describe, describe_model
+from latentcache.encoders.versions import on_cuda
 from latentcache.errors import EncoderError, ModelNotFoundError, UnsupportedModelError, UsageError
 from latentcache.fields.latents import GeometrySettings, LatentsRecipe, LatentsSettings, Normalization
 from latentcache.fields.protocol import Cached, DescribeContext
@@ -152,7 +153,7 @@ def test_the_torch_free_modules_import_no_torch(tiny):
         f"described = describe.describe_model({str(tiny('AutoencoderKLFlux2'))!r})\n"
         "opening.check_encoder(opening.open_encoder(describe.describe_model('demo')))\n"
         "opening.check_encoder(opening.open_encoder(describe.describe_model('stub:delay_ms=1')))\n"
-        "assert isinstance(describe.cuda_available(), bool)\n"
+        "assert isinstance(describe.on_cuda('auto'), bool)\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'safetensors'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -160,7 +161,7 @@ def test_the_torch_free_modules_import_no_torch(tiny):
 
 
 def test_cuda_is_not_missed_where_torch_finds_it():
-    assert cuda_available() or not torch.cuda.is_available()
+    assert on_cuda("auto") or not torch.cuda.is_available()
 
 
 def described(settings=None, cached=None, **context):

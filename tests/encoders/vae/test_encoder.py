@@ -12,8 +12,8 @@ from latentcache.encoders.vae.describe import describe_model
 from latentcache.encoders.vae.encoder import VaeEncoder, choose_device
 from latentcache.encoders.vae.families import FAMILIES
 from latentcache.encoders.vae.opening import check_encoder, open_encoder
-from latentcache.encoders.vae.storage import from_bfloat16
 from latentcache.errors import DeviceError, DeviceMemoryError, EncoderError
+from latentcache.fields.dtypes import as_floats
 
 SIX = ["AutoencoderKL", "AutoencoderTiny", "AutoencoderDC", "AutoencoderKLQwenImage", "AutoencoderKLWan"]
 SIX += ["AutoencoderKLFlux2"]
@@ -51,7 +51,7 @@ def test_every_compute_and_storage_type(compute, storage, tiny, images, referenc
     expected = reference(tiny("AutoencoderKL"), images)
     types = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
     assert batch.latents.dtype == types[storage]
-    floats = from_bfloat16(batch.latents) if storage == "bfloat16" else batch.latents.astype(np.float32)
+    floats = as_floats(batch.latents)
     tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 2e-1}
     np.testing.assert_allclose(floats, expected, atol=max(tolerance[compute], tolerance[storage]), rtol=1e-2)
     assert batch.finite.all()
