@@ -98,9 +98,9 @@ def locked(paths: CachePaths) -> Iterator[int]:
         try:
             yield descriptor
         finally:
-            if made and [path.name for path in paths.root.iterdir()] == [paths.lock.name]:
-                paths.lock.unlink()
-                with suppress(OSError):
+            with suppress(OSError):
+                if made and _names(paths.root) == {paths.lock.name}:
+                    paths.lock.unlink()
                     for folder in dict.fromkeys(path.resolve() for path in made):
                         folder.rmdir()
 

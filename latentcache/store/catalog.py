@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from latentcache.errors import CacheDamagedError, CorruptEntryError, StoreError
@@ -249,8 +250,11 @@ class Catalog:
         make_folder(folder)
         with writing(folder):
             for name, column in self._columns.items():
-                np.save(folder / f"{name}.npy", column)
-            (folder / "shards.json").write_text(json.dumps([list(map(str, self._folders)), self.damaged]), "ascii")
+                with (folder / f"{name}.npy").open("wb") as file:  # numpy.save does not say that the disk is full
+                    npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(column))
+                    file.write(np.ascontiguousarray(column).data)
+            about = [list(map(str, self._folders)), self.damaged, list(self._columns)]
+            (folder / "shards.json").write_text(json.dumps(about), "ascii")
 
     @contextlib.contextmanager
     def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
@@ -421,13 +425,11 @@ def open_lookup(folder: Path) -> Catalog:
     """The catalog that another process saved; its columns are mapped read-only. The files are complete and ours.
 
     Raises:
-        CacheDamagedError: It cannot be read.
+        StoreError: The disk fails.
     """
-    try:
-        folders, damaged = json.loads((folder / "shards.json").read_text("ascii"))
-        columns = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
-    except (OSError, ValueError) as error:
-        raise CacheDamagedError("the lookup cannot be read", where=str(folder), why=str(error)) from error
+    with writing(folder):
+        folders, damaged, names = json.loads((folder / "shards.json").read_text("ascii"))
+        columns = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
     return Catalog([Path(one) for one in folders], columns, damaged)
 
 

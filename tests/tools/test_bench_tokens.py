@@ -39,6 +39,6 @@ def test_a_table_has_the_ratio_to_the_floor():
 @pytest.mark.slow
 def test_rows_and_builds_are_measured(tmp_path):
     (tmp_path / "rows").mkdir()
-    assert PACKED_FLOOR in bench_packed(tmp_path / "rows", 40, 1)
+    assert PACKED_FLOOR in bench_packed(tmp_path / "rows", 400, 1)
     found = bench_build(tmp_path, [f"def f{n}(): return {n}" for n in range(300)], 1)
     assert found["whole build, CPU s/MB"] > 0
