@@ -331,7 +331,7 @@ class AnyOrder(RuleBasedStateMachine):
         return any(key_of(content, self.recipe) in whole for content in copies)
 
     def published(self):
-        """The generation says exactly what lies in the folder, and every entry holds the right bytes."""
+        """The snapshot says exactly what lies in the folder, and every entry holds the right bytes."""
         snapshot = open_snapshot(self.cache)
         rows = snapshot.fields[FIELD]
         sampled = np.asarray(rows.sample).tolist()
