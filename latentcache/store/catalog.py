@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,7 +258,7 @@ class Catalog:
     @contextlib.contextmanager
     def shared_lookup(self, paths: CachePaths) -> Iterator[str]:
         """A scratch folder with the columns, for worker processes. Errors as :meth:`save_lookup`."""
-        folder = paths.scratch / f"lookup-{secrets.token_hex(4)}"
+        folder = paths.scratch / f"lookup-{os.urandom(4).hex()}"
         try:
             self.save_lookup(folder)
             self._columns = open_lookup(folder)._columns

@@ -13,7 +13,6 @@ import math
 import operator
 import os
 import struct
-import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -511,6 +510,8 @@ def _opened(path: Path, expected: int | None, lasts: bool, data: bytes) -> Colum
 
 def _temporary(data: bytes) -> int:
     """Descriptor of a file without a name that holds these bytes."""
+    import tempfile  # brings random and hashlib, 10 ms of each start
+
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()

@@ -8,7 +8,7 @@ snapshots go on; the collector removes the shard when no snapshot needs it.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,7 +172,7 @@ def to_scratch(paths: CachePaths, path: Path) -> Path:
         OSError: It cannot be moved.
     """
     make_folder(paths.scratch)
-    place = paths.scratch / f"{path.name}-{secrets.token_hex(4)}"
+    place = paths.scratch / f"{path.name}-{os.urandom(4).hex()}"
     path.rename(place)
     sync_folder(path.parent)
     return place

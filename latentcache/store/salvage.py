@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def copy_entries(paths: CachePaths, source: Path, places: NDArray[Any], *, skip:
         DiskFullError: No space. Nothing has changed.
         StoreError: The new shard cannot be written. Nothing has changed.
     """
-    name = secrets.token_hex(8)
+    name = os.urandom(8).hex()
     folder = paths.scratch / f"{name}{OPEN_SUFFIX}"
     make_folder(paths.scratch)
     saved = lost = 0

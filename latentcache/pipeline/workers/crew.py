@@ -6,7 +6,7 @@ do not either. The event file is written by the build process alone, after each 
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -229,7 +229,7 @@ class Crew:
 
     def start(self, device: Device, *, again: bool) -> tuple[Launched, dict[str, Any], str]:
         """A worker, the head of its ``open`` message, and the name of its shard. A thread is started once only."""
-        shard = secrets.token_hex(8)
+        shard = os.urandom(8).hex()
         opening = Opening(
             task=self._task,
             shard=shard,
