@@ -14,7 +14,6 @@ import numpy as np
 from latentcache.errors import UsageError
 from latentcache.loader.cache import Cache
 from latentcache.plan.mixing import (
-    Mixture,
     Repeats,
     Weight,
     deduplicate_names,
@@ -98,7 +97,7 @@ def combine(
         mix = mixture(counts, given, samples=samples, names=called, max_repeat=max_repeat)
     parts = [part for one in found for part in one.parts]
     if rows:
-        return type(found[0])(parts, found[0].settings, mixture=_over_parts(mix, found))
+        return type(found[0])(parts, found[0].settings, mixture=mix)
     first = found[0]
     return Cache(parts, settings=first.settings, checksum=first.checksum, mixture=mix)
 
@@ -115,10 +114,6 @@ def _name(source: Cache | Rows) -> str:
         path, mark, chosen = source.name.partition(": ")
         return source_name(path) + mark + chosen
     return source_name(source.path)
-
-
-def _over_parts(mix: Mixture | None, found: Sequence[Any]) -> Mixture | None:
-    return mix
 
 
 def _check_caches(caches: Sequence[Cache]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from latentcache.errors import MissingEntryError
 from latentcache.loader import prefetch
-from latentcache.loader.prefetch import Readahead, announce, read_ahead
+from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
 
 
 def running():
@@ -118,6 +118,25 @@ def test_what_is_made_faster_than_it_is_handed_over_is_made_by_the_caller():
     assert makers.count(threading.get_ident()) > 200
 
 
+def test_what_is_begun_ahead_comes_in_order_and_an_error_at_its_place():
+    begun, found = [], []
+
+    def begin(number):
+        if number == 12:
+            raise MissingEntryError("gone")
+        begun.append(number)
+        return -number
+
+    def serve():
+        for result in begin_ahead(begin, range(20), 2):
+            found.append(result)
+            assert len(begun) <= len(found) + 2
+
+    with pytest.raises(MissingEntryError, match="gone"):
+        serve()
+    assert found == [-number for number in range(12)]
+
+
 def test_an_error_of_one_of_several_threads_comes_at_its_place():
     def make(number):
         time.sleep(0.005 * (number == 2))  # what fails is there before what it follows
@@ -205,7 +224,7 @@ def test_a_forked_child_goes_on_without_the_thread():
 LEAVE = """
 import sys, time
 from latentcache.errors import MissingEntryError
-from latentcache.loader.prefetch import Readahead, announce, read_ahead
+from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
 iterator = read_ahead(lambda number: time.sleep(0.001), range(10**6), 2, threads=2)
 next(iterator)
 kept = [iterator]
@@ -227,7 +246,7 @@ import sys, time
 import numpy as np
 import torch
 from latentcache.errors import MissingEntryError
-from latentcache.loader.prefetch import Readahead, announce, read_ahead
+from latentcache.loader.prefetch import Readahead, announce, begin_ahead, read_ahead
 
 class Lasting(np.ndarray):
     def __del__(self):
