@@ -116,6 +116,12 @@ def _sum(*widths: Callable[[Configs], int]) -> Callable[[Configs], int]:
     return lambda configs: sum(width(configs) for width in widths)
 
 
+def _trimmed(run: Callable[..., Any], length: int, size: str = "hidden_size", **more: Any) -> dict[str, Output]:
+    """The sequence of one text encoder, without padding."""
+    width = _hidden("text_encoder", size)
+    return {"prompt_embeds": Output(parts=_ONE, run=run, width=width, length=length, trim=True, **more)}
+
+
 PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "StableDiffusionPipeline": {
         "prompt_embeds": Output(
@@ -176,70 +182,23 @@ PIPELINES: Mapping[str, Mapping[str, Output]] = {
     "Flux2KleinPipeline": {
         "prompt_embeds": Output(parts=_ONE, run=_encode, width=_hidden("text_encoder", times=3), length=512)
     },
-    "QwenImagePipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_with_mask,
-            width=_hidden("text_encoder"),
-            length=512,
-            masked=True,
-            pads=False,
-            drop=34,
-            trim=True,
-        )
-    },
-    "SanaPipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_with_mask,
-            width=_hidden("text_encoder"),
-            length=300,
-            masked=True,
-            trim=True,
-            arguments=_PLAIN | {"complex_human_instruction": FROM_CALL},
-        )
-    },
-    "PixArtSigmaPipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_with_mask,
-            width=_hidden("text_encoder", "d_model"),
-            length=300,
-            masked=True,
-            trim=True,
-            arguments=_PLAIN | {"clean_caption": True},
-            libraries=("ftfy", "beautifulsoup4"),
-        )
-    },
+    "QwenImagePipeline": _trimmed(_with_mask, 512, masked=True, pads=False, drop=34),
+    "SanaPipeline": _trimmed(
+        _with_mask, 300, masked=True, arguments=_PLAIN | {"complex_human_instruction": FROM_CALL}
+    ),
+    "PixArtSigmaPipeline": _trimmed(
+        _with_mask,
+        300,
+        "d_model",
+        masked=True,
+        arguments=_PLAIN | {"clean_caption": True},
+        libraries=("ftfy", "beautifulsoup4"),
+    ),
     # Zeros take the place of padding, and the model attends to them: the loader pads with zeros to the full length.
-    "WanPipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_encode,
-            width=_hidden("text_encoder", "d_model"),
-            length=512,
-            masked=True,
-            trim=True,
-            arguments=_PLAIN,
-            libraries=("ftfy",),
-        )
-    },
+    "WanPipeline": _trimmed(_encode, 512, "d_model", masked=True, arguments=_PLAIN, libraries=("ftfy",)),
     # T5 gets no mask, so its values depend on the full length; the transformer gets the mask.
-    "LTXPipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE,
-            run=_with_mask,
-            width=_hidden("text_encoder", "d_model"),
-            length=128,
-            trim=True,
-            arguments=_PLAIN,
-        )
-    },
-    "ZImagePipeline": {
-        "prompt_embeds": Output(
-            parts=_ONE, run=_list, width=_hidden("text_encoder"), length=512, masked=True, trim=True, arguments=_PLAIN
-        )
-    },
+    "LTXPipeline": _trimmed(_with_mask, 128, "d_model", arguments=_PLAIN),
+    "ZImagePipeline": _trimmed(_list, 512, masked=True, arguments=_PLAIN),
 }
 
 
