@@ -248,7 +248,6 @@ class PromptEmbeds(FieldKind):
             cost=size[sample].astype(np.int64) + _FIXED_COST,
             key=self.keys(self.content(samples)[sample], zeros, variant, group, recipe),
             groups=group,
-            first_prompt=NEGATIVE_VARIANT,
             rejected=tuple((row, self._without(samples, row)) for row in np.flatnonzero(~there).tolist()),
             notes=notes,
         )

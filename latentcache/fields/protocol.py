@@ -136,8 +136,6 @@ class FieldPlan:
     key: NDArray[np.uint8]
     """(P, 32) item keys; rows of zeros where the content is unknown before the input is read."""
     groups: tuple[Group, ...]
-    first_prompt: int = 256
-    """As in :class:`FieldSpec`."""
     rejected: tuple[tuple[int, Rejected], ...] = ()
     """Samples that this field cannot use, with the row of each in the sample table."""
     notes: tuple[Rejected, ...] = ()

@@ -173,7 +173,7 @@ def field_work(
     if refused:
         usable = np.ones(len(samples), dtype=np.bool_)
         usable[np.fromiter(refused, dtype=np.intp, count=len(refused))] = False
-        plan = select_items(plan, usable_items(plan, usable))
+        plan = select_items(plan, usable_items(plan, usable, described.recipe.spec.first_prompt))
     known: NDArray[np.bool_] = np.asarray(plan.key.any(axis=1))
     place = _find(catalog, plan.key)
     missing = np.flatnonzero(known & (place < 0))
@@ -206,17 +206,19 @@ def select_items(plan: FieldPlan, rows: NDArray[np.intp]) -> FieldPlan:
 
 
 def usable_items(
-    plan: FieldPlan, usable: NDArray[np.bool_], made: NDArray[np.bool_] | bool = True
+    plan: FieldPlan, usable: NDArray[np.bool_], first_prompt: int, made: NDArray[np.bool_] | bool = True
 ) -> NDArray[np.intp]:
     """Positions of the items of usable samples; prompts of another sample move to the first of them.
 
     Args:
         plan: Its prompts change their sample.
         usable: (S,) by row of the sample table.
-        made: (P,) items that may move.
+        first_prompt: As in ``FieldSpec``.
+        made: (P,) prompts that are kept.
     """
-    kept = usable[plan.sample]
-    moved = (plan.variant >= plan.first_prompt) & ~kept & made
+    prompts = plan.variant >= first_prompt
+    kept = usable[plan.sample] & (~prompts | made)
+    moved = prompts & ~kept & made
     if not moved.any() or not kept.any():
         return np.flatnonzero(kept)
     plan.sample[moved] = plan.sample[np.argmax(kept)]

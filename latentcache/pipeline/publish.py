@@ -53,9 +53,13 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
     """Positions of the items to publish; samples that lack one are rejected in ``outcome``."""
     plan, place = outcome.work.plan, outcome.place
     outcome.rejected = dict(outcome.work.rejected)
-    lacking = np.flatnonzero(np.bincount(plan.sample[place < 0]))
-    if not len(lacking):
+    first = outcome.work.described.recipe.spec.first_prompt
+    lost, prompts = place < 0, plan.variant >= first
+    if not lost.any():
         return np.arange(len(place))
+    if (lost & prompts).any():
+        outcome.work.plan = replace(plan, notes=(*plan.notes, _without_prompt(samples, outcome)))
+    lacking = np.flatnonzero(np.bincount(plan.sample[lost & ~prompts]))
     failed = dict(outcome.result.failed) if outcome.result else {}
     content = outcome.work.kind.content(samples)
     causes = {failure.content or content[row].tobytes(): failure for row, failure in failed.items()}
@@ -65,7 +69,20 @@ def settle(outcome: Outcome, samples: SampleTable, root: Path) -> NDArray[np.int
         outcome.rejected[row] = rejection(samples, outcome.work, row, failure, root)
     usable = np.ones(len(samples), dtype=np.bool_)
     usable[lacking] = False
-    return usable_items(plan, usable, place >= 0)
+    return usable_items(plan, usable, first, ~lost)
+
+
+def _without_prompt(samples: SampleTable, outcome: Outcome) -> Rejected:
+    """The note that a prompt of a field could not be made."""
+    row = int(outcome.work.plan.sample[0])
+    failure = dict(outcome.result.failed).get(row, _LOST) if outcome.result else _LOST
+    return Rejected(
+        name=samples.names[row],
+        reason="prompt-not-stored",
+        detail=f"a prompt beside the captions could not be encoded: {failure.detail}",
+        hint=failure.hint or "run the same command again",
+        target=outcome.work.kind.name,
+    )
 
 
 def rejection(samples: SampleTable, work: FieldWork, row: int, failure: Failure, root: Path) -> Rejected:

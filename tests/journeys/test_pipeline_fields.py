@@ -406,6 +406,9 @@ def test_prompts_do_not_depend_on_the_first_caption(data, tmp_path):
         assert torch.equal(batch["prompt_embeds"][3], cache.prompt()["prompt_embeds"][0])
     (data / "0.txt").write_text("a fox")
     assert build(data, tmp_path / "cache", *words)[1] == {"prompt_embeds": 1}
+    done, _ = build(data, tmp_path / "cache", "--negative-prompt", "z")
+    assert (done.code, [one["reason"] for one in done.json["items"]]) == (0, ["prompt-not-stored"])
+    assert len(open_cache(tmp_path / "cache")) == 6
 
 
 def test_options_of_text_encoders_with_pooled_embeddings_alone(data, tmp_path):
