@@ -280,7 +280,7 @@ def test_a_model_folder_with_pickles_only(rejected, one, tmp_path):
         "{tmp}/model has only pickle weights (diffusion_pytorch_model.bin)",
         "{tmp}/model",
         PICKLE,
-        "save it as safetensors where you trust it: model.save_pretrained(FOLDER), then --model FOLDER",
+        "save it as safetensors where you trust it: model.save_pretrained(FOLDER)",
     )
 
 
