@@ -109,6 +109,7 @@ HINTS: Mapping[str, str] = {
     "text-column": "name the column of captions to use it: --caption-column NAME",
     "caption-wildcard": "write each form as a line of its own, and give --caption-lines all",
     "captions-left": "a larger --caption-variants stores all of them",
+    "prompt-not-stored": "add --text-compute-dtype float32, or give another prompt",
     "unlisted": "add a row to the table to use it",
     "nested-table": "give --layout imagefolder to read it, or remove it",
     "caption-required": "write a caption file for it to use it",
