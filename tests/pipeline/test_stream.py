@@ -9,6 +9,7 @@ from small_builds import CASES, Talk, arrays_of, built, rows_of
 from latentcache.errors import MissingEntryError, NotYetEncodedError
 from latentcache.fields.table import Rejected
 from latentcache.pipeline.diff import field_work
+from latentcache.pipeline.run import run_jobs
 from latentcache.pipeline.stream import first_asked
 from latentcache.store.paths import CachePaths
 from latentcache.store.pending import open_pending
@@ -57,10 +58,17 @@ def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, mon
     case, cache = CASES[name], tmp_path / "cache"
     data = case.data(tmp_path / "data", 12)
     case.spoil(data, 5)
-    seen = []
+    seen, opened = [], threading.Event()
+
+    def held(*given, **more):
+        assert opened.wait(60), "nobody reads"
+        return run_jobs(*given, **more)
+
+    monkeypatch.setattr("latentcache.pipeline.build.run_jobs", held)
 
     def read():
         snapshot = open_pending(cache, timeout_s=60)
+        opened.set()
         reader = EntryReader(CachePaths(cache), snapshot)
         for row in range(12):
             try:
