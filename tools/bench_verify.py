@@ -69,7 +69,14 @@ def measure_full(payloads: int, rounds: int, folder: Path) -> dict[str, Any]:
     _alone("make", payloads, rounds, folder, 1024)
     cache = folder / "cache"
     file = CachePaths(cache).data(open_snapshot(cache).shards[0])
-    stages: Stages = {PLAIN: lambda: _read_plainly(file), "payload scan": lambda: scan_payloads(*_whole(cache))}
+
+    def scanned() -> None:
+        store, chosen = _whole(cache)
+        check_entries(store, chosen)
+        if scan_payloads(store, chosen).payloads != payloads:
+            raise SystemExit("the scan left payloads out")
+
+    stages: Stages = {PLAIN: lambda: _read_plainly(file), "payload scan": scanned}
     wall, cpu = _timed(stages, rounds)
     size = file.stat().st_size
     return {

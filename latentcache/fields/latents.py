@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.clips import STARTS, ClipSettings, clip_frames, clip_label, clip_settings
-from latentcache.fields.dtypes import finite
+from latentcache.fields.dtypes import is_finite
 from latentcache.fields.focus import focus_of, focus_steps, without_focus
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
@@ -433,7 +433,7 @@ class Latents(FieldKind):
 
     def check(self, group: Group, payload: NDArray[Any], row: Mapping[str, Any], recipe: FieldRecipe) -> str:
         """Values that are not finite, and crops outside the resized image."""
-        if not finite(payload).all():
+        if not is_finite(payload):
             return "not finite"
         if "crop" in row and "resize" in row:
             (top, left), (height, width) = np.asarray(row["crop"]).tolist(), np.asarray(row["resize"]).tolist()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from latentcache.fields import float8
 from latentcache.fields.captions import BETWEEN, DEFAULT_VARIANTS, CaptionVariants, captions_at_most
-from latentcache.fields.dtypes import as_floats, finite
+from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.noise import compare_floats
 from latentcache.fields.protocol import (
     Difference,
@@ -309,7 +309,7 @@ class PromptEmbeds(FieldKind):
         assert isinstance(recipe, PromptRecipe)
         if recipe.trimmed and not 0 < len(payload) <= recipe.length:
             return f"{len(payload)} tokens, expected 1 to {recipe.length}"
-        return "" if finite(recipe.floats(payload) if recipe.is_float8 else payload).all() else "not finite"
+        return "" if is_finite(recipe.floats(payload) if recipe.is_float8 else payload) else "not finite"
 
     def compare(
         self, stored: NDArray[Any], made: NDArray[Any], noise: Mapping[str, Any], recipe: FieldRecipe

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from latentcache.errors import RecipeError, UsageError
 from latentcache.fields.clips import ClipSettings
-from latentcache.fields.dtypes import as_floats
+from latentcache.fields.dtypes import as_floats, is_finite
 from latentcache.fields.latents import (
     EncoderSpec,
     GeometrySettings,
@@ -456,3 +456,13 @@ def test_other_shapes_and_values_that_are_not_finite_differ():
     stored = np.zeros((4, 8, 8), np.float16)
     assert KIND.compare(stored, np.zeros((4, 8, 9), np.float16), EXACT, RECIPE).differs
     assert KIND.compare(stored, np.full((4, 8, 8), np.nan, np.float16), EXACT, RECIPE).differs
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_pattern_of_16_bits_is_told_apart(dtype):
+    patterns = np.arange(1 << 16, dtype=np.uint32)
+    values = patterns.astype(np.uint16).view(np.float16) if dtype == "float16" else (patterns << 16).view(np.float32)
+    stored = patterns.astype(np.uint16).view(np.float16 if dtype == "float16" else np.uint16)
+    finite = np.isfinite(values)
+    assert is_finite(stored[finite])
+    assert not any(is_finite(one) for one in stored[~finite].reshape(-1, 1))

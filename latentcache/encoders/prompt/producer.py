@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from latentcache.encoders.prompt.pipelines import PIPELINES, Output, tokenizer_of
 from latentcache.fields import float8
-from latentcache.fields.dtypes import as_floats, finite, numpy_dtype, stored
+from latentcache.fields.dtypes import as_floats, is_finite, numpy_dtype, stored
 from latentcache.fields.noise import measured
 from latentcache.fields.prompt_embeds import PromptRecipe
 from latentcache.fields.protocol import Failure, Finished, Job, Made, Prepared, Producer, ProducerContext, Read
@@ -94,7 +94,7 @@ class PromptProducer(Producer):
             self._encoder = None
 
     def _made(self, array: NDArray[Any], columns: dict[str, Any]) -> Made | Failure:
-        if finite(array).all():
+        if is_finite(array):
             if self._recipe.is_float8:
                 values = as_floats(array)
                 array = float8.quantized(values)
