@@ -127,7 +127,7 @@ class CachePaths:
         given = shlex.quote(str(self.root))
         if (beside := self.root.with_name(f"{self.root.name}.latentcache")).is_dir():
             return f"give the cache of this data: {shlex.quote(str(beside))}"
-        if self.root.is_dir() and any(self.root.iterdir()):
+        if self.root.is_dir() and any(_listed(self.root)):
             return f"if this is DATA, make its cache with `latentcache build {given}`; else check the path"
         return f"make one with `latentcache build DATA --out {given}`, or check the path"
 
