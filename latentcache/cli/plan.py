@@ -352,8 +352,8 @@ def _show(payload: dict[str, Any]) -> None:
     accumulation = f", gradient accumulation {payload['grad_accum']}" if payload["grad_accum"] > 1 else ""
     out(
         f"{counted(payload['steps_per_epoch'], 'step')} per epoch at batch size {payload['batch_size']}"
-        f" on {ranks}{accumulation}: {payload['samples_used']} samples used, {payload['samples_repeated']} repeated,"
-        f" {payload['samples_dropped']} dropped"
+        f" on {ranks}{accumulation}: {counted(payload['samples_used'], 'sample')} used,"
+        f" {payload['samples_repeated']} repeated, {payload['samples_dropped']} dropped"
     )
     for told in payload["overfilled"][:SHOWN]:
         out(f"warning: {told}")

@@ -119,7 +119,7 @@ def clip_settings(
 def clip_frames(
     samples: SampleTable, rows: NDArray[np.intp], clips: ClipSettings | None, target: str
 ) -> tuple[NDArray[np.int64], list[tuple[int, Rejected]]]:
-    """Frames to encode of each sample, and the videos that cannot be used.
+    """How many frames of each sample are encoded, and which videos are rejected.
 
     Args:
         samples: With their headers read.
@@ -128,7 +128,7 @@ def clip_frames(
         target: The field.
 
     Returns:
-        (n,) frames: 1 for an image, 0 for a video that cannot be used; and why it cannot.
+        (n,) number of frames: 1 for an image, 0 for a rejected video; and the rejected samples with their rows.
     """
     if CLIP not in samples.columns:
         return np.ones(len(rows), dtype=np.int64), []

@@ -344,8 +344,9 @@ def test_info_says_which_texts_are_stored_and_what_sharing_saves(stub, data):
     assert shared["prompt_embeds"]["shared"] == {"items": 1, "bytes": 4 * 8 * 2}, "start and three words of 8 float16"
     assert shared["pooled_prompt_embeds"]["shared"] == {"items": 1, "bytes": 8 * 2}
     assert shared["latents"]["shared"] == {"items": 0, "bytes": 0}
-    words = [len(text.split()) + 1 for text in ("a red fox", *(f"caption number {number}" for number in range(2, 6)))]
-    assert shared["prompt_embeds"]["trimmed_bytes"] == sum(77 - count for count in words) * 8 * 2
+    captions = ("a red fox", *(f"caption number {number}" for number in range(2, 6)))
+    stored = sum(1 + len(text.split()) for text in captions)
+    assert shared["prompt_embeds"]["trimmed_bytes"] == (77 * len(captions) - stored) * 8 * 2, "tokens of 8 float16"
     assert shared["pooled_prompt_embeds"]["trimmed_bytes"] == 0
     assert "padding is not stored, 5.8 kB saved" in look("info", stub).out
     build(data, stub, "--shuffle-tags", "--empty-prompt")

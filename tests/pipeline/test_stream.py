@@ -61,7 +61,7 @@ def test_a_sample_that_fails_keeps_its_position_and_says_why(name, tmp_path, mon
     seen, opened = [], threading.Event()
 
     def held(*given, **more):
-        assert opened.wait(60), "nobody reads"
+        assert opened.wait(60), "the reader did not open the cache within 60 s"
         return run_jobs(*given, **more)
 
     monkeypatch.setattr("latentcache.pipeline.build.run_jobs", held)

@@ -175,9 +175,10 @@ def test_what_is_begun_and_does_not_come_is_an_error_at_the_end(file):
 
 
 def test_the_environment_turns_the_library_off(library, monkeypatch):
-    for value, there in ((str(library), True), ("0", False), (str(library.with_name("gone.so")), False)):
-        monkeypatch.setenv("LATENTCACHE_NATIVE", value)
-        assert (gather.compiled() is not None) == there
+    assert gather.compiled(library) is not None
+    assert gather.compiled(library.with_name("gone.so")) is None
+    monkeypatch.setenv("LATENTCACHE_NATIVE", "0")
+    assert gather.compiled(library) is None
 
 
 @pytest.mark.parametrize("way", ["end", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 15)"])
@@ -185,8 +186,9 @@ def test_the_interpreter_ends_while_much_is_under_way(tmp_path, library, way):
     (tmp_path / "f").write_bytes(DATA.tobytes())
     code = f"""
 import os, sys, numpy as np
+from pathlib import Path
 from latentcache.store import gather
-assert gather.LIBRARY
+gather.LIBRARY = gather.Library(Path({str(library)!r}))
 file, all_of_it = os.open({str(tmp_path / "f")!r}, os.O_RDONLY), []
 for number in range(40):
     out = np.empty(8 << 20, np.uint8)
@@ -195,6 +197,5 @@ for number in range(40):
     all_of_it[-1].begin()
 {"" if way == "end" else way}
 """
-    environment = os.environ | {"LATENTCACHE_NATIVE": str(library)}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (found.returncode, found.stderr) == (-15 if "kill" in way else 0, "")

@@ -317,8 +317,8 @@ class Crew:
         self.progress.cost_done += job.cost
 
     def crash(self, job: Job, words: str, *, encoding: bool) -> Failure:
-        """The failure of a job that ends its workers."""
-        if "memory" in words:
+        """The failure of a job that ends its workers; ``words`` say how, with their last line on stderr."""
+        if "memory" in words:  # as the system and the libraries write it
             return self._too_large(job, words)
         stage = "encode" if encoding else "prepare"
         detail = f"a worker process {words} whenever it {'encoded' if encoding else 'prepared'} this sample"

@@ -31,7 +31,7 @@ def kind_of_archive(name: str) -> str:
 
 
 def is_packed(name: str) -> bool:
-    """True for a tar that is compressed as a whole, so that a member is no range of the file."""
+    """True for a compressed tar such as ``.tar.gz``: its members cannot be read one by one."""
     return name.lower().endswith(_PACKED)
 
 

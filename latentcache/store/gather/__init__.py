@@ -3,7 +3,7 @@
 The compiled library (``gather.c``, built by ``make native``) reads, hashes and scales a piece while the processor's
 cache holds it, also ahead, by a thread of its own that never wants the interpreter's lock. Without it Linux AIO reads
 all pieces with one system call, and the caller hashes and scales. Both give the same bytes. ``LATENTCACHE_NATIVE=0``
-in the environment turns the library off; a path there is another build of it.
+in the environment turns the library off.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ class Library:
         self.begin.argtypes = [ctypes.c_void_p]  # keeps the interpreter's lock: it is soon back
         self.finish.argtypes, self.finish.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int64
         self.hash = _hash_address()
+        atexit.register(self.stop)
 
 
-def compiled() -> Library | None:
+def compiled(path: Path) -> Library | None:
     """The compiled library; None: it was not built, is turned off, or does not suit this processor."""
-    wanted = os.environ.get("LATENTCACHE_NATIVE", "")
-    if wanted == "0":
+    if os.environ.get("LATENTCACHE_NATIVE") == "0":
         return None
     try:
-        return Library(Path(wanted) if os.sep in wanted else Path(__file__).with_name("_gather.so"))
+        return Library(path)
     except (OSError, AttributeError):  # an older build has other functions
         return None
 
@@ -80,9 +80,7 @@ def _hash_address() -> int | None:
         return None
 
 
-LIBRARY = compiled()
-if LIBRARY is not None:
-    atexit.register(LIBRARY.stop)
+LIBRARY = compiled(Path(__file__).with_name("_gather.so"))
 
 
 def scaling(dtype: str, factor: NDArray[np.float32], term: NDArray[np.float32]) -> Scaling | None:
